@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from gateway.config.settings import Settings
 from gateway.serving.app import create_app
@@ -14,7 +15,8 @@ from gateway.serving.gateway import Gateway
 from gateway.version import __version__
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("first.home")]
+pytestmark = pytest.mark.anyio
+
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"}
 SERVERS = {"payroll-secret": {"url": "http://127.0.0.1:9/mcp"}}
@@ -40,6 +42,7 @@ async def visited(path: str = "/", headers: dict[str, str] = BROWSER, **options:
         return await http.get(path, headers=BROWSER | headers)
 
 
+@requirement("first.home")
 @pytest.mark.parametrize("path", ["/", "/mcp"])
 async def test_a_browser_gets_a_page_that_says_how_to_connect(path: str) -> None:
     served = Served()
@@ -55,20 +58,23 @@ async def test_a_browser_gets_a_page_that_says_how_to_connect(path: str) -> None
     assert "MCP_TOKEN" not in page.text and "/admin" not in page.text
 
 
+@requirement("first.home")
 @pytest.mark.parametrize("path", ["/", "/mcp", "/servers/payroll-secret/mcp"])
 async def test_the_page_tells_nothing_and_leaves_nothing(path: str) -> None:
     served = Served()
     async with served.client() as http:
         page = await http.get(path, headers=BROWSER)
-    known = page.text.replace("http://localhost:8080/servers/payroll-secret/mcp", "")
-    if path.startswith("/servers"):  # whoever asks has named it
-        known = known.replace("payroll-secret", "")
+    asked = "http://localhost:8080/servers/payroll-secret/mcp", "payroll-secret"
+    known = page.text
+    for text in asked if path.startswith("/servers") else asked[:1]:  # whoever asks has named it
+        known = known.replace(text, "")
     assert "payroll" not in known and __version__ not in page.text
     assert "set-cookie" not in page.headers and page.headers["cache-control"] == "no-store"
     assert not any(name.startswith("mcp-") for name in page.headers)
     assert not [*served.gateway.parts.foundation.live]
 
 
+@requirement("first.home")
 async def test_the_page_runs_no_script_and_has_the_style_that_is_allowed() -> None:
     async with Served().client() as http:
         page = await http.get("/", headers=BROWSER)
@@ -81,6 +87,7 @@ async def test_the_page_runs_no_script_and_has_the_style_that_is_allowed() -> No
     assert "<script" not in page.text and "style=" not in page.text
 
 
+@requirement("first.home")
 @pytest.mark.parametrize("accept", ["*/*", "", "text/plain", "application/json;q=0.1, */*;q=0.01"])
 async def test_whoever_asks_for_no_page_gets_the_same_as_text(accept: str) -> None:
     served = Served(api_keys={"ann": "0" * 64})
@@ -95,6 +102,7 @@ async def test_whoever_asks_for_no_page_gets_the_same_as_text(accept: str) -> No
     assert not [*served.gateway.parts.foundation.live]
 
 
+@requirement("first.home")
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/event-stream", ""])
 async def test_programs_get_what_they_got_before(accept: str) -> None:
     answers = []
@@ -114,6 +122,7 @@ async def test_programs_get_what_they_got_before(accept: str) -> None:
     assert with_page == without
 
 
+@requirement("first.home")
 @pytest.mark.parametrize(
     ("options", "host", "status", "shown"),
     [
@@ -131,6 +140,7 @@ async def test_the_host_of_a_request_becomes_nothing_but_an_address(
         assert "http://HOST/mcp" in page.text
 
 
+@requirement("first.home")
 async def test_the_page_shows_the_address_that_the_browser_has_used() -> None:
     for url, headers in (
         ("https://mcp.example.com/mcp", {"X-Forwarded-Proto": "https", "Host": "mcp.example.com"}),
@@ -142,6 +152,7 @@ async def test_the_page_shows_the_address_that_the_browser_has_used() -> None:
         assert "http://localhost:8080/tools/mcp" in page and 'href="/tools/readyz"' in page
 
 
+@requirement("first.home")
 async def test_the_page_says_that_a_credential_is_needed_and_where_the_console_is() -> None:
     keyed: Any = {"api_keys": {"ann": "0" * 64}, "admin": {"keys": {"ann": "0" * 64}}}
     page = (await visited(**keyed)).text
@@ -150,7 +161,106 @@ async def test_the_page_says_that_a_credential_is_needed_and_where_the_console_i
     assert "MCP_TOKEN" in public.text and "/admin" not in public.text
 
 
-async def test_visits_are_counted_like_requests_without_a_credential() -> None:
-    async with Served(policy={"principal_rate": {"per_s": 0.01, "burst": 2}}).client() as http:
-        answers = [(await http.get("/", headers=BROWSER)).status_code for _ in range(6)]
-    assert answers[:2] == [200, 200] and answers[-1] == 429
+@requirement("first.home", "ext.discovery")
+@pytest.mark.parametrize("path", ["/", "/.well-known/ai-catalog.json"])
+async def test_visits_are_counted_like_requests_without_a_credential(path: str) -> None:
+    slow = settings(DISCOVERY, policy={"principal_rate": {"per_s": 0.01, "burst": 3}})
+    async with client(slow) as http:
+        answers = [await http.get(path, headers=BROWSER) for _ in range(6)]
+    assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 3
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert ("access-control-allow-origin" in answers[-1].headers) is (path != "/")
+
+
+# -- What everyone may know of the gateway's servers, and nothing more
+
+
+NAMED = {"name": "com.example/search", "description": "Finds pages", "title": "Search"}
+SEARCH = {**NAMED, "website": "https://example.com"}
+ALL = {"name": "com.example/everything", "description": "All servers", "version": "2.0"}
+BASE = "https://mcp.example.com"
+DISCOVERY = {"url": f"{BASE}/", "publisher": "example.com", "cards": {"search": SEARCH, "*": ALL}}
+CARD = "application/mcp-server-card+json"
+
+
+def settings(discovery: Any = None, **gateway: Any) -> Settings:
+    found: dict[str, Any] = {"mcpServers": {"search": {"command": "search"}, "secret": {"command": "secret"}}}
+    return Settings.model_validate({**found, "gateway": {**({"discovery": discovery} if discovery else {}), **gateway}})
+
+
+def client(configured: Settings) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(configured)), base_url="http://localhost")
+
+
+@requirement("ext.discovery")
+@pytest.mark.parametrize(
+    "path", ["/.well-known/ai-catalog.json", "/mcp/server-card", "/servers/search/mcp/server-card"]
+)
+async def test_nothing_is_published_by_default(path: str) -> None:
+    async with client(settings()) as http:
+        assert (await http.get(path)).status_code == 404
+
+
+@requirement("ext.discovery")
+async def test_the_catalog_leads_to_the_cards_and_the_cards_to_the_servers() -> None:
+    async with client(settings(DISCOVERY)) as http:
+        catalog = await http.get("/.well-known/ai-catalog.json")
+        assert catalog.headers["content-type"] == "application/ai-catalog+json"
+        entries = [
+            {"identifier": f"urn:air:example.com:mcp:{name}", "type": CARD, "url": f"{BASE}{path}/server-card"}
+            for name, path in (("search", "/servers/search/mcp"), ("everything", "/mcp"))
+        ]
+        assert catalog.json() == {"specVersion": "1.0", "entries": entries}
+        cards = [await http.get(httpx.URL(entry["url"]).path) for entry in catalog.json()["entries"]]
+        assert [card.headers["content-type"] for card in cards] == [CARD, CARD]
+        assert cards[0].json() == {
+            **NAMED,
+            "$schema": "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json",
+            "version": "1.0.0",
+            "websiteUrl": "https://example.com",
+            "remotes": [{"type": "streamable-http", "url": f"{BASE}/servers/search/mcp"}],
+        }
+        assert cards[1].json()["remotes"] == [{"type": "streamable-http", "url": f"{BASE}/mcp"}]
+        assert (await http.get("/servers/secret/mcp/server-card")).status_code == 404
+        assert "secret" not in catalog.text
+
+
+@requirement("ext.discovery")
+async def test_every_page_may_read_and_keep_them() -> None:
+    path = "/mcp/server-card"
+    async with client(settings(DISCOVERY)) as http:
+        first = await http.get(path, headers={"Origin": "https://elsewhere.example"})
+        assert first.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in first.headers
+        assert first.headers["access-control-expose-headers"] == "ETag"
+        assert first.headers["cache-control"] == "public, max-age=3600"
+        tag = first.headers["etag"]
+        for sent in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+            again = await http.get(path, headers={"If-None-Match": sent})
+            assert again.status_code == 304 and not again.content and again.headers["etag"] == tag
+        assert (await http.get(path, headers={"If-None-Match": '"other"'})).status_code == 200
+        preflight = await http.options(path, headers={"Access-Control-Request-Headers": "if-none-match"})
+        assert preflight.status_code == 204 and "If-None-Match" in preflight.headers["access-control-allow-headers"]
+        assert (await http.post(path, json={})).status_code == 405
+        assert (await http.head(path)).status_code == 200
+
+
+@requirement("ext.discovery")
+@pytest.mark.parametrize(
+    ("discovery", "message"),
+    [
+        ({"url": ""}, "discovery.url is ''"),
+        *(({"url": url}, "with https, or http on this machine") for url in ("http://mcp.example", "https://u:pw@a.b")),
+        ({"cards": {"*": SEARCH, "search": SEARCH}}, "two cards have the same name"),
+        ({"cards": {"other": SEARCH}}, "there is no server 'other'"),
+        ({"publisher": "a:b"}, "'a:b' is no domain"),
+        ({"cards": {"*": {**SEARCH, "name": "search"}}}, "pattern"),
+        ({"cards": {"*": {**SEARCH, "description": "x" * 101}}}, "100"),
+        ({"cards": {"*": {**SEARCH, "website": "javascript:x"}}}, "is no web address"),
+    ],
+)
+def test_a_card_that_nobody_could_use_is_refused_at_the_start(discovery: Any, message: str) -> None:
+    good: dict[str, Any] = {"url": "http://127.0.0.1:8080", "cards": {"*": SEARCH}}
+    assert settings(good).gateway.discovery.domain == "127.0.0.1", "an address of this machine is good for trying"
+    with pytest.raises(ValidationError, match=message):
+        settings(good | discovery)

@@ -3,15 +3,29 @@
 import asyncio
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from gateway.serving import lifecycle
+from gateway.calls.exchange import Exchange
+from gateway.cluster.ownership import Cluster
+from gateway.config.policy import PolicySettings
+from gateway.config.settings import Settings
+from gateway.errors import STORE_UNAVAILABLE
+from gateway.policy.rate_limits import RateLimits
+from gateway.serving import drain as module
+from gateway.serving import lifecycle, own_process
+from gateway.serving.composition import compose
+from gateway.serving.drain import Drain
 from gateway.serving.lifecycle import Lifecycle, StoreWatch
-from session_store import MemoryBackend, StoreUnavailable
+from gateway.serving.readiness import KNOWN_S, Readiness, ServingState
+from gateway.tasks.made.results import WaitingCalls
+from session_store import KeyRing, MemoryBackend, StoreUnavailable
+from session_store.testing import FakeClock
 from tests.requirements import requirement
+from tests.unit.tasks.parts import a_task
+from transports.reply_queue import ReplyQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -39,15 +53,13 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
     parts: Any = SimpleNamespace(http=SimpleNamespace(tasks=tasks), foundation=foundation)
     life = Lifecycle(parts)
     running = [asyncio.create_task(life._renew_tasks()), asyncio.create_task(life._sweep_tasks())]
-    try:
-        async with asyncio.timeout(10):
-            await done.wait()
-        assert not any(task.done() for task in running)
-        assert len([record for record in caplog.records if "cannot be" in record.message]) == 2, "once each"
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert not any(task.done() for task in running)
+    assert len([record for record in caplog.records if "cannot be" in record.message]) == 2, "once each"
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 class Flaky(MemoryBackend):
@@ -72,3 +84,251 @@ async def test_a_store_that_is_away_is_named_once_without_its_password(caplog: p
     await watch.look()
     assert caplog.messages[1:] == ["the session store redis://…@redis.example:6379/0 answers again"]
     assert not watch.fault
+
+
+# -- `gateway.serving.drain` and its state: it is not ready at once, and its sessions are released
+
+
+class FakeSessions:
+    """Sessions whose calls take some rounds to be answered."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    async def release_idle(self) -> bool:
+        self.rounds -= 1
+        return self.rounds <= 0
+
+
+class FakeLive:
+    """A session without streams."""
+
+    def __init__(self) -> None:
+        self.drained = 0
+        self.exchanges: set[Any] = set()
+
+    def drain(self) -> None:
+        self.drained += 1
+
+
+async def goes_on(task: asyncio.Future[Any]) -> bool:
+    """Return True if it has not ended after a moment."""
+    return not (await asyncio.wait((task,), timeout=0.1))[0]
+
+
+def a_running(status: str = "working") -> Any:
+    return SimpleNamespace(task=a_task(status=status))
+
+
+def a_cluster() -> Cluster:
+    backend = MemoryBackend()
+    return Cluster(backend.directory, backend.sessions, backend.bus, taken_over=lambda _: None)
+
+
+def draining(
+    sessions: Any, *live: Any, cluster: Cluster | None = None, tasks: Any = (), rates: RateLimits | None = None
+) -> Drain:
+    state = ServingState(cluster)
+    state.start()
+
+    async def try_write() -> None:
+        pass
+
+    readiness, lives = Readiness(state.may_serve, try_write), cast("Any", live)
+    rates = rates or RateLimits(PolicySettings(), MemoryBackend().rates)
+    return Drain(
+        state=state, readiness=readiness, live=lives, lifecycle=sessions, cluster=cluster, tasks=tasks, rates=rates
+    )
+
+
+async def test_a_gateway_alone_only_ends_its_streams() -> None:
+    live, sessions = FakeLive(), FakeSessions(rounds=3)
+    drain = draining(sessions, live)
+    assert await drain.is_ready()
+    await drain.drain()
+    assert drain.is_draining and not await drain.is_ready() and live.drained == 1
+    assert sessions.rounds == 3, "nobody could take them"
+    drain.admit()
+    assert not drain.is_draining and await drain.is_ready()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_sessions_are_released_as_their_calls_end(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def another() -> None:
+        if not answers:
+            raise StoreUnavailable("away")
+
+    cluster, sessions = a_cluster(), FakeSessions(rounds=3)
+    monkeypatch.setattr(module, "LINGER_S", 0.0)
+    monkeypatch.setattr(cluster, "another", another)
+    await draining(sessions, cluster=cluster).drain()
+    assert sessions.rounds == 0
+
+
+async def test_what_waits_for_its_rate_goes_on_at_once() -> None:
+    policy = PolicySettings.model_validate({"session_rate": {"per_s": 1.1, "burst": 1}})
+    rates = RateLimits(policy, MemoryBackend().rates)
+    await rates.call("s")
+    waiting = asyncio.ensure_future(rates.call("s"))
+    assert await goes_on(waiting)
+    await draining(FakeSessions(rounds=1), rates=rates).drain()
+    await asyncio.wait_for(waiting, 0.5)
+
+
+@requirement("task.durable")
+async def test_a_stop_waits_for_tasks_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [a_running(), a_running("input_required")]
+    drain = draining(FakeSessions(rounds=1), tasks=tasks)
+    await drain.drain()
+    ending = asyncio.ensure_future(drain.tasks_end())
+    assert await goes_on(ending), "a task works"
+    del tasks[0]
+    await asyncio.wait_for(ending, 1)  # nobody could answer the other
+    monkeypatch.setattr(module, "HAND_OVER_S", 0.1)
+    tasks.append(a_running())
+    await drain.drain()
+    await asyncio.wait_for(drain.tasks_end(), 1)
+
+
+@requirement("task.durable")
+async def test_an_end_without_a_drain_waits_as_well_unless_it_is_hurried() -> None:
+    """As of a gateway in another program, and of one on stdin."""
+    tasks: list[Any] = []
+    drain = draining(FakeSessions(rounds=1), tasks=tasks)
+    await drain.tasks_end()
+    assert not drain.is_draining, "nothing works"
+    tasks.append(a_running())
+    ending = asyncio.ensure_future(drain.tasks_end())
+    assert await goes_on(ending) and not await drain.is_ready()
+    drain.hurry()
+    await asyncio.wait_for(ending, 1)
+
+
+@requirement("task.asked")
+async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HAND_OVER_S", module._ANSWER_S + 0.05)
+    waiting, live = WaitingCalls(), FakeLive()
+    result, other = (Exchange(method=m, client_id=7, live=None, replies=ReplyQueue()) for m in ("tasks/result", "ping"))
+    for call in (result, other):
+        waiting.add(call)
+        live.exchanges.add(call)
+    drain = draining(FakeSessions(rounds=1), live)
+    await drain.drain()
+    drain.admit()
+    reading = asyncio.ensure_future(result.replies.next())
+    assert await goes_on(reading), "the gateway goes on"
+    await drain.drain()
+    frame = await asyncio.wait_for(reading, 5)
+    assert frame is not None and frame.final and frame.error_code == STORE_UNAVAILABLE
+    assert b"ask for its result again" in frame.data and not other.is_over
+
+
+def test_requests_are_welcome_while_a_gateway_runs_stays_and_is_found_by_its_peers() -> None:
+    cluster = a_cluster()
+    state = ServingState(cluster)
+    assert not state.may_serve()
+    state.start()
+    assert state.may_serve() and state.is_running and not state.is_draining
+    state.start_draining()
+    assert state.is_draining and cluster.is_leaving and not state.may_serve()
+    state.stop_draining()
+    assert not state.is_draining and not cluster.is_leaving and state.may_serve()
+    cluster.set_reachable(False)
+    assert not state.may_serve()
+    cluster.set_reachable(True)
+    state.stop()
+    assert not state.may_serve() and not state.is_running
+
+
+# -- What a probe asks of the store, and what it is told from memory
+
+
+class Probed(Readiness):
+    """The readiness of a process that runs, whose servers have answered, and whose store is there, until it is said."""
+
+    runs = has_answered = True
+    fails = False
+    writes = 0
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        super().__init__(lambda: self.runs, self.write, lambda: self.has_answered, is_shared=is_shared)
+
+    async def write(self) -> None:
+        self.writes += 1
+        if self.fails:
+            raise StoreUnavailable("away")
+
+
+@requirement("wall.ready")
+async def test_one_write_tells_all_who_ask_at_once() -> None:
+    process = Probed()
+    assert all([await process.is_ready() for _ in range(100)]) and process.writes == 1
+    process.runs = False
+    assert not await process.is_ready(), "at once"
+
+
+@requirement("wall.ready")
+@pytest.mark.parametrize(
+    ("fact", "value", "writes"), [("runs", False, 0), ("has_answered", False, 0), ("fails", True, 1)]
+)
+async def test_a_process_is_ready_once_nothing_is_missing(
+    fact: str, value: bool, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, clock = Probed(), FakeClock()
+    monkeypatch.setattr("gateway.serving.readiness.monotonic", clock)
+    setattr(process, fact, value)
+    assert not await process.is_ready() and process.writes == writes
+    setattr(process, fact, not value)
+    clock.pass_time(KNOWN_S)
+    assert await process.is_ready()
+
+
+@requirement("wall.ready", "rep.store-down")
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_who_has_reached_a_shared_store_stays_ready_without_it(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, clock = Probed(is_shared=is_shared), FakeClock()
+    monkeypatch.setattr("gateway.serving.readiness.monotonic", clock)
+    for process.fails, is_ready, is_away in ((True, False, False), (False, True, False), (True, is_shared, True)):
+        assert (await process.is_ready(), process.store_is_away) == (is_ready, is_away)
+        clock.pass_time(KNOWN_S)
+    process.runs = False
+    assert not await process.is_ready(), "it drains, or its peers do not find it"
+
+
+# -- `gateway.serving.composition`: which parts there are for which settings
+
+
+SETTINGS = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"sse": True}}
+
+
+def test_each_server_has_a_path_of_its_own() -> None:
+    parts = compose(Settings.model_validate(SETTINGS), ring=KeyRing.ephemeral())
+    assert [*parts.http.endpoints] == ["/mcp", "/servers/demo/mcp"]
+    assert [*parts.http.sse] == ["/sse", "/sse/messages", "/servers/demo/sse", "/servers/demo/sse/messages"]
+    assert [upstream.name for upstream in parts.servers.upstreams] == ["demo"]
+    assert parts.http.membership is None and parts.foundation.cluster is None
+
+
+@requirement("ops.stalls")
+def test_the_event_loop_is_watched_unless_that_is_switched_off() -> None:
+    for gateway, is_watched in (({}, True), ({"stall_log_s": 0}, False)):
+        parts = compose(Settings.model_validate({"gateway": gateway}), ring=KeyRing.ephemeral())
+        assert (parts.foundation.loop_watch is not None) is is_watched
+
+
+# -- Whether other processes can read the gateway's memory
+
+
+@requirement("wall.secrets")
+def test_it_says_when_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_process, "_prctl", lambda option: 0)
+    monkeypatch.setattr("os.geteuid", lambda: 1_000)
+    assert own_process.why_in_sight() == ""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert own_process.why_in_sight() == "Running as root: servers can read the gateway's memory. Use a dedicated user."
+    monkeypatch.setattr(own_process, "_prctl", lambda option: 1)
+    assert "PR_SET_DUMPABLE" in own_process.why_in_sight()
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "Only Linux" in own_process.why_in_sight()
