@@ -71,49 +71,40 @@ def discovered(asked: Any) -> httpx2.Response:
     return httpx2.Response(200, json={"jsonrpc": "2.0", "id": asked["id"], "result": RESULT})
 
 
-def broken(_: Any) -> httpx2.Response:
-    raise httpx2.ReadError("cut")
+def raising(fault: Exception) -> Answer:
+    def answer(_: Any) -> httpx2.Response:
+        raise fault
 
-
-def unreachable(_: Any) -> httpx2.Response:
-    raise httpx2.ConnectError("refused")
+    return answer
 
 
 @pytest.mark.parametrize(
     ("answer", "era"),
     [
         (discovered, MODERN),
-        (status(400), LEGACY),
         (status(400, b"Bad Request: Server not initialized"), LEGACY),
-        (status(404), LEGACY),
-        (status(405), LEGACY),
-        (error(400, -32000), LEGACY),
+        *((status(code), LEGACY) for code in (400, 404, 405)),
         (error(200, -32601), LEGACY),
-        (error(400, -32602), LEGACY),
-        (error(400, -32021), LEGACY),
+        *((error(400, code), LEGACY) for code in (-32000, -32602, -32021)),
         (error(400, -32021, {"requiredCapabilities": {}}), MODERN),
         (error(400, -32020), MODERN),
-        (status(401), None),
-        (status(403), None),
-        (status(429), None),
+        *((status(code), None) for code in (302, 401, 403, 429)),
         (status(503, b"busy"), None),
         (error(503, -32603), None),
         (error(500, -32000), None),
-        (status(302), None),
         (status(200, b"<html>"), None),
-        (broken, None),
+        (raising(httpx2.ReadError("cut")), None),
     ],
 )
 async def test_what_an_answer_over_http_proves(answer: Answer, era: Era | None) -> None:
-    server = OverHttp(answer)
-    found = await server.discover()
+    found = await OverHttp(answer).discover()
     assert found.era is era and bool(found.result) == (answer is discovered)
     assert found.reason or found.era is not None, "a server that proved nothing says why"
 
 
 async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
     with pytest.raises(UpstreamUnavailable):
-        await OverHttp(unreachable).discover()
+        await OverHttp(raising(httpx2.ConnectError("refused"))).discover()
 
 
 async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_url() -> None:
@@ -126,14 +117,12 @@ async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_
 
 async def test_a_version_that_both_know_is_asked_for_again_once() -> None:
     refusal = error(400, -32022, {"supported": ["2026-07-28", "2027-01-01"], "requested": "2026-07-28"})
-    server = OverHttp(refusal, discovered)
-    found = await server.discover()
-    assert found.result is not None and [each["method"] for each in server.requests] == ["server/discover"] * 2
-
-    server = OverHttp(refusal)
-    found = await server.discover()
+    server, contradicting = OverHttp(refusal, discovered), OverHttp(refusal)
+    assert (await server.discover()).result is not None
+    found = await contradicting.discover()
     assert found.era is MODERN and found.result is None and "it says it supports" in found.reason
-    assert len(server.requests) == 2, "a server that contradicts itself is not asked for ever"
+    for asked in (server, contradicting):  # which is not asked for ever
+        assert [each["method"] for each in asked.requests] == ["server/discover"] * 2
 
 
 def test_the_supported_versions_of_a_refusal_decide() -> None:
@@ -145,8 +134,7 @@ def test_the_supported_versions_of_a_refusal_decide() -> None:
     assert meaning(["2025-11-25", "2026-07-28"]).retry == "2026-07-28"
     newer = meaning(["2027-01-01"])
     assert newer.era is MODERN and "2027-01-01 only" in newer.reason and "2026-07-28" in newer.reason
-    long = meaning(["9" * 1_000] * 1_000 + [7]).reason
-    assert len(long) < 500, "the server does not decide how long the message is"
+    assert len(meaning(["9" * 1_000] * 1_000 + [7]).reason) < 500, "the server does not decide how long the message is"
     assert meaning("2026-07-28").era is LEGACY, "the code alone may be a legacy server's own"
     assert meaning_of(msgspec.Raw(b"7")).era is LEGACY
 
@@ -203,16 +191,18 @@ def test_pages_are_read_until_there_is_no_cursor() -> None:
     assert modern.asked == [{"_meta": GATEWAY_META}]
 
 
-def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable() -> None:
-    for annotations, expected in (
-        ({"readOnlyHint": True}, True),
-        ({"idempotentHint": True}, True),
-        ({"readOnlyHint": False}, False),
-        (None, False),
-    ):
-        conversation = cast("Any", Pages({"tools": [{"name": "t", "annotations": annotations}]}))
-        assert asyncio.run(READER.is_repeatable("t", conversation)) is expected, annotations
-    assert asyncio.run(READER.is_repeatable("t", cast("Any", Pages({"tools": []})))) is False, "it is not listed"
+@pytest.mark.parametrize(
+    ("tool", "expected"),
+    [
+        *(({"annotations": {hint: True}}, True) for hint in ("readOnlyHint", "idempotentHint")),
+        ({"annotations": {"readOnlyHint": False}}, False),
+        ({"annotations": None}, False),
+        ({"name": "another", "annotations": {"readOnlyHint": True}}, False),
+    ],
+)
+def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable(tool: dict[str, Any], expected: bool) -> None:
+    pages: Any = Pages({"tools": [{"name": "t"} | tool]})
+    assert asyncio.run(READER.is_repeatable("t", pages)) is expected
 
 
 # -- with the credentials of sessions
@@ -220,11 +210,8 @@ def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable() -> Non
 REFUSED = ServerFacts(failure="server 'demo' answered 401", needs_credentials=True)
 MINE = encode(
     {
-        "supportedVersions": ["2026-07-28"],
-        "capabilities": {"tools": {}},
-        "instructions": "for alice only",
-        "serverInfo": {"name": "alice's", "version": "1"},
-        "com.acme/tools": ["hers"],
+        **{"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "instructions": "for alice only"},
+        **{"serverInfo": {"name": "alice's", "version": "1"}, "com.acme/tools": ["hers"]},
     }
 )
 NO_VERSION = refused(b'{"code":-32022,"message":"?","data":{"supported":["2030-01-01"]}}')

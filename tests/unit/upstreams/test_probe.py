@@ -31,6 +31,11 @@ def probe_of(server: Any, clock: FakeClock | None = None, *, is_url: bool = Fals
     return Probe("demo", KnownFacts(), server, reader, start_s=5.0, is_url=is_url, clock=clock or FakeClock())
 
 
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @requirement("ext.relay")
 async def test_extensions_that_do_not_count_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     many: dict[str, Any] = {"capabilities": {"extensions": {f"com.acme/x{number}": {} for number in range(300)}}}
@@ -80,13 +85,12 @@ async def test_a_server_is_known_with_its_tools_and_without_those_that_it_cannot
 async def test_an_error_that_nobody_foresaw_is_a_failed_attempt_and_the_next_one_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock, server = FakeClock(), Server(ready=RuntimeError("secret detail"))
-    probe = probe_of(server, clock)
-    facts = await probe.facts()
-    assert facts.failure == "the gateway could not ask it (RuntimeError)" and probe.failures.count == 1
+    server = Server(discover=DISCOVERED, ready=RuntimeError("secret detail"))
+    probe = probe_of(server)
+    assert (await probe.facts()).failure == "the gateway could not ask it (RuntimeError)" and probe.failures.count == 1
     await probe.start()
     assert probe.failures.count == 2 and caplog.text.count("the probe of server demo failed") == 1
-    server.opening[Era.MODERN], server.discover = None, DISCOVERED
+    server.opening[Era.MODERN] = None
     await probe.start()
     assert (await probe.facts()).discover == DISCOVERED
 
@@ -95,21 +99,19 @@ async def test_concurrent_callers_share_one_probe() -> None:
     server = Server(discover=DISCOVERED, is_busy=True)
     probe = probe_of(server)
     asked = [asyncio.ensure_future(probe.facts()) for _ in range(3)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await settle()
     asked[0].cancel()
-    await asyncio.sleep(0)
+    await settle()
     server.gate.set()
     assert [each.discover for each in await asyncio.gather(*asked[1:])] == [DISCOVERED] * 2
     assert server.log == [f"ready {Era.MODERN}"] and asked[0].cancelled()
 
 
 async def test_a_server_that_failed_is_asked_again_in_the_background_after_a_while() -> None:
-    clock = FakeClock()
-    server = Server(ready=UpstreamUnavailable("not there"))
+    clock, server = FakeClock(), Server(discover=DISCOVERED, ready=UpstreamUnavailable("not there"))
     probe = probe_of(server, clock)
     assert (await probe.facts()).failure == "not there"
-    server.opening[Era.MODERN], server.discover = None, DISCOVERED
+    server.opening[Era.MODERN] = None
     assert (await probe.facts()).failure and len(server.log) == 1, "not so soon"
     clock.pass_time(AGAIN_S)
     assert (await probe.facts()).failure, "nobody waits for it"
@@ -165,18 +167,18 @@ async def test_nobody_waits_for_a_probe_that_has_taken_too_long_already() -> Non
 
 @requirement("proc.backoff", "wall.ready", "up.era")
 @pytest.mark.parametrize(
-    ("server", "is_url", "failure", "words"),
+    ("server", "failure", "words"),
     [
-        (Server(ready=UpstreamUnavailable("not there")), False, "not there", ("it is no use",)),
-        (Server(discover=BUSY, legacy=NO_HANDSHAKE), True, "503 Service Unavailable", ()),
+        (Server(ready=UpstreamUnavailable("not there")), "not there", ("it is no use",)),
+        (Server(discover=BUSY, legacy=NO_HANDSHAKE), "503 Service Unavailable", ()),
     ],
     ids=["failed", "busy"],
 )
 async def test_a_server_that_failed_is_asked_again_without_a_client(
-    server: Server, is_url: bool, failure: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    server: Server, failure: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.calls.starts.FIRST_S", 0.001)
-    probe = probe_of(server, is_url=is_url)
+    probe = probe_of(server, is_url=not words)
     facts = await probe.facts()
     assert (facts.failure, facts.output_tail, probe.failures.count) == (failure, words, 1)
     server.opening[Era.MODERN], server.discover = None, DISCOVERED
@@ -214,22 +216,16 @@ async def test_what_a_server_says_of_itself_is_passed_on_with_the_time_that_is_l
     clock.pass_time(50)
     server.discover = UpstreamUnavailable("away")
     assert b'"ttlMs":0' in (probe.discovery(facts) or b"")
-    await _settle()
+    await settle()
     assert (await probe.facts()) is facts, "a server that cannot be asked again keeps its answer"
     server.discover = b'{"capabilities":{"tools":{}},"ttlMs":60000}'
-    probe.discovery(facts)
-    await _settle()
-    assert (await probe.facts()) is facts, "not so soon"
-    clock.pass_time(AGAIN_S)
-    probe.discovery(facts)
-    await _settle()
+    for passed_s, is_same in ((0, True), (AGAIN_S, False)):  # not so soon
+        clock.pass_time(passed_s)
+        probe.discovery(facts)
+        await settle()
+        assert ((await probe.facts()) is facts) is is_same
     again = await probe.facts()
     assert again.capabilities == {"tools": {}} and b'"ttlMs":60000' in (probe.discovery(again) or b"")
-
-
-async def _settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @requirement("up.one-start")
@@ -253,7 +249,7 @@ async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked
     learned = ServerFacts(discover=DISCOVERED, needs_credentials=True)
     server.gate.clear()
     running = probe.start()
-    await asyncio.sleep(0)
+    await settle()
     probe.learn(learned)
     assert probe.answered.is_set() and probe.failures.count == 0
     server.gate.set()

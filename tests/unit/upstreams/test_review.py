@@ -75,8 +75,7 @@ async def test_one_pattern_that_names_nothing_is_refused(
 
 async def test_patterns_that_name_something_each_are_reviewed() -> None:
     server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
-    settings = with_policy(workspaces={"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}})
-    await compare([server], settings, NO_SCHEMAS)
+    await compare([server], with_policy(workspaces={"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}}), NO_SCHEMAS)
     assert not server.unreviewed
 
 
