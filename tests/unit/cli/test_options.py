@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
+from gateway.admin.operators import OperatorError
 from gateway.cli import main, sessions, source
 from gateway.cli.options import AtGateway, Overrides, Where, options
+from gateway.cli.source import gateway_at
 from tests.requirements import requirement
 
 
@@ -48,10 +52,6 @@ def test_only_what_was_given_overrides_settings() -> None:
     given = Overrides(port=0, anonymous=True, allowed_host=["a.example"]).given()
     assert given == {"port": 0, "anonymous": True, "allowed_hosts": ["a.example"]}
     assert Overrides(allow_eval=True).given() == {"policy": {"eval_tools": True}}
-
-
-def test_a_store_is_one_more_place_to_look() -> None:
-    assert Where(store="redis://r", url="u") == Where(url="u", store="redis://r") and isinstance(Where(), AtGateway)
 
 
 @requirement("ops.precedence")
@@ -99,3 +99,42 @@ def test_every_command_refuses_an_empty_value() -> None:
                 assert ran.exit_code == 2, (path, parameter.opts, ran.output)
                 refused += "is empty" in ran.output
     assert refused > 30
+
+
+# -- Which gateway a command asks: the one that is given, or the one that its user runs here
+
+
+def running(port: int) -> LocalGateway:
+    base = f"http://127.0.0.1:{port}"
+    return LocalGateway(url=base, endpoint=f"{base}/mcp", key=f"key-{port}", pid=port, network=network_namespace())
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@requirement("first.local")
+def test_the_only_gateway_is_asked_with_its_own_key_unless_another_is_given() -> None:
+    mine, far = AtGateway(url="http://127.0.0.1:1", key="mine"), AtGateway(url="https://mcp.example.com")
+    with announced(running(1)):
+        # A key that is given without an address is not sent: it is for some other gateway.
+        for given in (AtGateway(), AtGateway(key="of-another-gateway"), AtGateway(url="http://localhost:1/mcp")):
+            assert gateway_at(given) == AtGateway(url="http://127.0.0.1:1", key="key-1"), given
+        assert (gateway_at(mine), gateway_at(far)) == (mine, far), "no key is sent elsewhere"
+
+
+@requirement("first.local")
+def test_without_a_gateway_the_message_says_what_to_do() -> None:
+    with pytest.raises(OperatorError, match=r"none is found.*MCP_GATEWAY_ADMIN_KEY.*or --store"):
+        gateway_at(AtGateway(), or_else=", or --store")
+
+
+@requirement("first.local")
+def test_several_gateways_are_named() -> None:
+    with announced(running(1)), announced(running(2)):
+        with pytest.raises(OperatorError, match="say which") as refused:
+            gateway_at(AtGateway())
+        assert "--url http://127.0.0.1:1 " in str(refused.value) and "--url http://127.0.0.1:2 " in str(refused.value)
+        assert gateway_at(AtGateway(url="http://127.0.0.1:2")).key == "key-2"

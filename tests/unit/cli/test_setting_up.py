@@ -4,6 +4,7 @@ import json
 import shlex
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
 from gateway.cli.main import app
+from gateway.cli.sandbox import name_of, said_of
 from gateway.config.hosts.client_snippets import CLIENTS
 from gateway.config.settings import load
 from gateway.version import __version__
@@ -58,11 +60,7 @@ def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -
 
 
 @requirement("first.init")
-@pytest.mark.parametrize(
-    "entries",
-    ['{"\\ud800": {"command": "x"}}', '{"a": {"command": "x", "args": ["\\ud800"]}}'],
-    ids=["name", "argument"],
-)
+@pytest.mark.parametrize("entries", ['{"\\ud800": {"command": "x"}}', '{"a": {"command": "x", "args": ["\\ud800"]}}'])
 def test_half_a_character_in_a_clients_file_is_told(here: Path, entries: str) -> None:
     (here / ".mcp.json").write_text(f'{{"mcpServers": {entries}}}')
     done = ran("init")
@@ -155,11 +153,9 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
         return LocalGateway(url=base, endpoint=f"{base}/mcp", key="k", pid=1, network=network_namespace())
 
     assert url() == "http://127.0.0.1:8080/mcp"
-    (here / "mcp.json").write_text(
-        '{"gateway": {"host": "0.0.0.0", "port": 9000, "anonymous": true, "allowed_hosts": ["*"]}}'
-    )
+    everywhere = {"host": "0.0.0.0", "port": 9000, "anonymous": True, "allowed_hosts": ["*"]}
+    (here / "mcp.json").write_text(json.dumps({"gateway": everywhere}))
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')
-    assert url() == "http://localhost:9000/mcp" and url("--config", "other.json") == "http://[::1]:9001/mcp"
     with announced(runs(9002)):
         assert url() == "http://localhost:9000/mcp", "what this folder says comes before what runs elsewhere"
         assert url("--config", "other.json") == "http://[::1]:9001/mcp"
@@ -185,9 +181,9 @@ def test_names_that_are_almost_right_are_named(here: Path) -> None:
 
 
 @requirement("first.command-line")
-def test_three_options_print_the_version() -> None:
-    for option in ("--version", "-V", "-v"):
-        assert ran(option).output == f"mcp-session-gateway {__version__}\n", option
+@pytest.mark.parametrize("option", ["--version", "-V", "-v"])
+def test_an_option_prints_the_version(option: str) -> None:
+    assert ran(option).output == f"mcp-session-gateway {__version__}\n"
 
 
 @requirement("first.command-line")
@@ -213,3 +209,47 @@ def test_every_command_is_listed_under_what_it_is_for() -> None:
     assert set(panels["Operate"]) == {"top", "tail", "sessions", "tasks", "replicas"}
     for name, command in commands.items():
         assert command.help == " ".join(command.loaded().help.partition("\n\n")[0].split()), name
+
+
+# -- `sandbox learn`: what it calls a server, and what it says when there is little to grant
+
+
+@requirement("box.learn")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/python3.11 -u /srv/notes.py --data x.py", "notes"),
+        ("python -m my_server.main --port 1", "my_server.main"),
+        ("uv run --with mcp notes.py", "notes"),
+        ("node dist/files.js /srv", "files"),
+        ("npx -y @modelcontextprotocol/server-everything@2.0.0 stdio", "server-everything"),
+        ("npx -y -p @scope/tools tools-server", "tools-server"),
+        ("uvx mcp-server-fetch==1.0", "mcp-server-fetch"),
+        ("/opt/bin/own-server --config other.py", "own-server"),
+        ("python", "python"),
+        ("python __main__.py", "main"),
+    ],
+)
+def test_a_server_is_called_after_what_runs(command: str, name: str) -> None:
+    assert name_of(command.split()) == name
+
+
+@requirement("box.learn")
+def test_a_run_in_which_nothing_was_needed_says_so() -> None:
+    nothing: dict[str, Any] = {"profile": "strict"}
+    [said] = said_of(nothing, by_hand=False, code=0)
+    assert "nothing beyond what `strict` grants" in said
+    assert said_of(nothing | {"read": ["/srv"]}, by_hand=False, code=None) == []
+    assert "tools were not called" in said_of(nothing, by_hand=True, code=None)[1]
+    for code, told in ((3, "exit code 3"), (-11, "was killed by signal 11")):
+        [said] = said_of(nothing, by_hand=False, code=code)
+        assert told in said and "nothing beyond" not in said
+
+
+@requirement("box.learn")
+def test_a_folder_that_the_table_cannot_be_written_to_is_said_before_the_server_runs(tmp_path: Path) -> None:
+    ran, file = tmp_path / "ran", tmp_path / "missing" / "table.json"
+    words = ["sandbox", "learn", "--write", str(file), "--", "touch", str(ran)]
+    outcome = CliRunner().invoke(app, words, env={"COLUMNS": "500"})
+    assert outcome.exit_code == 2 and not ran.exists()
+    assert f"no file can be written to {file.parent}" in outcome.stderr
