@@ -88,23 +88,19 @@ async def test_an_outage_of_the_store_loses_nothing_within_the_bounds(monkeypatc
     store, count = Store(), Counting()
     timelines = a_recorder(store, count)
     store.is_away = True
-    timelines.take_calls([call(1.0)])
-    with pytest.raises(StoreUnavailable):
-        await timelines.flush()
-    timelines.take_calls([call(2.0, outcome=TOOL_ERROR)])
-    timelines.count()
-    with pytest.raises(StoreUnavailable):
-        await timelines.flush()
+    for at, outcome in ((1.0, OK), (2.0, TOOL_ERROR)):
+        timelines.take_calls([call(at, outcome=outcome)])
+        timelines.count()
+        with pytest.raises(StoreUnavailable):
+            await timelines.flush()
     store.is_away = False
     await timelines.flush()
     await timelines.flush()
     [part] = store.parts
     assert [entry.until for entry in part.entries] == [1.0, 2.0]
     assert (part.head.calls, part.head.failed) == (2, 1) == (count.calls, count.failed)
-    store.is_away = True
     for n in range(210):
         timelines.add(msgspec.structs.replace(SESSION, id=f"{n:08}"), TimelineEntry(1.0, "server"))
-    store.is_away = False
     await timelines.flush()
     assert len(store.parts) == 1 + 200
 
@@ -145,16 +141,14 @@ def test_events_of_a_session_are_entries() -> None:
 
 
 @requirement("ops.redact")
-def test_a_password_is_redacted_where_the_reason_is_cut_within_its_url() -> None:
-    timelines = a_recorder()
-    why = f"{'x' * 275} postgres://ann:correct-horse@db.example/notes"
-    timelines.take_calls([call(1.0, outcome=TOOL_ERROR, why=why)])
-    part = timelines.part_of(NAME)
-    assert part is not None and "x [redacted]db" in part.entries[0].why and "correct" not in part.entries[0].why
+def test_a_reason_is_redacted_before_it_is_cut_and_cut_again_when_it_grows_readable() -> None:
+    def told(**facts: Any) -> TimelineEntry:
+        timelines = a_recorder()
+        timelines.take_calls([call(1.0, outcome=TOOL_ERROR, **facts)])
+        part = timelines.part_of(NAME)
+        assert part is not None
+        return part.entries[0]
 
-
-def test_text_that_grows_when_it_is_made_readable_is_cut_again() -> None:
-    timelines = a_recorder()
-    timelines.take_calls([call(1.0, tool="\U000e0001" * 500, outcome=TOOL_ERROR, why="\U000e0001" * 5_000)])
-    part = timelines.part_of(NAME)
-    assert part is not None and 400 < len(msgspec.json.encode(part.entries[0])) < 1_000
+    why = told(why=f"{'x' * 275} postgres://ann:correct-horse@db.example/notes").why
+    assert "x [redacted]db" in why and "correct" not in why
+    assert 400 < len(msgspec.json.encode(told(tool="\U000e0001" * 500, why="\U000e0001" * 5_000))) < 1_000

@@ -62,8 +62,10 @@ def test_the_decision_is_that_of_the_sampler(sampler: Sampler) -> None:
     sampling = Sampling.of(TracerProvider(sampler=sampler).get_tracer("t"), GivenIds())
     assert sampling is not None
     edges = [round(rate * (1 << 64)) + step for rate in RATES for step in (-2, -1, 0, 1)]
-    halves = [half for half in edges if 0 <= half < 1 << 64]
-    ids = [*(7 << 64 | half for half in halves), *(random.getrandbits(128) or 1 for _ in range(200))]
+    ids = [
+        *(7 << 64 | half for half in edges if 0 <= half < 1 << 64),
+        *(random.getrandbits(128) or 1 for _ in range(200)),
+    ]
     for trace_id in ids:
         assert sampling.takes_new(trace_id) is takes(sampler, Context(), trace_id)
         for flags in range(4):
@@ -76,9 +78,9 @@ def test_the_decision_is_that_of_the_sampler(sampler: Sampler) -> None:
 def test_a_server_gets_the_parent_that_the_sdk_would_make(sampler: Sampler) -> None:
     provider = TracerProvider(sampler=sampler)
     ours, sdk = Tracing(provider.get_tracer("t")), provider.get_tracer("t")
-    for number in range(200):
-        flags, state = number % 4, "vendor=1" if number % 50 == 0 else ""
-        request = a_request(f"00-{random.getrandbits(128) | 1:032x}-b7ad6b7169203331-{flags:02x}", state)
+    for number in range(20):
+        state = "vendor=1" if number % 5 == 0 else ""
+        request = a_request(f"00-{random.getrandbits(128) | 1:032x}-b7ad6b7169203331-{number % 4:02x}", state)
         arrived = ours.arrived(request)
         span, meta = arrived.call(None, {})
         context = TraceContextTextMapPropagator().extract(request.headers, Context())
@@ -96,21 +98,19 @@ def test_of_new_traces_the_configured_part_is_recorded_under_the_ids_that_logs_h
     provider = TracerProvider(sampler=TraceIdRatioBased(0.3), id_generator=ids)  # type: ignore[arg-type]
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = Tracing(provider.get_tracer("t"), ids)
-    sampled, correlations = 0, []
+    correlations = []
     for _ in range(3_000):
         arrived = tracing.arrived(a_request())
         span, meta = arrived.call(None, {})
-        is_sampled = int(bytes(meta["traceparent"])[-3:-1], 16) & 1
-        assert bytes(meta["traceparent"])[4:36].decode() == arrived.correlation
-        assert bool(is_sampled) is (span is not None)
+        _, trace_id, _, flags = bytes(meta["traceparent"])[1:-1].decode().split("-")
+        assert trace_id == arrived.correlation and bool(int(flags, 16) & 1) is (span is not None)
         if span is not None:
-            sampled += 1
             correlations.append(arrived.correlation)
             span.finished(OK, "demo")
-    assert 700 < sampled < 1_100
+    assert 700 < len(correlations) < 1_100
     requests = [span for span in exporter.get_finished_spans() if span.parent is None]
     assert [f"{span.context.trace_id:032x}" for span in requests] == correlations
-    assert len(exporter.get_finished_spans()) == 2 * sampled
+    assert len(exporter.get_finished_spans()) == 2 * len(correlations)
 
 
 def test_what_is_not_known_is_left_to_the_sdk() -> None:
@@ -139,18 +139,12 @@ def test_an_id_is_for_the_thread_that_it_was_given_to() -> None:
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"
 PARENTS = [
-    GOOD,
-    f"00-{TRACE}-{SPAN}-00",
-    f"00-{TRACE}-{SPAN}-03",
-    f" {GOOD} ",
-    f"01-{TRACE}-{SPAN}-01-more",
-    f"00-{TRACE}-{SPAN}-01-more",
-    f"ff-{TRACE}-{SPAN}-01",
-    f"00-{'0' * 32}-{SPAN}-01",
+    *(GOOD, f" {GOOD} ", "00-", ""),
+    *(f"00-{TRACE}-{SPAN}-{flags}" for flags in ("00", "03", "01-more")),
+    *(f"{version}-{TRACE}-{SPAN}-01" for version in ("01", "ff")),
+    *(f"00-{trace_id}-{SPAN}-01" for trace_id in ("0" * 32, TRACE.upper())),
     f"00-{TRACE}-{'0' * 16}-01",
-    f"00-{TRACE.upper()}-{SPAN}-01",
-    "00-",
-    "",
+    f"01-{TRACE}-{SPAN}-01-more",
 ]
 
 
