@@ -46,9 +46,7 @@ def test_servers_get_no_announced_workspace_that_is_not_the_contexts() -> None:
         ({"orbit.workspace": "red", "orbit": {"workspace": "blue"}}, "blue"),
         ({"orbit.workspace": "red", "orbit": {"workspace": ""}}, "red"),
         ({"orbit.workspace": "red", "orbit": "blue"}, "red"),
-        ({"orbit": {"workspace": ""}}, ""),
-        ({"orbit": "red"}, ""),
-        ({}, ""),
+        *((meta, "") for meta in ({"orbit": {"workspace": ""}}, {"orbit": "red"}, {})),
     ],
 )
 def test_a_workspace_is_announced_nested_or_dotted_and_the_nested_one_wins(meta: Any, workspace: str) -> None:
@@ -66,52 +64,49 @@ def test_a_workspace_that_is_no_text_is_refused_by_its_path(value: Any) -> None:
 @requirement("ctx.workspace-paths")
 def test_a_path_becomes_the_workspace_that_the_first_matching_pattern_names() -> None:
     ids = {"/srv/projects/alpha*": "alpha", "/srv/projects/*": "project-{name}", "C:*": "{name}"}
-    found = announcing(workspace_ids=ids)
-
-    def workspace(path: str) -> str:
-        return found.workspace({"orbit": {"workspace": path}})
-
-    assert workspace("/srv/projects/alpha/src") == "alpha"
-    assert workspace("/srv/projects/beta") == workspace("/srv/projects/beta/") == "project-beta"
-    assert workspace("C:\\code\\gamma") == "gamma"
-    assert workspace("/home/ann") == "/home/ann", "no pattern is for it"
-    long = "/" + "x" * 4_095
-    assert workspace(long) == long
+    found, long = announcing(workspace_ids=ids), "/" + "x" * 4_095
+    for path, workspace in (
+        ("/srv/projects/alpha/src", "alpha"),
+        ("/srv/projects/beta", "project-beta"),
+        ("/srv/projects/beta/", "project-beta"),
+        ("C:\\code\\gamma", "gamma"),
+        ("/home/ann", "/home/ann"),  # no pattern is for it
+        (long, long),
+    ):
+        assert found.workspace({"orbit": {"workspace": path}}) == workspace
     with pytest.raises(Refused, match="longer than 4096"):
-        workspace(long + "x")
+        found.workspace({"orbit": {"workspace": long + "x"}})
 
 
 @requirement("ctx.open")
 def test_clients_announce_fields_in_meta_and_in_headers_that_are_theirs() -> None:
-    found = announcing(
-        fields={
-            "project": {"announced": "acme.project"},
-            "window": {"header": "X-Window", "client_header": True},
-            "team": {"header": "X-Team"},
-            "tier": {"value": "gold"},
-        }
-    )
+    fields = {
+        "project": {"announced": "acme.project"},
+        "window": {"header": "X-Window", "client_header": True},
+        "team": {"header": "X-Team"},
+        "tier": {"value": "gold"},
+    }
+    found = announcing(fields=fields)
 
-    def of(meta: Any, headers: dict[str, str]) -> Announced:
-        return found.of(Request(era=Era.MODERN, endpoint="/mcp", headers=headers, meta=meta))
+    def of(meta: Any, **headers: str) -> Announced:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return found.of(Request(era=Era.MODERN, endpoint="/mcp", headers=given, meta=meta))
 
     meta = {"acme": {"project": "p1"}, "orbit.workspace": "w", "tier": "forged", "team": "forged"}
-    headers = {"x-window": "7", "x-team": "forged", "x-tier": "forged"}
-    assert of(meta, headers) == Announced("w", (("project", "p1"), ("window", "7")))
-    assert of({}, {}) == Announced()
+    announced = of(meta, x_window="7", x_team="forged", x_tier="forged")
+    assert announced == Announced("w", (("project", "p1"), ("window", "7"))) and of({}) == Announced()
     with pytest.raises(Refused, match="UTF-8"):
-        of({}, {"x-window": "\xff"})
+        of({}, x_window="\xff")
     with pytest.raises(Refused, match=r"acme\.project"):
-        of({"acme": {"project": 1}}, {})
+        of({"acme": {"project": 1}})
 
 
 @requirement("ctx.open")
 def test_a_session_key_is_a_field_of_principals_and_never_of_anonymous_clients() -> None:
     found = announcing(fields={"conversation": {"session_key": True}})
-    request = Request(era=Era.MODERN, endpoint="/mcp", headers={"key": "c-1"})
+    request, keyless = (Request(era=Era.MODERN, endpoint="/mcp", headers=each) for each in ({"key": "c-1"}, {}))
     assert found.of(request).fields == (("conversation", "c-1"),)
-    assert found.of(request, is_anonymous=True).fields == ()
-    assert found.of(Request(era=Era.MODERN, endpoint="/mcp", headers={})).fields == ()
+    assert found.of(request, is_anonymous=True).fields == found.of(keyless).fields == ()
 
 
 def test_a_path_is_looked_up_where_its_first_part_is() -> None:

@@ -29,24 +29,15 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 @requirement("ctx.correlation")
 def test_a_valid_traceparent_names_the_request_and_meta_comes_before_the_header() -> None:
-    other = PARENT.replace("0af7", "0af8")
-    assert correlation_id({"traceparent": PARENT}, {}) == TRACE
-    assert correlation_id({"traceparent": other}, {"traceparent": PARENT}) == TRACE
-    assert correlation_id({"traceparent": PARENT}, {"traceparent": "nonsense"}) == TRACE
+    for meta in (PARENT, "nonsense"):
+        assert correlation_id({"traceparent": PARENT}, {"traceparent": meta}) == TRACE
+    assert correlation_id({"traceparent": PARENT.replace("0af7", "0af8")}, {"traceparent": PARENT}) == TRACE
 
 
 @requirement("ctx.correlation")
 @pytest.mark.parametrize(
     "value",
-    [
-        "",
-        TRACE,
-        PARENT.upper(),
-        PARENT.replace("00-", "01-", 1),
-        f"00-{'0' * 32}-b7ad6b7169203331-01",
-        PARENT + "-x",
-        7,
-    ],
+    [*("", TRACE, PARENT.upper(), PARENT.replace("00-", "01-", 1), PARENT.replace(TRACE, "0" * 32), PARENT + "-x"), 7],
 )
 def test_any_other_traceparent_is_ignored(value: Any) -> None:
     fresh = correlation_id({"traceparent": str(value)}, {"traceparent": value})
@@ -182,7 +173,6 @@ def test_every_fact_is_a_text_that_an_environment_can_hold_and_empty_if_it_is_mi
         (None, {"A": "trust"}, {"A": "trust"}),
         (None, {}, {}),
         ({"A": "trust", "B": "agent"}, None, {"A": "trust", "B": "agent"}),
-        ({"A": "trust", "B": "agent"}, {"A": "workspace"}, {"A": "workspace", "B": "agent"}),
         ({"A": "trust", "B": "agent"}, {"A": "", "C": "principal"}, {"B": "agent", "C": "principal"}),
     ],
 )
