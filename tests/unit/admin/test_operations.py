@@ -164,8 +164,13 @@ class Parts:
             self.replicas.stored[session.id] = session
 
 
-async def test_pages_follow_each_other_in_order_of_id() -> None:
-    parts = Parts()
+@pytest.fixture
+async def parts() -> Parts:
+    """A store without gateways."""
+    return Parts()
+
+
+async def test_pages_follow_each_other_in_order_of_id(parts: Parts) -> None:
     ids = [f"{letter * 4}-and-more-{n}" for n, letter in enumerate("abcde")]
     await parts.holding(*reversed(ids))
     first = await parts.operations.sessions(SessionQuery(limit=3))
@@ -183,8 +188,7 @@ async def test_pages_follow_each_other_in_order_of_id() -> None:
         ("", Ambiguous, "more than one session is live: give more characters of the id"),
     ],
 )
-async def test_a_session_is_never_guessed(prefix: str, kind: type[Exception], message: str) -> None:
-    parts = Parts()
+async def test_a_session_is_never_guessed(parts: Parts, prefix: str, kind: type[Exception], message: str) -> None:
     await parts.holding("same-one-0", "same-two-0", "different")
     with pytest.raises(kind) as caught:
         await parts.operations.end(prefix)
@@ -193,8 +197,7 @@ async def test_a_session_is_never_guessed(prefix: str, kind: type[Exception], me
         assert "same-one" in [row.session for row in caught.value.candidates]
 
 
-async def test_the_only_session_needs_no_name_and_a_whole_id_is_never_ambiguous() -> None:
-    parts = Parts()
+async def test_the_only_session_needs_no_name_and_a_whole_id_is_never_ambiguous(parts: Parts) -> None:
     with pytest.raises(NoSuch, match="no session is live"):
         await parts.operations.session("")
     await parts.holding("abcd")
@@ -237,8 +240,7 @@ async def test_several_views_of_one_range_have_the_replicas_write_once() -> None
     assert replicas.writes == 3, "a later view reads anew, and each range for itself"
 
 
-async def test_what_only_gateways_know_is_said_to_be_theirs() -> None:
-    parts = Parts()
+async def test_what_only_gateways_know_is_said_to_be_theirs(parts: Parts) -> None:
     operations = parts.operations
     for asked in (
         operations.replicas(),
@@ -261,8 +263,7 @@ async def test_what_an_operator_does_to_a_replica_is_recorded() -> None:
     ]
 
 
-async def test_events_of_one_session_leave_out_what_they_do_not_say() -> None:
-    parts = Parts()
+async def test_events_of_one_session_leave_out_what_they_do_not_say(parts: Parts) -> None:
     of_one = AuditEvent(at=1.0, event="created", session="aaaaaaaa")
     of_other = AuditEvent(at=2.0, event="ended", session="bbbbbbbb", reason="idle")
     await parts.backend.audit.record([of_one, of_other])
@@ -356,8 +357,7 @@ async def hold(parts: Parts, *ids: str, **fields: Any) -> list[Task]:
     return tasks
 
 
-async def test_pages_of_tasks_follow_each_other_newest_first() -> None:
-    parts = Parts()
+async def test_pages_of_tasks_follow_each_other_newest_first(parts: Parts) -> None:
     await hold(parts, *(f"{letter * 8}-rest" for letter in "abcde"))
     after, found = "", []
     for _ in range(3):
@@ -367,8 +367,7 @@ async def test_pages_of_tasks_follow_each_other_newest_first() -> None:
     assert (found, after) == ([["eeeeeeee", "dddddddd"], ["cccccccc", "bbbbbbbb"], ["aaaaaaaa"]], "")
 
 
-async def test_tasks_are_found_by_status_and_by_their_facts() -> None:
-    parts = Parts()
+async def test_tasks_are_found_by_status_and_by_their_facts(parts: Parts) -> None:
     await hold(parts, "one-of-alice")
     await hold(parts, "two-of-bobby", principal=BOB, tool="index", status="failed", message="Disk full")
     for query, found in [
@@ -385,8 +384,7 @@ async def test_tasks_are_found_by_status_and_by_their_facts() -> None:
         TaskQuery(status="lost")
 
 
-async def test_a_task_is_never_guessed() -> None:
-    parts = Parts()
+async def test_a_task_is_never_guessed(parts: Parts) -> None:
     await hold(parts, "same-one", "same-two", "different")
     for prefix, kind in [("sam", TooShort), ("none", NoSuch), ("same", Ambiguous)]:
         with pytest.raises(kind):
@@ -394,8 +392,7 @@ async def test_a_task_is_never_guessed() -> None:
     assert (await parts.operations.task("same-o")).task == "same-one"
 
 
-async def test_what_a_task_was_given_and_returned_is_not_shown() -> None:
-    parts = Parts()
+async def test_what_a_task_was_given_and_returned_is_not_shown(parts: Parts) -> None:
     error = msgspec.json.encode({"code": -32603, "message": "why it failed", "data": "private"})
     (task,) = await hold(parts, "a-task-with-all", result=b"private", request=b"private", error=error, asked=2)
     parts.clock.pass_time(9.0)

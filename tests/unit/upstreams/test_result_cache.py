@@ -42,8 +42,12 @@ class Kept:
         return None if found is None else json.loads(found)["ttlMs"]
 
 
-def test_a_result_is_fresh_for_its_time_and_says_how_much_is_left() -> None:
-    kept = Kept()
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def test_a_result_is_fresh_for_its_time_and_says_how_much_is_left(kept: Kept) -> None:
     kept.keep(asked(), result(5_000))
     kept.clock.pass_time(2)
     assert kept.ttl(asked()) == 3_000
@@ -51,8 +55,7 @@ def test_a_result_is_fresh_for_its_time_and_says_how_much_is_left() -> None:
     assert kept.ttl(asked()) is None and len(kept.cache) == 0
 
 
-def test_a_public_result_is_for_all_and_a_private_one_for_one() -> None:
-    kept = Kept()
+def test_a_public_result_is_for_all_and_a_private_one_for_one(kept: Kept) -> None:
     kept.keep(asked(), result())
     assert kept.ttl(asked(whom="bob")) and kept.ttl(asked(whom=""))
     assert kept.ttl(asked(public=b"other extensions", whom="bob")) is None
@@ -62,8 +65,7 @@ def test_a_public_result_is_for_all_and_a_private_one_for_one() -> None:
     assert kept.ttl(asked(READ, whom="", uri="y")) is None, "nobody can be named whom it is for"
 
 
-def test_a_result_answers_the_same_request_only() -> None:
-    kept = Kept()
+def test_a_result_answers_the_same_request_only(kept: Kept) -> None:
     kept.keep(asked(READ, uri="x"), result())
     assert kept.ttl(asked(READ, uri="x")) and kept.ttl(asked(READ, uri="x", _meta={"progressToken": 1}))
     for other in (asked(READ, uri="y"), asked(LIST, uri="x"), asked(READ, uri="x", more=1), asked(READ)):
@@ -74,8 +76,7 @@ def test_a_result_answers_the_same_request_only() -> None:
 
 
 @pytest.mark.parametrize("found", [result(0), result(-1), result(resultType="input_required"), "none"])
-def test_what_may_not_be_kept_is_not(found: Any) -> None:
-    kept = Kept()
+def test_what_may_not_be_kept_is_not(kept: Kept, found: Any) -> None:
     kept.keep(asked(), found)
     assert len(kept.cache) == 0
 
@@ -117,8 +118,7 @@ def test_results_are_bounded_in_bytes_and_so_in_number() -> None:
     assert kept.ttl(asked(READ, uri=999)), "the latest is there"
 
 
-def test_what_was_kept_for_a_session_goes_with_it() -> None:
-    kept = Kept()
+def test_what_was_kept_for_a_session_goes_with_it(kept: Kept) -> None:
     kept.keep(asked(session="s1"), result(scope="private"))
     kept.keep(asked(whom="bob", session="s2"), result(scope="private"))
     kept.keep(asked(READ, session="s1"), result())
@@ -126,8 +126,7 @@ def test_what_was_kept_for_a_session_goes_with_it() -> None:
     assert kept.ttl(asked()) is None and kept.ttl(asked(whom="bob")) and kept.ttl(asked(READ))
 
 
-def test_results_of_a_legacy_server_are_fresh_as_long_as_the_operator_says_and_stay_as_they_are() -> None:
-    kept = Kept()
+def test_results_of_a_legacy_server_are_fresh_as_long_as_the_operator_says_and_stay_as_they_are(kept: Kept) -> None:
     request = Asked.of(LIST, {}, public=None, private=b"ann", fresh_ms=2_000)
     plain = msgspec.Raw(b'{"tools":[]}')
     kept.keep(request, plain)
@@ -142,8 +141,7 @@ def test_results_of_a_legacy_server_are_fresh_as_long_as_the_operator_says_and_s
     assert not kept.cache.has(request)
 
 
-def test_all_pages_of_a_list_or_none() -> None:
-    kept = Kept()
+def test_all_pages_of_a_list_or_none(kept: Kept) -> None:
 
     def page(params: Any) -> Asked:
         return Asked.of(LIST, params, public=b"", private=None)
