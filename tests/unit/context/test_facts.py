@@ -15,7 +15,6 @@ from gateway.context.facts import (
     correlation_id,
     facts_of,
     new_correlation_id,
-    with_context,
     with_meta,
 )
 from session_store import ANONYMOUS, ClientFacts, Context, ContextField, Principal, Session
@@ -59,12 +58,6 @@ def test_the_context_in_meta_has_every_fact_and_the_correlation_id_of_the_call()
     for correlation in ("c-1", "c-2"):
         told = json.loads(bytes(context_meta(session).of(correlation)))
         assert told == {**facts_of(session, correlation), "permissions": ["a", "b"]}
-
-
-def test_the_record_with_the_context_of_a_request_is_the_same_record_if_the_context_is() -> None:
-    session, weak = a_session(FakeClock(), context=Context(workspace="w")), Context(trust="sandboxed")
-    assert with_context(session, session.context) is session
-    assert with_context(session, weak).context is weak and session.context.workspace == "w"
 
 
 def test_what_the_gateway_adds_to_meta_stands_beside_what_the_server_put_there() -> None:

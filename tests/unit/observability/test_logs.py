@@ -1,25 +1,61 @@
 """Log lines cannot steer the terminal, in any format."""
 
 import asyncio
+import io
 import logging
 import select
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from time import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observability.logs import FORMS, MOST, CallLine, CallLines, LineFormatter, call_lines
+from gateway.observability.logs import FORMS, MOST, CallLine, CallLines, LineFormatter, call_lines, configure_logging
 from gateway.observability.outcome import CANCELLED, OK, EndedCall, Outcome
 from session_store import Principal, Session
 from session_store.session import redact
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text
-from tests.unit.observability.conftest import Log
 
 pytestmark = pytest.mark.anyio
+
+
+class Stderr(io.StringIO):
+    """Remembers its writes one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self.written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        self.written.set()
+        return len(text)
+
+
+Log = Callable[[str, str], Stderr]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    """Configures the log, and returns what gets it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+
+    def configured(level: str, form: str) -> Stderr:
+        stderr = Stderr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stderr)
+            configure_logging(level, form)
+        return stderr
+
+    yield configured
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @requirement("wall.decoded")

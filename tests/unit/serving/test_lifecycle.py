@@ -300,17 +300,6 @@ async def test_who_has_reached_a_shared_store_stays_ready_without_it(
 # -- `gateway.serving.composition`: which parts there are for which settings
 
 
-SETTINGS = {"mcpServers": {"demo": {"command": "demo"}}, "gateway": {"sse": True}}
-
-
-def test_each_server_has_a_path_of_its_own() -> None:
-    parts = compose(Settings.model_validate(SETTINGS), ring=KeyRing.ephemeral())
-    assert [*parts.http.endpoints] == ["/mcp", "/servers/demo/mcp"]
-    assert [*parts.http.sse] == ["/sse", "/sse/messages", "/servers/demo/sse", "/servers/demo/sse/messages"]
-    assert [upstream.name for upstream in parts.servers.upstreams] == ["demo"]
-    assert parts.http.membership is None and parts.foundation.cluster is None
-
-
 @requirement("ops.stalls")
 def test_the_event_loop_is_watched_unless_that_is_switched_off() -> None:
     for gateway, is_watched in (({}, True), ({"stall_log_s": 0}, False)):
