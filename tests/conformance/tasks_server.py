@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from tests.support import task_server
 from tests.support.stdio_server import Call, Refusal, StdioServer, text, tools
 from tests.support.task_server import CAPABILITIES, EXTENSION, OVER, HttpTasks, Send, Task, TaskServer, on_stdio
 
@@ -82,11 +81,11 @@ class SuiteTasks(TaskServer):
         if name == "greet":
             return self.text(f"Hello, {arguments.get('name')}!")
         if name not in ALL:
-            raise task_server.Refusal(-32602, f"unknown tool {name}")
+            raise Refusal(-32602, f"unknown tool {name}")
         if EXTENSION not in params["_meta"][CAPABILITIES].get("extensions", {}):
             if name != "slow_compute":
                 data: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
-                raise task_server.Refusal(-32021, "tasks are required", data)
+                raise Refusal(-32021, "tasks are required", data=data)
             await asyncio.sleep(arguments.get("seconds", 0))
             return self.text("computed")
         if name == "test_tool_with_task":
@@ -94,7 +93,7 @@ class SuiteTasks(TaskServer):
                 return {"resultType": "input_required", "inputRequests": WHO, "requestState": "asked"}
             answers = params["inputResponses"]
             if params.get("requestState") != "asked" or "name" not in answers.get("user_name", {}).get("content", {}):
-                raise task_server.Refusal(-32602, "answers that nobody asked for")
+                raise Refusal(-32602, "answers that nobody asked for")
             arguments = answers
         return await super().call({**params, "arguments": arguments, "task": {"ttl": 60_000}}, send)
 
