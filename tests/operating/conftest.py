@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Playwright, expect, sync_playwright
 
 from tests.support.commands import run_command
 from tests.support.credentials import sha256
@@ -72,14 +72,17 @@ def cli() -> Cli:
     return run
 
 
+@contextlib.contextmanager
+def launched(playwright: Playwright) -> Iterator[Browser]:
+    chromium = str(program("chromium", "chromium"))
+    with playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser:
+        yield browser
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=str(program("chromium", "chromium")), args=["--no-sandbox"]
-        )
+    with sync_playwright() as playwright, launched(playwright) as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.operating.conftest import OPERATOR
 from tests.support.gateway_process import RunningGateway
@@ -24,13 +24,20 @@ def signed_in(context: BrowserContext, gateway: RunningGateway) -> Page:
     return page
 
 
+def on_device(browser: Browser, device: str) -> BrowserContext:
+    """A screen with `dark` colours, or that of a `phone`. What axe puts into a page is let through."""
+    size = {"width": 390, "height": 844} if device == "phone" else {"width": 1360, "height": 900}
+    scheme = "dark" if device == "dark" else "light"
+    return browser.new_context(color_scheme=scheme, bypass_csp=True, viewport=size)  # type: ignore[arg-type]  # sizes
+
+
 @cache
 def _axe() -> str:
     return (npm_packages({"axe-core": "4.10.3"}) / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
 
 
 def axe_violations(page: Page) -> list[str]:
-    """What axe finds. The context must have been opened with `bypass_csp`."""
+    """What axe finds in a page of a context of `on_device`."""
     page.evaluate(_axe())
     found = page.evaluate("axe.run()")["violations"]
     return [f"{v['id']}: {v['nodes'][0]['html'][:120]}" for v in found]

@@ -7,10 +7,10 @@ import time
 import httpx
 from playwright.sync_api import sync_playwright
 
-from tests.operating.conftest import OPERATOR, replica
+from tests.operating.conftest import launched, replica
+from tests.operating.console_browser import signed_in
 from tests.support.mcp_clients import Legacy
 from tests.support.redis_server import running_redis
-from tests.tools.programs import program
 
 _AGENTS = ("claude-desktop", "ci-agent", "research-agent", "inspector")
 _SECONDS = 36.0
@@ -27,30 +27,20 @@ def _work(url: str, name: str, end: threading.Event, fails: bool) -> None:
 
 
 def main(path: str) -> None:
-    with running_redis() as redis, replica(redis) as one, replica(redis) as other:
+    with running_redis() as redis, replica(redis) as one, replica(redis) as other, sync_playwright() as playwright:
         end = threading.Event()
         workers = [
-            threading.Thread(
-                target=_work,
-                daemon=True,
-                args=(f"{gateway.base}/servers/probe/mcp", name, end, name == "ci-agent" and gateway is one),
-            )
+            threading.Thread(target=_work, daemon=True, args=(gateway.at("probe"), name, end, name == "ci-agent"))
             for gateway in (one, other)
             for name in _AGENTS
         ]
         for worker in workers:
             worker.start()
         time.sleep(_SECONDS)
-        with sync_playwright() as playwright:
-            chromium = str(program("chromium", "chromium"))
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1240, "height": 760})
-            page.goto(f"{other.base}/admin")
-            page.get_by_label("Operator's key").fill(OPERATOR)
-            page.get_by_role("button", name="Sign in").click()
+        with launched(playwright) as browser:
+            page = signed_in(browser.new_context(viewport={"width": 1240, "height": 760}), other)
             page.wait_for_timeout(2_500)
             page.screenshot(path=path)
-            browser.close()
         end.set()
         for worker in workers:
             worker.join()

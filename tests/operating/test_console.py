@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.operating.conftest import Pair
-from tests.operating.console_browser import axe_violations, signed_in
+from tests.operating.console_browser import axe_violations, on_device, signed_in
 from tests.requirements import requirement
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import gone
@@ -137,9 +137,7 @@ def test_colours_are_chosen_and_stay(pair: Pair, browser: Browser) -> None:
 @requirement("ops.console-look")
 @pytest.mark.parametrize("device", ["dark", "phone"])
 def test_every_page_is_accessible_and_fits(pair: Pair, browser: Browser, failing: Legacy, device: str) -> None:
-    size = {"width": 390, "height": 844} if device == "phone" else {"width": 1360, "height": 900}
-    scheme = "dark" if device == "dark" else "light"
-    context = browser.new_context(color_scheme=scheme, bypass_csp=True, viewport=size)  # type: ignore[arg-type]  # sizes
+    context = on_device(browser, device)
     page = context.new_page()
     page.goto(f"{pair[0].base}/admin")
     found = {"sign-in": axe_violations(page)}

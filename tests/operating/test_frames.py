@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.operating.conftest import ADMIN, Pair, replica
-from tests.operating.console_browser import axe_violations, signed_in
+from tests.operating.console_browser import axe_violations, on_device, signed_in
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
@@ -201,9 +201,7 @@ def test_the_page_of_a_session_shows_them_as_they_pass(
     watched_pair: Pair, http: httpx.Client, browser: Browser, device: str
 ) -> None:
     client, session = opened(watched_pair[0], http, Legacy)
-    size = {"width": 390, "height": 844} if device == "phone" else {"width": 1360, "height": 900}
-    scheme = "dark" if device == "dark" else "light"
-    context = browser.new_context(color_scheme=scheme, bypass_csp=True, viewport=size)  # type: ignore[arg-type]  # sizes
+    context = on_device(browser, device)
     page = signed_in(context, watched_pair[1])
     page.goto(f"{watched_pair[1].base}/admin/sessions/{session}")
     button = page.get_by_role("button", name="Switch on for 10 minutes")

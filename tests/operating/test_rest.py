@@ -100,21 +100,10 @@ def test_all_sessions_of_a_client_are_ended_on_every_replica(
 def test_nothing_that_operators_are_shown_opens_a_session(pair: Pair, ops: httpx.Client, http: httpx.Client) -> None:
     here, there = pair
     session = json.loads(tool_text(Modern(probe(here), http).tool("env")))["MCP_SESSION_ID"]
-    pages = [
-        ops.get(f"{gateway.base}{path}").text
-        for gateway in pair
-        for path in (
-            "/admin",
-            "/admin/sessions",
-            f"/admin/sessions/{session[:8]}",
-            "/admin/events",
-            "/admin/api/sessions",
-            f"/admin/api/sessions/{session[:8]}",
-            "/admin/api/replicas",
-            "/admin/api/events",
-            "/metrics",
-        )
-    ]
+    own = f"sessions/{session[:8]}"
+    paths = ("", "/sessions", f"/{own}", "/events", "/api/sessions", f"/api/{own}", "/api/replicas", "/api/events")
+    urls = [f"{gateway.base}{path}" for gateway in pair for path in (*(f"/admin{path}" for path in paths), "/metrics")]
+    pages = [ops.get(url).text for url in urls]
     assert any(session[:8] in page for page in pages)
     assert not any(session in page for page in pages) and not any(OPERATOR in page for page in pages)
     # Nor does the log, nor an id written in full into an address.
