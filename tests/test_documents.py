@@ -229,21 +229,14 @@ def _serving(text: str, world: World, folder: Path) -> Iterator[str]:
         text=True,
         start_new_session=True,
     )
-    assert process.stderr is not None
-    lines: list[str] = []
-    with process.stderr as stderr:
-        try:
-            for line in stderr:
-                lines.append(line)
-                if line.startswith("ready http://"):
-                    yield line.split()[1].removesuffix("/mcp")
-                    break
-            else:
-                raise AssertionError("".join(lines))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait(20)
+    gateway = RunningGateway(process)
+    try:
+        gateway.wait_ready()
+        yield gateway.base
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(20)
 
 
 def test_the_call_in_the_readme_finds_its_session_again(demo: RunningGateway) -> None:

@@ -121,9 +121,7 @@ async def test_a_master_that_dies_is_replaced_and_nothing_is_gone() -> None:
 
 @requirement("spec.stream-log")
 @pytest.mark.anyio
-async def test_a_node_that_does_not_answer_delays_nothing_of_the_others(
-    patient: RunningCluster,
-) -> None:
+async def test_a_node_that_does_not_answer_delays_nothing_of_the_others(patient: RunningCluster) -> None:
     backend = RedisBackend(patient.url)
     await backend.open()
     sick, *healthy = SESSIONS
