@@ -74,11 +74,10 @@ def test_replicas_add_up_to_one_point_a_step_and_steps_without_calls_are_there()
 @pytest.mark.parametrize(
     ("counts", "total_s", "longest_s", "p50_s", "p99_s"),
     [
-        ([1], 4.2, 0.0, (4.2, 4.2), 4.2),
-        ([1, 1], 8.0, 0.0, (0.0, 8.0), 8.0),
-        ([1, 1], 9.61, 5.42, (4.19, 5.42), 5.42),
+        ([1], 4.2, 0.0, (4.2, 4.2), 4.2),  # as long as the only one
+        ([1, 1], 8.0, 0.0, (0.0, 8.0), 8.0),  # no longer than all together
+        ([1, 1], 9.61, 5.42, (4.19, 5.42), 5.42),  # no longer than the longest
     ],
-    ids=["as long as the only one", "no longer than all together", "no longer than the longest"],
 )
 def test_no_duration_is_longer_than_the_calls_were(
     counts: list[int], total_s: float, longest_s: float, p50_s: tuple[float, float], p99_s: float

@@ -67,17 +67,12 @@ def test_each_variable_has_its_source_and_secrets_are_never_shown() -> None:
     assert not [one for one in found.values() if SECRET in (one.value or "")]
 
 
-def test_before_a_process_runs_the_names_are_known_and_what_it_will_inherit() -> None:
+def test_of_no_process_the_names_are_known_and_one_of_many_sessions_has_nothing_of_one() -> None:
     found = {one.name: one.value for one in variables_of(SOURCES, None)}
     assert found["PATH"] == "/usr/bin" and found["HOME"] is None and "npm_config_x" not in found
-
-
-def test_a_process_of_many_sessions_has_nothing_of_one() -> None:
     shared = Sources(where="mcpServers.files.env", inherited={"PATH": "/bin"}, own={"A": "1"}, is_of_session=False)
-    assert [(one.name, one.origin) for one in variables_of(shared, {})] == [
-        ("A", "configuration"),
-        ("PATH", "inherited"),
-    ]
+    origins = {one.name: one.origin for one in variables_of(shared, {})}
+    assert origins == {"A": "configuration", "PATH": "inherited"}
 
 
 def test_headers_of_a_server_behind_a_url_have_their_sources() -> None:

@@ -41,8 +41,8 @@ async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() ->
     await audit.flush()
     expired, ended = await trail.recent()
     assert (ended.principal, ended.endpoint) == (str(session.principal), session.endpoint)
-    assert (ended.correlation, ended.lasted_s, ended.calls) == ("c-1", 90.0, 3)
-    assert (ended.workspace, ended.trust, expired.calls) == ("w-1", "sandboxed", 0)
+    assert (ended.correlation, ended.lasted_s, ended.calls, expired.calls) == ("c-1", 90.0, 3, 0)
+    assert (ended.workspace, ended.trust) == ("w-1", "sandboxed")
     assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
 
 
