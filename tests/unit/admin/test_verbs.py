@@ -194,9 +194,11 @@ def test_only_failing_and_only_busy_have_an_order_of_their_own() -> None:
 
 
 @requirement("ops.session-list")
-def test_a_cursor_that_is_none_is_refused_and_a_filter_is_told_in_words() -> None:
+def test_cursors_and_orders_that_are_none_are_refused_and_a_filter_is_told_in_words() -> None:
     with pytest.raises(OperatorError, match="after: give what the page before has"):
         Selection(SessionQuery(after="x~abcd"))
+    with pytest.raises(OperatorError, match="sort: must be one of id, used"):
+        sort_named("age")
     assert SessionFilter.of({"failing": "true", "state": "idle"}).given == {"state": "idle", "failing": "true"}
     assert str(SessionFilter(client="a", failing=True)) == "client a and failing calls"
 

@@ -1,8 +1,7 @@
 """`gateway.doctor.checks`: which checks run, in which order, and what is said of servers and clients."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from gateway.doctor.findings import Finding
 from gateway.doctor.running import check_running
 from gateway.doctor.servers import check_servers
 from tests.requirements import requirement
+from tests.support.http_thread import Handler, answering
 
 pytestmark = pytest.mark.anyio
 
@@ -85,22 +85,20 @@ async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
     assert "not checked: notes, search" in findings[-1].what and findings[-1].do
 
 
+class Operators(Handler):
+    """Serves operators alone, and says that it is ready."""
+
+    def do_GET(self) -> None:
+        known = {"/admin/api/warnings": b"[]", "/readyz": b'{"ready": true, "draining": false}'}
+        self.respond(200 if self.path in known else 404, body=known.get(self.path, b"no"))
+
+    do_POST = do_GET
+
+
 @pytest.fixture
-async def base() -> AsyncIterator[str]:
-    """The URL of a listener that serves operators alone, and says that it is ready."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        known = {b"/admin/api/warnings": b"[]", b"/readyz": b'{"ready": true, "draining": false}'}
-        body = known.get(head.split(b" ")[1], b"no")
-        status = b"404 Not Found" if body == b"no" else b"200 OK"
-        writer.write(b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+def base() -> Iterator[str]:
+    with answering(Operators) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @requirement("ops.config")
