@@ -1,12 +1,12 @@
 """What becomes of sessions and calls whose owner died behind an address that accepts, or together with the store."""
 
-import threading
+from functools import partial
 from pathlib import Path
 
 import httpx
 
-from tests.cluster.test_lost_owners import behind_a_relay, through
-from tests.cluster.test_replicas import LEASE_S, replica, retried
+from tests.cluster.test_lost_owners import behind_a_relay
+from tests.cluster.test_replicas import LEASE_S, in_background, replica, retried, through
 from tests.requirements import requirement
 from tests.support.mcp_clients import Legacy, error_of, restarted, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
@@ -36,25 +36,19 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
             client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
             tool_text(client.tool("pid"))
             far = through(other, "probe", client)
-            answers: dict[str, httpx.Response] = {}
             notes = {tool: tmp_path / tool for tool in ("sleep", "nap")}
-
-            def calling(tool: str) -> None:
-                answers[tool] = far.tool(tool, {"seconds": 3, "note": str(notes[tool])})
-
-            threads = [threading.Thread(target=calling, args=(tool,)) for tool in notes]
-            for thread in threads:
-                thread.start()
+            calls = {
+                tool: in_background(partial(far.tool, tool, {"seconds": 3, "note": str(note)}))
+                for tool, note in notes.items()
+            }
             assert eventually(lambda: all(note.exists() for note in notes.values()), within_s=5)
             redis.stop()
             owner.kill()
-            assert not eventually(lambda: bool(answers), within_s=1), [each.text for each in answers.values()]
+            assert not eventually(lambda: any(call.done() for call in calls.values()), within_s=1)
             redis.start()
-            for thread in threads:
-                thread.join(40)
-            for answer in answers.values():
+            for answer in (call.result(40) for call in calls.values()):
                 assert answer.status_code == 200 and "retry-after" not in answer.headers, answer.text
-            assert error_of(answers["sleep"])["code"] == -32014
+            assert error_of(calls["sleep"].result())["code"] == -32014
             assert notes["sleep"].read_text() == "called\n"
 
 
@@ -69,11 +63,8 @@ def test_a_call_whose_owner_lives_behind_something_that_died_is_made_once(
         far = through(other, "probe", client)
         tool_text(far.tool("pid"))
         relay.loses_answers = True
-        answers: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: answers.append(far.tool("sleep", {"seconds": 0, "note": str(note)})))
-        thread.start()
+        call = in_background(lambda: far.tool("sleep", {"seconds": 0, "note": str(note)}))
         assert eventually(note.exists, within_s=5)
         relay.close()
-        thread.join(30)
-        assert error_of(answers[0])["code"] == -32014, "nobody can know, so nobody says that it was not"
+        assert error_of(call.result(30))["code"] == -32014, "nobody can know, so nobody says that it was not"
         assert note.read_text() == "called\n"

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,12 +23,13 @@ from gateway.config.settings import load
 from gateway.serving.drain import HAND_OVER_S
 from gateway.serving.paths import HEALTH, READY
 from gateway.serving.uvicorn_server import DRAIN_TIMEOUT_S
+from tests.cluster.stand_in import StandIn, balanced
 from tests.requirements import requirement
 from tests.support.chart import usual
 from tests.support.compose_topology import running_balancer, running_nginx
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import ROOT, RunningGateway
 from tests.support.mcp_clients import Modern, modern_body, modern_headers, tool_text
 from tests.tools.programs import program
 
@@ -325,71 +325,7 @@ def test_with_keys_nobody_is_served_without_one(http: httpx.Client) -> None:
         assert json.loads(tool_text(answer))["principal"] == "api-key:alice"
 
 
-@requirement("wall.defaults", "ops.deploy")
-def test_the_manifests_start_nothing_that_asks_nobody(tmp_path: Path, http: httpx.Client) -> None:
-    manifests = usual()
-    pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-    given |= {"MCP_GATEWAY_STORE": "memory://", "MCP_GATEWAY_ADVERTISE": "", "MCP_GATEWAY_ADMIN__LISTEN": ""}
-    config = tmp_path / "mcp.json"
-    arguments = [*container["args"][1:-2], "--config", str(config), "--port", "0"]
-    for options, starts in (({}, False), ({"api_keys": {"alice": sha256(KEYS["alice"])}}, True)):
-        config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": options}), encoding="utf-8")
-        if not starts:
-            asked = [sys.executable, "-m", "gateway", "run", *arguments]
-            ran = subprocess.run(
-                asked, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **given}
-            )
-            assert ran.returncode == 2 and "callers need no credential" in ran.stderr
-            continue
-        with running_gateway(options=options, env=given, arguments=container["args"][1:-2]) as gateway:
-            url = gateway.url.replace("0.0.0.0", "127.0.0.1")
-            host = {"Host": "mcp-session-gateway"}
-            assert Modern(url, http, headers=host).tool("whoami").status_code == 401
-            assert Modern(url, http, headers=host | bearer(KEYS["alice"])).tool("whoami").status_code == 200
-            assert Modern(url, http, headers=bearer(KEYS["alice"])).tool("whoami").status_code == 421
-            assert httpx.get(url.replace("/mcp", "/readyz")).status_code == 200, "probes name no host of ours"
-
-
 # -- what their load balancers pass on
-
-
-class Recorder:
-    """In a gateway's place: keeps each request's head and body as it came."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.requests: list[tuple[str, bytes]] = []
-        self._listener = listener
-        self.port = int(listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            data = b""
-            while b"\r\n\r\n" not in data:
-                data += connection.recv(65_536) or b"\r\n\r\n"
-            head, _, body = data.partition(b"\r\n\r\n")
-            length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
-            while length and len(body) < int(length[1]):
-                body += connection.recv(65_536)
-            if b"/readyz" not in head.split(b"\r\n")[0]:
-                self.requests.append((head.decode("latin-1"), body))
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
-
-
-@contextlib.contextmanager
-def balancer(kind: str, recorder: Recorder) -> Iterator[int]:
-    place = f"127.0.0.1:{recorder.port}"
-    running = running_nginx if kind == "nginx" else running_balancer
-    with running([place] * 3) as url:
-        yield int(url.rpartition(":")[2])
 
 
 def said(port: int, head: str, body: bytes = b"") -> bytes:
@@ -413,13 +349,11 @@ def test_a_load_balancer_passes_on_no_upgrade_and_no_word_that_is_its_own(kind: 
         ("Connection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMAAABk", inner),
         ("X-Forwarded-For: 9.9.9.9\nX-Forwarded-Proto: https\nForwarded: for=9.9.9.9", b""),
     ]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        recorder = Recorder(listener)
-        with balancer(kind, recorder) as port:
-            for headers, body in offered:
-                answer = said(port, f"POST /mcp HTTP/1.1\nHost: a\nContent-Length: {len(body)}\n{headers}", body)
-                assert answer.startswith(b"HTTP/1.1 200"), answer
-            mangled = said(port, "GET /mcp HTTP/1.1\nHost: a\nX_Forwarded_For: 9.9.9.9\nConnection: close")
+    with balanced(kind) as (port, recorder):
+        for headers, body in offered:
+            answer = said(port, f"POST /mcp HTTP/1.1\nHost: a\nContent-Length: {len(body)}\n{headers}", body)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+        mangled = said(port, "GET /mcp HTTP/1.1\nHost: a\nX_Forwarded_For: 9.9.9.9\nConnection: close")
     assert [body for _, body in recorder.requests[:3]] == [inner, inner, b""], "a body is a body"
     for head, _ in recorder.requests:
         assert not re.search(r"(?im)^(upgrade|http2-settings|forwarded):", head), head
@@ -449,8 +383,8 @@ def machine_that_is_gone() -> Iterator[str]:
 @requirement("ops.deploy")
 def test_nginx_goes_on_without_a_machine_that_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, machine_that_is_gone() as gone:
-        recorder = Recorder(listener)
-        with running_nginx([gone, *[f"127.0.0.1:{recorder.port}"] * 2]) as url:
+        recorder = StandIn(listener)
+        with running_nginx([gone, *[recorder.place] * 2]) as url:
             for _ in range(3):
                 answer = said(int(url.rpartition(":")[2]), "POST /mcp HTTP/1.1\nHost: a\nContent-Length: 2", b"{}")
                 assert answer.startswith(b"HTTP/1.1 200"), answer
@@ -459,10 +393,8 @@ def test_nginx_goes_on_without_a_machine_that_is_gone() -> None:
 
 @requirement("wall.defaults", "ops.deploy")
 def test_nginx_passes_on_one_spelling_of_a_path() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        recorder = Recorder(listener)
-        with balancer("nginx", recorder) as port:
-            for path in ("/x/../mcp", "//mcp", "/%6dcp", "/./mcp?a=%2F"):
-                said(port, f"GET {path} HTTP/1.1\nHost: a\nConnection: close")
+    with balanced("nginx") as (port, recorder):
+        for path in ("/x/../mcp", "//mcp", "/%6dcp", "/./mcp?a=%2F"):
+            said(port, f"GET {path} HTTP/1.1\nHost: a\nConnection: close")
     paths = [head.split(" ")[1] for head, _ in recorder.requests]
     assert paths == ["/mcp", "/mcp", "/mcp", "/mcp?a=%2F"]

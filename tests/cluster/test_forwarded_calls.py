@@ -1,7 +1,6 @@
 """Calls of clients that stay on one connection to a replica which does not own their session."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.cluster.test_replicas import SERVERS, retried
+from tests.cluster.test_replicas import SERVERS, in_background, retried
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway, replicas
@@ -110,17 +109,13 @@ def test_the_death_of_the_owner_loses_no_call_that_had_not_begun(redis_server: R
             for _ in range(4):
                 tool_text(client.tool("pid"))
         note = tmp_path / "note"
-        answers: list[httpx.Response] = []
-        arguments = {"seconds": 30, "note": str(note)}
-        thread = threading.Thread(target=lambda: answers.append(clients[0].tool("sleep", arguments)))
-        thread.start()
+        call = in_background(lambda: clients[0].tool("sleep", {"seconds": 30, "note": str(note)}))
         assert eventually(note.exists, within_s=5)
         pair.owner.kill()
         for client in clients[1:]:
             answer = retried(lambda client=client: client.tool("pid"), within_s=5)
             assert restarted(answer) == {"reason": "takeover"}
-        thread.join(15)
-        assert error_of(answers[0])["code"] == -32014 and note.read_text() == "called\n"
+        assert error_of(call.result(15))["code"] == -32014 and note.read_text() == "called\n"
         before = became(pair.front)["direct"]
         for _ in range(6):
             tool_text(clients[1].tool("pid"))

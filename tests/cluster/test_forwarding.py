@@ -16,7 +16,6 @@ from transports.peer_channel import (
     PeerCall,
     PeerChannel,
     PeerConnectionLost,
-    PeerRefused,
     PeerTimedOut,
     open_channel,
 )
@@ -90,21 +89,6 @@ async def test_work_in_progress_gives_heartbeats_and_a_stopped_process_none() ->
             go_on.set()
             with pytest.raises(PeerConnectionLost):
                 await call.next()
-
-
-@requirement("rep.honest")
-async def test_who_leaves_is_noticed_on_both_sides() -> None:
-    left = asyncio.Event()
-    async with answering(lambda call: call.attend(left.set)) as (_, port, _cut):
-        async with opened(port) as channel:
-            channel.ask(b"c", b"", b"").close()
-            async with asyncio.timeout(5):
-                await left.wait()
-            call = channel.ask(b"c", b"", b"")
-    with pytest.raises(PeerConnectionLost):
-        await call.next()
-    with pytest.raises(PeerRefused):
-        await open_channel(f"127.0.0.1:{port}", "peer", KEYS)
 
 
 # -- strangers at the internal listener

@@ -14,7 +14,6 @@ from tests.support.redis_server import running_redis
 from tests.support.waiting import descendants, eventually
 from tests.support.wire import PipeliningClient
 from tests.support.worker_processes import Workers, call, running_workers, worker_processes
-from transports.inbound.hand_over import MOST_MOVES
 
 pytestmark = requirement("rep.workers")
 
@@ -63,14 +62,6 @@ def test_after_its_first_call_a_connection_is_with_the_owner_of_its_session(work
     assert (since.forwarded, since.moved) == (1, {"given": 1, "taken": 1})
 
 
-def test_a_connection_of_the_owner_stays(workers: Workers) -> None:
-    token, since = workers.session(1), Since(workers)
-    with workers.connected(1) as client:
-        client.write(call(client, token), call(client, token))
-        assert texts(client, 2) == ["2", "3"]
-    assert (since.forwarded, since.moved) == (0, {})
-
-
 @requirement("wall.framing")
 @pytest.mark.parametrize("cut", [0, 1, 40])
 def test_requests_that_come_together_are_all_answered_in_order(workers: Workers, cut: int) -> None:
@@ -97,17 +88,6 @@ def test_a_large_answer_is_complete_before_the_connection_moves(workers: Workers
             client.write(call(client, token))
             assert texts(client, 1) == [str(number)]
     assert since.moved == {"given": 1, "taken": 1} and since.forwarded <= 2
-
-
-def test_a_connection_with_requests_of_many_sessions_moves_a_few_times(workers: Workers) -> None:
-    tokens, since = [workers.session(0), workers.session(1)], Since(workers)
-    with workers.connected(0) as client:
-        for number in range(2, 12):
-            for token in tokens:
-                client.write(call(client, token))
-                assert texts(client, 1) == [str(number)]
-    assert since.moved == {"given": MOST_MOVES, "taken": MOST_MOVES}
-    assert MOST_MOVES <= since.forwarded <= MOST_MOVES + 10
 
 
 def test_who_has_no_session_here_moves_nothing(workers: Workers) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import psutil
 
-from tests.cluster.test_lost_owners import demo_owner, through
-from tests.cluster.test_replicas import Wandering, replicas
+from tests.cluster.test_lost_owners import demo_owner
+from tests.cluster.test_replicas import Wandering, replicas, through
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway
 from tests.support.mcp_clients import tool_text

@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from tests.cluster.test_replicas import (
     LEASE_S,
     SERVERS,
     Wandering,
+    in_background,
     owner_of,
     replica,
     replicas,
     retried,
+    through,
 )
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
@@ -43,13 +45,6 @@ probe = pytest.mark.parametrize("two", ["probe"], indirect=True)
 demo = pytest.mark.parametrize("two", ["demo"], indirect=True)
 
 
-def through(gateway: RunningGateway, path: str, client: Legacy) -> Legacy:
-    """The same client, at that replica."""
-    other = Legacy(f"{gateway.base}/servers/{path}/mcp", client.http)
-    other.session = client.session
-    return other
-
-
 def demo_owner(gateways: list[RunningGateway]) -> RunningGateway:
     """Who has a process of a session's (each has one that answers what needs no session)."""
     return next(g for g in gateways if any(p.environ().get("MCP_SESSION_ID") for p in descendants(g.pid)))
@@ -64,13 +59,10 @@ def test_a_call_that_may_be_repeated_is_made_again_where_the_session_goes(
     client = Wandering(two, "probe", http).open()
     owner = owner_of(two, client)
     calling = through(next(g for g in two if g is not owner), "probe", client)
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(calling.tool("nap", {"seconds": 2, "note": str(note)})))
-    thread.start()
+    call = in_background(lambda: calling.tool("nap", {"seconds": 2, "note": str(note)}))
     assert eventually(note.exists, within_s=5)
     owner.kill()
-    thread.join(15)
-    assert tool_text(answers[0]) == "slept" and restarted(answers[0]) == {"reason": "takeover"}
+    assert tool_text(call.result(15)) == "slept" and restarted(call.result()) == {"reason": "takeover"}
     assert note.read_text() == "called\n" * 2
 
 
@@ -153,9 +145,7 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         old = tool_text(client.tool("pid"))
         far = through(other, "probe", client)
         assert tool_text(far.tool("pid")) == old
-        calls: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: calls.append(far.tool("sleep", {"seconds": 30, "note": str(note)})))
-        thread.start()
+        call = in_background(lambda: far.tool("sleep", {"seconds": 30, "note": str(note)}))
         assert eventually(note.exists, within_s=5)
         child = psutil.Process(int(old))
         relay.cut()
@@ -166,20 +156,12 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         answer = near.tool("pid")
         assert restarted(answer) == {"reason": "takeover"} and tool_text(answer) != old
         assert time.monotonic() - began < LEASE_S + 4
-        thread.join(15)
-        assert error_of(calls[0])["code"] == -32014
+        assert error_of(call.result(15))["code"] == -32014
         assert tool_text(client.tool("pid")) == tool_text(answer), "the old owner forwards now"
         assert gone([child], within_s=5) and note.read_text() == "called\n"
 
 
 # -- streams that are resumed at another owner
-
-
-def at(gateway: RunningGateway, client: Legacy, http: httpx.Client) -> Legacy:
-    """The same client of the probe, at that replica."""
-    other = Legacy(f"{gateway.base}/servers/probe/mcp", http)
-    other.session = client.session
-    return other
 
 
 def killed_in_a_call(owner: RunningGateway, client: Legacy, tool: str, note: Path) -> str:
@@ -221,24 +203,20 @@ def test_a_call_that_may_be_repeated_is_made_again_once_when_its_client_comes_ba
     with replicas(redis_server, 3, "probe") as (owner, *others):
         client = Legacy(f"{owner.base}/servers/probe/mcp", http).open()
         begun = killed_in_a_call(owner, client, "nap", note)
-        answers: list[list[tuple[str, Any]]] = []
 
-        def resume(gateway: RunningGateway) -> None:
+        def resume(gateway: RunningGateway) -> list[tuple[str, Any]]:
             with httpx.Client(timeout=20) as own:
-                answers.append(rest_of(at(gateway, client, own), begun))
+                return rest_of(through(gateway, "probe", client, own), begun)
 
-        threads = [threading.Thread(target=resume, args=(gateway,)) for gateway in others * 2]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        resume(others[0])
-        assert len(answers) == 5 and all(answer == answers[0] for answer in answers), "one stream, which all follow"
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(resume, others * 2))
+        answers.append(resume(others[0]))
+        assert all(answer == answers[0] for answer in answers), "one stream, which all follow"
         ((event_id, answer),) = answers[0]
         assert answer["id"] == "mine" and answer["result"]["content"][0]["text"] == "slept"
         assert answer["result"]["_meta"][RESTARTED] == {"reason": "takeover"}
         assert note.read_text() == "called\n" * 2
-        assert rest_of(at(others[1], client, http), event_id) == []
+        assert rest_of(through(others[1], "probe", client, http), event_id) == []
 
 
 @probe
@@ -249,7 +227,7 @@ def test_a_call_that_may_not_be_repeated_is_executed_once(
     note = tmp_path / "note"
     client = Legacy(f"{two[0].base}/servers/probe/mcp", http).open()
     begun = killed_in_a_call(two[0], client, "sleep", note)
-    ((_, answer),) = rest_of(at(two[1], client, http), begun)
+    ((_, answer),) = rest_of(through(two[1], "probe", client, http), begun)
     assert (answer["id"], answer["error"]["code"]) == ("mine", -32014) and note.read_text() == "called\n"
 
 
@@ -268,7 +246,7 @@ def test_a_gateway_that_is_started_again_makes_the_call_again(http: httpx.Client
         begun = killed_in_a_call(gateway, client, "nap", note)
     with alone(tmp_path / "store") as gateway:
         for _ in range(2):
-            ((_, answer),) = rest_of(at(gateway, client, http), begun)
+            ((_, answer),) = rest_of(through(gateway, "probe", client, http), begun)
             assert answer["id"] == "mine" and answer["result"]["content"][0]["text"] == "slept"
             assert answer["result"]["_meta"][RESTARTED] == {"reason": "gateway_restart"}
     assert note.read_text() == "called\n" * 2

@@ -13,8 +13,7 @@ import pytest
 from session_store import KeyRing
 from session_store.tokens import Purpose
 from tests.cluster.test_impostors import internal_port
-from tests.cluster.test_lost_owners import through
-from tests.cluster.test_replicas import KEYS, SERVERS
+from tests.cluster.test_replicas import KEYS, SERVERS, through
 from tests.requirements import requirement
 from tests.support.certificates import Authority
 from tests.support.gateway_process import running_gateway

@@ -6,8 +6,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -25,6 +26,7 @@ KEYS = {"MCP_GATEWAY_KEYS": "k" * 40}
 # Without a sandbox: calls tell the probe of files to leave a note in.
 SERVERS = {"demo": server(DEMO), "probe": server(PROBE, sandbox="off")}
 LEASE_S = 5.0
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -70,6 +72,21 @@ class Wandering(Legacy):
         return super().post(body, headers)
 
 
+def through(gateway: RunningGateway, path: str, client: Legacy, http: httpx.Client | None = None) -> Legacy:
+    """The same client, at that replica."""
+    other = Legacy(gateway.at(path), http or client.http)
+    other.session = client.session
+    return other
+
+
+def in_background(call: Callable[[], T]) -> "Future[T]":
+    """A call in a thread of its own."""
+    pool = ThreadPoolExecutor(1)
+    begun = pool.submit(call)
+    pool.shutdown(wait=False)
+    return begun
+
+
 def owner_of(gateways: list[RunningGateway], client: Legacy) -> RunningGateway:
     """The replica that has the session's process."""
     pid = int(tool_text(client.tool("pid")))
@@ -86,20 +103,8 @@ def test_messages_of_legacy_clients_may_land_anywhere(steady: list[RunningGatewa
             assert [tool_text(client.tool("count")) for _ in range(10)] == [str(i) for i in range(1, 11)]
             assert json.loads(tool_text(client.tool("whoami")))["workspace"] == f"w{n}"
 
-    failures: list[BaseException] = []
-
-    def guarded(n: int) -> None:
-        try:
-            work(n)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures[0]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(work, range(12)))
 
 
 @requirement("rep.drain")
@@ -169,11 +174,8 @@ def test_a_paused_owner_loses_its_sessions_and_never_answers_for_them(
     # Looked at while all of them live: one that is ending has no command line any more.
     servers = [p for p in descendants(owner.pid) if "probe_server" in " ".join(p.cmdline())]
     others = [gateway for gateway in two if gateway is not owner]
-    direct = Legacy(f"{owner.base}/servers/probe/mcp", httpx.Client(timeout=60))
-    direct.session = client.session
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(direct.tool("sleep", {"seconds": 2})))
-    thread.start()
+    direct = through(owner, "probe", client, httpx.Client(timeout=60))
+    call = in_background(lambda: direct.tool("sleep", {"seconds": 2}))
     time.sleep(1.0)
     owner.process.send_signal(signal.SIGSTOP)
     try:
@@ -184,9 +186,8 @@ def test_a_paused_owner_loses_its_sessions_and_never_answers_for_them(
         assert time.monotonic() - began < LEASE_S + 3
     finally:
         owner.process.send_signal(signal.SIGCONT)
-    thread.join(20)
+    assert error_of(call.result(20))["code"] == -32014, "it does not answer for what it has lost"
     direct.http.close()
-    assert error_of(answers[0])["code"] == -32014, "it does not answer for what it has lost"
     pid = int(tool_text(client.tool("pid")))
     assert pid in [p.pid for gateway in others for p in descendants(gateway.pid)]
     assert servers and eventually(lambda: sum(not gone([p], within_s=0) for p in servers) <= 1), "one lists, for nobody"

@@ -1,8 +1,6 @@
 """`run --workers N`: replicas in processes of their own on one port."""
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +8,9 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, gone
 from tests.support.worker_processes import KEYS
@@ -45,17 +44,5 @@ def test_nothing_is_left_when_the_parent_ends(redis_server: RunningRedis, how: s
 @requirement("ops.config")
 @pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/sessions.db"])
 def test_a_store_of_one_process_refuses_several(store: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gateway",
-        "run",
-        "--workers",
-        "2",
-        "--store",
-        store.format(tmp_path),
-        "--",
-        "true",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    ran = run_command("run", "--workers", "2", "--store", store.format(tmp_path), "--", "true")
     assert ran.returncode == 2 and "more than one worker needs redis://" in ran.stderr
