@@ -19,7 +19,7 @@ from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, UNLIMITED, running_gateway, server
 from tests.tools.obtain import node, npm_packages, python_with
 
-__all__ = ["MODES", "PROGRAMS", "ROWS", "Gateways", "Row", "gateways", "outcomes", "table"]
+__all__ = ["IN_MAKE_TEST", "MODES", "PROGRAMS", "ROWS", "Gateways", "Row", "gateways", "outcomes", "table"]
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
 KEY: Final = "MCP-Gateway-Session-Key"
@@ -34,18 +34,17 @@ NEW: Final = "new with each call"
 Command = Callable[[], list[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One client. `expected`: the outcome in each of `MODES`. `line` sends a session key, where `headers` or KEY hold
-    it. `in_make_test`: the client is run by `make test`, not by `make clients` alone."""
+    """One client. `line` sends a session key, where `headers` or KEY hold it. `expected`: the outcome in each of
+    `MODES`."""
 
     name: str
     program: str
     command: Command
+    line: str
     arguments: Command = list
     expected: tuple[str, str, str] = (OWN, OWN, LASTING)
-    line: str
-    in_make_test: bool = False
 
 
 def _python(**packages: str) -> Command:
@@ -66,122 +65,86 @@ def _this_python() -> list[str]:
     return [sys.executable]
 
 
-_MCP_REMOTE: Final = _npm_program("mcp-remote", "0.15.1", "mcp-remote/dist/proxy.js")
-_SCRIPT_LINE: Final = "{ requestInit: { headers } }"
+def _words(*words: str) -> Command:
+    return lambda: [*words]
 
-ROWS: Final = {
-    row.name: row
-    for row in (
-        Row(
-            name="Python SDK 1.30",
-            program="python_sdk_1.py",
-            command=_python(mcp="==1.30.0"),
-            line="streamablehttp_client(url, headers=headers)",
-            in_make_test=True,
-        ),
-        *(
-            Row(
-                name=f"Python SDK 2.3, {era}",
-                program="python_sdk_2.py",
-                command=_this_python,
-                arguments=lambda mode=mode: [mode],  # type: ignore[misc]  # a default binds it now
-                line="httpx2.AsyncClient(headers=headers)",
-                in_make_test=True,
-            )
-            for era, mode in (("2025-11-25", "legacy"), ("2026-07-28", "2026-07-28"))
-        ),
-        Row(
-            name="FastMCP 4.1",
-            program="fastmcp_client.py",
-            command=_python(fastmcp="==4.1.0"),
-            line="StreamableHttpTransport(url, headers=headers)",
-        ),
-        Row(
-            name="TypeScript SDK 1.32",
-            program="typescript.mjs",
-            command=_typescript,
-            arguments=lambda: ["1", "legacy"],
-            line=_SCRIPT_LINE,
-            in_make_test=True,
-        ),
-        Row(
-            name="TypeScript SDK 2.4, 2025-11-25",
-            program="typescript.mjs",
-            command=_typescript,
-            arguments=lambda: ["2", "legacy"],
-            line=_SCRIPT_LINE,
-            in_make_test=True,
-        ),
-        Row(
-            name="TypeScript SDK 2.4, 2026-07-28",
-            program="typescript.mjs",
-            command=_typescript,
-            arguments=lambda: ["2", "modern"],
-            expected=(NEW, DEFAULT, LASTING),
-            line=_SCRIPT_LINE,
-            in_make_test=True,
-        ),
-        Row(
-            name="TypeScript SDK 2.4, 2026-07-28, echoing `fetch`",
-            program="typescript.mjs",
-            command=_typescript,
-            arguments=lambda: ["2-echo", "modern"],
-            line=_SCRIPT_LINE,
-            in_make_test=True,
-        ),
-        Row(
-            name="LangChain MCP adapters 0.3",
-            program="langchain_adapters.py",
-            command=_python(**{"langchain-mcp-adapters": "==0.3.2"}),
-            expected=(NEW, NEW, LASTING),
-            line='{"transport": "streamable_http", "url": url, "headers": headers}',
-        ),
-        Row(
-            name="OpenAI Agents 0.24",
-            program="openai_agents.py",
-            command=_python(**{"openai-agents": "==0.24.0"}),
-            line='params = {"url": url, "headers": headers}',
-        ),
-        Row(
-            name="Pydantic AI 2.68",
-            program="pydantic_ai_client.py",
-            command=_python(**{"pydantic-ai-slim[mcp]": "==2.68.0"}),
-            line="MCPToolset(url, headers=headers)",
-        ),
-        Row(
-            name="Google ADK 2.13",
-            program="google_adk.py",
-            command=_python(**{"google-adk[mcp]": "==2.13.0"}),
-            line="StreamableHTTPConnectionParams(url=url, headers=headers)",
-        ),
-        *(
-            Row(
-                name=f"mcp-remote 0.15, {era}",
-                program="mcp_remote.py",
-                command=_this_python,
-                arguments=lambda protocol=protocol: [*_MCP_REMOTE(), protocol],  # type: ignore[misc]  # as above
-                line="mcp-remote URL --header MCP-Gateway-Session-Key:KEY",
-            )
-            for era, protocol in (("2025-11-25", "legacy"), ("2026-07-28", "auto"))
-        ),
-        Row(
-            name="Inspector 2.12, command line",
-            program="inspector.py",
-            command=_this_python,
-            arguments=_npm_program("@modelcontextprotocol/inspector", "2.12.0", ".bin/mcp-inspector"),
-            expected=(NEW, NEW, LASTING),
-            line='--header "MCP-Gateway-Session-Key: KEY"',
-        ),
-        Row(
-            name="curl, 2026-07-28",
-            program="curl.py",
-            command=_this_python,
-            expected=(NEW, DEFAULT, LASTING),
-            line="curl -H 'MCP-Gateway-Session-Key: KEY'",
-            in_make_test=True,
-        ),
-    )
-}
+
+def _mcp_remote(protocol: str) -> Command:
+    return lambda: [*_npm_program("mcp-remote", "0.15.1", "mcp-remote/dist/proxy.js")(), protocol]
+
+
+_HTTPX: Final = "httpx2.AsyncClient(headers=headers)"
+_SCRIPT: Final = "{ requestInit: { headers } }"
+_REMOTE: Final = "mcp-remote URL --header MCP-Gateway-Session-Key:KEY"
+_FORGETS: Final = (NEW, DEFAULT, LASTING)
+_ONCE: Final = (NEW, NEW, LASTING)
+
+_ROWS: Final = (
+    Row("Python SDK 1.30", "python_sdk_1.py", _python(mcp="==1.30.0"), "streamablehttp_client(url, headers=headers)"),
+    Row("Python SDK 2.3, 2025-11-25", "python_sdk_2.py", _this_python, _HTTPX, _words("legacy")),
+    Row("Python SDK 2.3, 2026-07-28", "python_sdk_2.py", _this_python, _HTTPX, _words("2026-07-28")),
+    Row(
+        "FastMCP 4.1",
+        "fastmcp_client.py",
+        _python(fastmcp="==4.1.0"),
+        "StreamableHttpTransport(url, headers=headers)",
+    ),
+    Row("TypeScript SDK 1.32", "typescript.mjs", _typescript, _SCRIPT, _words("1", "legacy")),
+    Row("TypeScript SDK 2.4, 2025-11-25", "typescript.mjs", _typescript, _SCRIPT, _words("2", "legacy")),
+    Row("TypeScript SDK 2.4, 2026-07-28", "typescript.mjs", _typescript, _SCRIPT, _words("2", "modern"), _FORGETS),
+    Row(
+        "TypeScript SDK 2.4, 2026-07-28, echoing `fetch`",
+        "typescript.mjs",
+        _typescript,
+        _SCRIPT,
+        _words("2-echo", "modern"),
+    ),
+    Row(
+        "LangChain MCP adapters 0.3",
+        "langchain_adapters.py",
+        _python(**{"langchain-mcp-adapters": "==0.3.2"}),
+        '{"transport": "streamable_http", "url": url, "headers": headers}',
+        expected=_ONCE,
+    ),
+    Row(
+        "OpenAI Agents 0.24",
+        "openai_agents.py",
+        _python(**{"openai-agents": "==0.24.0"}),
+        'params = {"url": url, "headers": headers}',
+    ),
+    Row(
+        "Pydantic AI 2.68",
+        "pydantic_ai_client.py",
+        _python(**{"pydantic-ai-slim[mcp]": "==2.68.0"}),
+        "MCPToolset(url, headers=headers)",
+    ),
+    Row(
+        "Google ADK 2.13",
+        "google_adk.py",
+        _python(**{"google-adk[mcp]": "==2.13.0"}),
+        "StreamableHTTPConnectionParams(url=url, headers=headers)",
+    ),
+    Row("mcp-remote 0.15, 2025-11-25", "mcp_remote.py", _this_python, _REMOTE, _mcp_remote("legacy")),
+    Row("mcp-remote 0.15, 2026-07-28", "mcp_remote.py", _this_python, _REMOTE, _mcp_remote("auto")),
+    Row(
+        "Inspector 2.12, command line",
+        "inspector.py",
+        _this_python,
+        '--header "MCP-Gateway-Session-Key: KEY"',
+        _npm_program("@modelcontextprotocol/inspector", "2.12.0", ".bin/mcp-inspector"),
+        _ONCE,
+    ),
+    Row(
+        "curl, 2026-07-28",
+        "curl.py",
+        _this_python,
+        "curl -H 'MCP-Gateway-Session-Key: KEY'",
+        expected=_FORGETS,
+    ),
+)
+ROWS: Final = {row.name: row for row in _ROWS}
+IN_MAKE_TEST: Final = sorted(name for name in ROWS if name.startswith(("Python SDK", "TypeScript SDK", "curl")))
+"""The others are run by `make clients` alone."""
 
 
 @dataclass(frozen=True, slots=True)

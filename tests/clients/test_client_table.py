@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.client_table import MODES, PROGRAMS, ROWS, Gateways, expected, gateways, outcomes
+from tests.clients.client_table import IN_MAKE_TEST, MODES, PROGRAMS, ROWS, Gateways, expected, gateways, outcomes
 from tests.requirements import requirement
 from tests.support.document_blocks import blocks
 from tests.support.gateway_process import ROOT
@@ -18,7 +18,7 @@ def both() -> Iterator[Gateways]:
 
 @requirement("cli.isolated", "cli.default", "cli.session-key")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", sorted(name for name, row in ROWS.items() if row.in_make_test))
+@pytest.mark.parametrize("name", IN_MAKE_TEST)
 def test_a_client_does_what_the_table_says(both: Gateways, name: str) -> None:
     row = ROWS[name]
     assert outcomes(row, both) == dict(zip(MODES, row.expected, strict=True))

@@ -18,8 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.matrix.run import Heard
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
+from tests.support.gateway_process import DEMO, ROOT, RunningGateway
 
 pytestmark = pytest.mark.anyio
 Era = Literal["legacy", "2026-07-28"]
@@ -59,18 +58,6 @@ async def test_twenty_clients_at_once_never_mix(demo: RunningGateway, era: Era) 
         told = await asyncio.gather(*(use() for _ in range(20)))
     assert len({session for session, _ in told}) == 20
     assert all(counts == ["1", "2", "3"] for _, counts in told)
-
-
-@requirement("life.affinity")
-async def test_a_modern_client_with_nothing_but_its_key_meets_its_session_again() -> None:
-    """There are no cookies."""
-    options = {"api_keys": {"alice": sha256(KEYS["alice"])}, "session": {"cookie": False}}
-    with running_gateway({"main": server(DEMO)}, options=options) as keyed:
-        counts = []
-        for _ in range(3):
-            async with client(keyed.url, "2026-07-28", headers=bearer(KEYS["alice"])) as connected:
-                counts.append(await text(connected, "count"))
-        assert counts == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("era", ["legacy", "2026-07-28", "auto"])

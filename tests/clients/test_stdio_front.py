@@ -11,13 +11,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import anyio
 import httpx
 import pytest
-from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.matrix.run import text
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
 from tests.support.mcp_clients import Legacy, modern_body, tool_text
@@ -30,22 +26,6 @@ pytestmark = pytest.mark.anyio
 
 def command(*more: str, child: Any = DEMO) -> list[str]:
     return [sys.executable, "-m", "gateway", "stdio", *more, "--", *child]
-
-
-@requirement("ctx.stdio-front", "ctx.isolated")
-async def test_calls_that_come_at_once_are_of_one_session() -> None:
-    program, *arguments = command()
-    parameters = StdioServerParameters(command=program, args=arguments, cwd=str(ROOT))
-    counts: list[int] = []
-    with anyio.fail_after(30):
-        async with Client(stdio_client(parameters), mode="2026-07-28") as client, anyio.create_task_group() as tasks:
-
-            async def count() -> None:
-                counts.append(int(text(await client.call_tool("count", {}))))
-
-            for _ in range(8):
-                tasks.start_soon(count)
-    assert sorted(counts) == list(range(1, 9))
 
 
 @requirement("ctx.stdio-front", "proc.gone")

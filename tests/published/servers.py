@@ -49,6 +49,14 @@ class PublishedServer:
     """True if `make test` runs it."""
 
 
+def _npx(package: str, *words: str, **more: Any) -> PublishedServer:
+    return PublishedServer(name=package, command=("npx", "-y", package, *words), **more)
+
+
+def _uvx(package: str, *words: str, **more: Any) -> PublishedServer:
+    return PublishedServer(name=package, command=("uvx", package, *words), **more)
+
+
 def _page_of(site: Site) -> dict[str, Any]:
     """A web server on this machine, which no profile reaches by itself."""
     return {"reach": [site.host]}
@@ -62,9 +70,8 @@ CHROMIUM: Final = "/usr/bin/chromium"
 
 
 SERVERS: Final = (
-    PublishedServer(
-        name="@modelcontextprotocol/server-filesystem",
-        command=("npx", "-y", "@modelcontextprotocol/server-filesystem"),
+    _npx(
+        "@modelcontextprotocol/server-filesystem",
         args=lambda site: [str(site.folder)],
         calls=lambda site: [
             Call("write_file", {"path": str(site.folder / "written.txt"), "content": "by a server"}, "Successfully"),
@@ -72,9 +79,8 @@ SERVERS: Final = (
         ],
         shows="writes a file and reads it",
     ),
-    PublishedServer(
-        name="@modelcontextprotocol/server-memory",
-        command=("npx", "-y", "@modelcontextprotocol/server-memory"),
+    _npx(
+        "@modelcontextprotocol/server-memory",
         env=lambda site: {"MEMORY_FILE_PATH": str(site.folder / "memory/memory.jsonl")},
         calls=lambda site: [
             Call(
@@ -86,16 +92,14 @@ SERVERS: Final = (
         ],
         shows="stores an entity in its file and finds it",
     ),
-    PublishedServer(
-        name="@modelcontextprotocol/server-everything",
-        command=("npx", "-y", "@modelcontextprotocol/server-everything"),
+    _npx(
+        "@modelcontextprotocol/server-everything",
         calls=lambda site: [Call("get-sum", {"a": 40, "b": 2}, "42")],
         shows="adds two numbers",
         is_quick=True,
     ),
-    PublishedServer(
-        name="@modelcontextprotocol/server-sequential-thinking",
-        command=("npx", "-y", "@modelcontextprotocol/server-sequential-thinking"),
+    _npx(
+        "@modelcontextprotocol/server-sequential-thinking",
         calls=lambda site: [
             Call(
                 "sequentialthinking",
@@ -105,9 +109,8 @@ SERVERS: Final = (
         ],
         shows="takes a thought",
     ),
-    PublishedServer(
-        name="@playwright/mcp",
-        command=("npx", "-y", "@playwright/mcp"),
+    _npx(
+        "@playwright/mcp",
         args=lambda site: ["--headless", "--isolated", "--no-sandbox", "--executable-path", CHROMIUM],
         calls=lambda site: [
             Call("browser_navigate", {"url": site.page}, "A page of the site"),
@@ -116,9 +119,8 @@ SERVERS: Final = (
         sandbox=_page_of,
         shows="opens a page in Chromium and reads what a script has written",
     ),
-    PublishedServer(
-        name="chrome-devtools-mcp",
-        command=("npx", "-y", "chrome-devtools-mcp"),
+    _npx(
+        "chrome-devtools-mcp",
         args=lambda site: [
             *("--headless", "--isolated", "--executablePath", CHROMIUM),
             *("--chromeArg=--no-sandbox", "--no-usage-statistics"),
@@ -130,44 +132,37 @@ SERVERS: Final = (
         sandbox=_page_of,
         shows="opens a page in Chromium",
     ),
-    PublishedServer(
-        name="@cyanheads/git-mcp-server",
-        command=("npx", "-y", "@cyanheads/git-mcp-server"),
-        args=lambda site: [],
+    _npx(
+        "@cyanheads/git-mcp-server",
         env=lambda site: {"GIT_BASE_DIR": str(site.folder), "MCP_TRANSPORT_TYPE": "stdio"},
         calls=lambda site: [Call("git_log", {"path": site.repository}, "The first commit")],
         shows="reads the log of a repository",
     ),
-    PublishedServer(
-        name="time-mcp",
-        command=("npx", "-y", "time-mcp"),
+    _npx(
+        "time-mcp",
         calls=lambda site: [Call("days_in_month", {"date": "2024-02-10"}, "29")],
         shows="counts the days of a month",
     ),
-    PublishedServer(
-        name="mcp-server-code-runner",
-        command=("npx", "-y", "mcp-server-code-runner"),
+    _npx(
+        "mcp-server-code-runner",
         calls=lambda site: [Call("run-code", {"code": "console.log(6 * 7)", "languageId": "javascript"}, "42")],
         shows="runs a program",
     ),
-    PublishedServer(
-        name="repomix",
-        command=("npx", "-y", "repomix", "--mcp"),
-        args=lambda site: [],
+    _npx(
+        "repomix",
+        "--mcp",
         calls=lambda site: [Call("pack_codebase", {"directory": site.repository}, "hello.py")],
         sandbox=lambda site: {"read": [site.repository]},
         shows="packs a repository, which no argument of its command names",
     ),
-    PublishedServer(
-        name="@eslint/mcp",
-        command=("npx", "-y", "@eslint/mcp"),
+    _npx(
+        "@eslint/mcp",
         calls=lambda site: [Call("lint-files", {"filePaths": [str(site.folder / "lint/bad.js")]}, "no-unused-vars")],
         sandbox=lambda site: {"read": [str(site.folder / "lint")]},
         shows="finds an unused variable",
     ),
-    PublishedServer(
-        name="mcp-echarts",
-        command=("npx", "-y", "mcp-echarts"),
+    _npx(
+        "mcp-echarts",
         calls=lambda site: [
             Call(
                 "generate_pie_chart",
@@ -177,25 +172,22 @@ SERVERS: Final = (
         ],
         shows="draws a chart",
     ),
-    PublishedServer(
-        name="mcp-server-git",
-        command=("uvx", "mcp-server-git"),
+    _uvx(
+        "mcp-server-git",
         args=lambda site: ["--repository", site.repository],
         calls=lambda site: [Call("git_log", {"repo_path": site.repository}, "The first commit")],
         shows="reads the log of a repository",
         is_quick=True,
     ),
-    PublishedServer(
-        name="mcp-server-fetch",
-        command=("uvx", "mcp-server-fetch"),
+    _uvx(
+        "mcp-server-fetch",
         args=lambda site: ["--ignore-robots-txt", "--allow-private-ips"],
         calls=lambda site: [Call("fetch", {"url": site.page}, "A second paragraph says")],
         sandbox=_page_of,
         shows="fetches a page as Markdown",
     ),
-    PublishedServer(
-        name="mcp-server-time",
-        command=("uvx", "mcp-server-time"),
+    _uvx(
+        "mcp-server-time",
         calls=lambda site: [
             Call("convert_time", {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}, "21:00")
         ],
@@ -212,22 +204,20 @@ SERVERS: Final = (
         ],
         shows="writes a row into a database and reads it",
     ),
-    PublishedServer(
-        name="mcp-server-calculator",
-        command=("uvx", "mcp-server-calculator"),
+    _uvx(
+        "mcp-server-calculator",
         calls=lambda site: [Call("calculate", {"expression": "6 * 7"}, "42")],
         shows="calculates",
     ),
-    PublishedServer(
-        name="markitdown-mcp",
-        command=("uvx", "markitdown-mcp"),
+    _uvx(
+        "markitdown-mcp",
         calls=lambda site: [Call("convert_to_markdown", {"uri": (site.folder / "page.html").as_uri()}, "# A page")],
         sandbox=lambda site: {"read": [str(site.folder / "page.html")]},
         shows="converts a file to Markdown, which no argument of its command names",
     ),
-    PublishedServer(
-        name="excel-mcp-server",
-        command=("uvx", "excel-mcp-server", "stdio"),
+    _uvx(
+        "excel-mcp-server",
+        "stdio",
         calls=lambda site: [
             Call("create_workbook", {"path": str(site.folder / "book.xlsx"), "sheets": ["One"]}, "book.xlsx"),
             Call("write_range", {**_sheet(site), "at": "A1", "rows": [["sum", 42]]}, ""),
@@ -246,9 +236,8 @@ SERVERS: Final = (
         ],
         shows="writes a document in the session's own folder and reads it",
     ),
-    PublishedServer(
-        name="mcp-server-motherduck",
-        command=("uvx", "mcp-server-motherduck"),
+    _uvx(
+        "mcp-server-motherduck",
         args=lambda site: ["--db-path", str(site.folder / "numbers/numbers.duckdb"), "--read-write"],
         calls=lambda site: [
             Call("execute_query", {"sql": "CREATE OR REPLACE TABLE t AS SELECT 42 AS answer"}, ""),
@@ -256,9 +245,8 @@ SERVERS: Final = (
         ],
         shows="writes a table into a database and reads it",
     ),
-    PublishedServer(
-        name="mcp-shell-server",
-        command=("uvx", "mcp-shell-server"),
+    _uvx(
+        "mcp-shell-server",
         env=lambda site: {"ALLOW_COMMANDS": "ls,cat"},
         calls=lambda site: [
             Call("shell_execute", {"command": ["ls", "repository"], "directory": str(site.folder)}, "hello.py")
@@ -266,9 +254,8 @@ SERVERS: Final = (
         sandbox=lambda site: {"read": [str(site.folder)]},
         shows="runs a command in a folder that is granted",
     ),
-    PublishedServer(
-        name="mcp-simple-timeserver",
-        command=("uvx", "mcp-simple-timeserver"),
+    _uvx(
+        "mcp-simple-timeserver",
         calls=lambda site: [Call("get_local_time", {}, "20")],
         shows="tells the time",
     ),

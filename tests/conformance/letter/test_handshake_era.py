@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +12,7 @@ from session_store.testing import FakeClock
 from tests.conformance.letter.conftest import Letter
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import PROBE, running_gateway, server
+from tests.support.gateway_process import PROBE, ROOT, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, events, result_of, tool_text
 from tests.support.scripted_http_server import running_http_probe
 from transports.inbound_port import Refused
@@ -44,15 +43,13 @@ def test_a_stream_that_is_cut_says_when_to_come_back(http: httpx.Client) -> None
         assert client.delete().status_code == 200, "or the gateway would wait for the call when it stops"
 
 
-def test_a_modern_client_is_asked_in_answer_to_calls_reads_and_prompts_only(tmp_path: Path, http: httpx.Client) -> None:
+def test_a_modern_client_is_asked_in_answer_to_calls_reads_and_prompts_only(http: httpx.Client) -> None:
     """A legacy server may ask during any request. What it asks during another one is refused to it."""
-    script = tmp_path / "asking.py"
-    script.write_text(ASKING, encoding="utf-8")
-    with running_gateway({"p": server((sys.executable, str(script)))}) as gateway:
+    with running_gateway({"p": server((sys.executable, "-c", ASKING), env={"PYTHONPATH": str(ROOT)})}) as gateway:
         client = Modern(gateway.url, http)
         params = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": "b"}}
         completed = result_of(client.send("completion/complete", params))
-        assert completed["resultType"] == "complete" and "error" in completed["completion"]["values"][0]
+        assert completed["resultType"] == "complete" and "code" in completed["completion"]["values"][0]
         asked = result_of(client.send("prompts/get", {"name": "p"}))
         assert asked["resultType"] == "input_required" and asked["inputRequests"]
         wrong = {"name": "p", "requestState": asked["requestState"], "inputResponses": 7}
@@ -61,32 +58,18 @@ def test_a_modern_client_is_asked_in_answer_to_calls_reads_and_prompts_only(tmp_
 
 
 ASKING = """
-import json, sys
+from tests.support.stdio_server import StdioServer
 
-def say(message):
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n")
-    sys.stdout.flush()
-
-def ask():
+def ask(_=None):
     params = {"message": "?", "requestedSchema": {"type": "object", "properties": {}}}
-    say({"id": "q", "method": "elicitation/create", "params": params})
-    return json.dumps(json.loads(sys.stdin.readline()))
+    return str(server.ask("q", "elicitation/create", params))
 
-for line in sys.stdin:
-    message = json.loads(line)
-    if "id" not in message:
-        continue
-    method = message.get("method")
-    if method == "initialize":
-        info = {"capabilities": {"completions": {}, "prompts": {}}, "serverInfo": {"name": "a", "version": "1"}}
-        say({"id": message["id"], "result": {"protocolVersion": message["params"]["protocolVersion"], **info}})
-    elif method == "completion/complete":
-        say({"id": message["id"], "result": {"completion": {"values": [ask()]}}})
-    elif method == "prompts/get":
-        ask()
-        say({"id": message["id"], "result": {"messages": []}})
-    else:
-        say({"id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
+answers = {
+    "completion/complete": lambda _: {"completion": {"values": [ask()]}},
+    "prompts/get": lambda _: {"messages": [], "description": ask()},
+}
+server = StdioServer("asking", answers, {"completions": {}, "prompts": {}}, era="legacy", threads=True)
+server.run()
 """
 
 
