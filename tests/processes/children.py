@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from transports.upstream.process import Command
+from transports.upstream.process import Command, Process
 from transports.upstream.process_tree import parent
+from transports.upstream.spawn import ForkServer
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)\n"
 
@@ -84,6 +86,25 @@ class Family:
 
     async def gone(self, within_s: float = 2.0) -> bool:
         return await until(lambda: not self.members(), within_s)
+
+
+class House:
+    """A fork server, the family of the processes that it starts for a test, and the sink of what these say."""
+
+    def __init__(self, fork_server: ForkServer, family: Family, sink: Recorder) -> None:
+        self.fork_server, self.family, self.sink = fork_server, family, sink
+
+    async def start(self, *argv: str, cwd: str | None = None, sink: Recorder | None = None) -> Process:
+        return await self.fork_server.spawn(self.family.command(*argv, cwd=cwd), sink or self.sink)
+
+    async def python(self, program: str, *, sink: Recorder | None = None, **more: Any) -> Process:
+        return await self.fork_server.spawn(self.family.python(program), sink or self.sink, **more)
+
+    async def ready(self, program: str) -> Process:
+        """As `python`, of a program that has said something."""
+        process = await self.python(program)
+        assert await until(lambda: self.sink.lines)
+        return process
 
 
 async def until(condition: Callable[[], object], within_s: float = 10.0) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.children import Family, Recorder
+from tests.processes.children import Family, House, Recorder
 from tests.processes.places import KERNEL, WHO, Place
 from tests.support.walled import python_grants
 from transports.upstream.spawn import ForkServer
@@ -32,6 +32,11 @@ def family() -> Iterator[Family]:
 @pytest.fixture
 def sink() -> Recorder:
     return Recorder()
+
+
+@pytest.fixture
+def house(fork_server: ForkServer, family: Family, sink: Recorder) -> House:
+    return House(fork_server, family, sink)
 
 
 @pytest.fixture(scope="module", params=WHO)

@@ -20,6 +20,7 @@ from tests.processes.children import (
     SETSID,
     STUBBORN,
     Family,
+    House,
     Recorder,
     ignored_signals,
     open_fds,
@@ -54,17 +55,17 @@ def alive(pid: int) -> bool:
 
 
 @on_both_loops
-async def test_lines_come_in_order_before_the_exit(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
-    process = await fork_server.spawn(family.command("cat"), sink)
+async def test_lines_come_in_order_before_the_exit(house: House) -> None:
+    process = await house.start("cat")
     sent = [b"line %d" % n for n in range(5_000)]
     assert process.stdin.write(b"".join(line + b"\n" for line in sent))
     assert await process.shutdown(grace_s=5) == 0
-    assert sink.lines == sent
-    assert (sink.codes, sink.lines_at_exit) == ([0], 5_000)
+    assert house.sink.lines == sent
+    assert (house.sink.codes, house.sink.lines_at_exit) == ([0], 5_000)
 
 
 @on_both_loops
-async def test_the_sink_gets_nothing_before_spawn_returns(fork_server: ForkServer, family: Family) -> None:
+async def test_the_sink_gets_nothing_before_spawn_returns(house: House) -> None:
     heard_early: list[str] = []
 
     class Impatient(Recorder):
@@ -82,43 +83,39 @@ async def test_the_sink_gets_nothing_before_spawn_returns(fork_server: ForkServe
 
     sinks = [Impatient() for _ in range(30)]
     for sink in sinks:
-        sink.process = await fork_server.spawn(family.command("echo", "hello"), sink)
+        sink.process = await house.start("echo", "hello", sink=sink)
         await sink.process.wait()
     assert heard_early == []
     assert all((sink.lines, sink.codes) == ([b"hello"], [0]) for sink in sinks)
 
 
-async def test_line_ends_and_a_last_line_without_one(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
-    process = await fork_server.spawn(family.command("printf", r"a\r\n\n\r\nb\n\377\000garbage\nlast"), sink)
+async def test_line_ends_and_a_last_line_without_one(house: House) -> None:
+    process = await house.start("printf", r"a\r\n\n\r\nb\n\377\000garbage\nlast")
     assert await process.wait() == 0
-    assert sink.lines == [b"a", b"b", b"\xff\x00garbage", b"last"]
+    assert house.sink.lines == [b"a", b"b", b"\xff\x00garbage", b"last"]
 
 
 @on_both_loops
 @requirement("proc.noise")
-async def test_a_giant_line_is_discarded_and_the_next_one_is_heard(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
+async def test_a_giant_line_is_discarded_and_the_next_one_is_heard(house: House) -> None:
     program = "import sys\nsys.stdout.write('H' * 600 + 'x' * 300_000 + 'T' * 600 + '\\nnext\\n' + 'y' * 200_000)"
-    process = await fork_server.spawn(family.python(program), sink, max_line_bytes=100_000)
+    process = await house.python(program, max_line_bytes=100_000)
     assert await process.wait() == 0
-    assert sink.oversize == [(b"H" * 512, b"T" * 512), (b"y" * 512, b"y" * 512)]
-    assert sink.lines == [b"next"]
+    assert house.sink.oversize == [(b"H" * 512, b"T" * 512), (b"y" * 512, b"y" * 512)]
+    assert house.sink.lines == [b"next"]
 
 
 @on_both_loops
 @requirement("proc.noise")
-async def test_endless_stderr_does_not_block_the_child_and_only_its_end_is_kept(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
+async def test_endless_stderr_does_not_block_the_child_and_only_its_end_is_kept(house: House) -> None:
     program = (
         "import sys\nfor n in range(300_000): sys.stderr.write(f'noise {n}\\n')\n"
         "sys.stderr.write('z' * 1_000_000 + '\\n')\n"
         "sys.stderr.write('the last words')\nsys.stderr.flush()\nprint('done')"
     )
-    process = await fork_server.spawn(family.python(program), sink)
+    process = await house.python(program)
     assert await process.wait() == 0
-    assert sink.lines == [b"done"]
+    assert house.sink.lines == [b"done"]
     tail = process.stderr_tail()
     assert len(tail) == 150
     assert tail[-3:] == ["noise 299999", "z" * 2_000, "the last words"]
@@ -126,10 +123,8 @@ async def test_endless_stderr_does_not_block_the_child_and_only_its_end_is_kept(
 
 @on_both_loops
 @requirement("proc.noise")
-async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_ended(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
-    process = await fork_server.spawn(family.command("sleep", "600"), sink)
+async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_ended(house: House) -> None:
+    process = await house.start("sleep", "600")
     for _ in range(64):
         assert process.stdin.write(b"x" * 65_535 + b"\n")
     assert len(process.stdin.pending) > 3 << 20
@@ -140,11 +135,9 @@ async def test_a_child_that_never_reads_shows_in_the_write_buffer_and_can_be_end
 
 @on_both_loops
 @requirement("proc.noise")
-async def test_a_child_that_closes_its_stdin_refuses_lines_but_is_still_heard(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
-    process = await fork_server.spawn(family.command("sh", "-c", "exec <&-; echo closed; exec sleep 600"), sink)
-    assert await until(lambda: sink.lines)
+async def test_a_child_that_closes_its_stdin_refuses_lines_but_is_still_heard(house: House) -> None:
+    process = await house.start("sh", "-c", "exec <&-; echo closed; exec sleep 600")
+    assert await until(lambda: house.sink.lines)
     assert not process.stdin.write(b"anybody there?\n")
     assert process.returncode is None
     process.kill()
@@ -153,20 +146,16 @@ async def test_a_child_that_closes_its_stdin_refuses_lines_but_is_still_heard(
 
 @on_both_loops
 @requirement("proc.noise")
-async def test_a_child_that_closes_its_stdout_and_stays_is_ended_a_little_later(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
-    await fork_server.spawn(family.command("sh", "-c", "printf unfinished; exec >&-; exec sleep 600"), sink)
-    assert await until(lambda: sink.lines)
-    assert (sink.lines, sink.codes) == ([b"unfinished"], [])
-    assert await until(lambda: sink.codes)
-    assert sink.codes == [-signal.SIGKILL]
-    assert family.members() == []
+async def test_a_child_that_closes_its_stdout_and_stays_is_ended_a_little_later(house: House) -> None:
+    await house.start("sh", "-c", "printf unfinished; exec >&-; exec sleep 600")
+    assert await until(lambda: house.sink.lines)
+    assert (house.sink.lines, house.sink.codes) == ([b"unfinished"], [])
+    assert await until(lambda: house.sink.codes)
+    assert house.sink.codes == [-signal.SIGKILL]
+    assert house.family.members() == []
 
 
-async def test_a_sink_that_raises_loses_only_that_line(
-    fork_server: ForkServer, family: Family, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_sink_that_raises_loses_only_that_line(house: House, caplog: pytest.LogCaptureFixture) -> None:
     class Fragile(Recorder):
         def line(self, line: bytes) -> None:
             super().line(line)
@@ -174,7 +163,7 @@ async def test_a_sink_that_raises_loses_only_that_line(
                 raise ValueError(line)
 
     sink = Fragile()
-    process = await fork_server.spawn(family.command("printf", r"a\nb\nc\n"), sink)
+    process = await house.start("printf", r"a\nb\nc\n", sink=sink)
     assert await process.wait() == 0
     assert sink.lines == [b"a", b"b", b"c"]
     assert "a line was lost" in caplog.text
@@ -184,35 +173,29 @@ async def test_a_sink_that_raises_loses_only_that_line(
 
 
 @pytest.mark.parametrize("command", ["no-such-command", "/no/such/command", "./no-such"])
-async def test_missing_commands_are_named(
-    fork_server: ForkServer, family: Family, sink: Recorder, command: str
-) -> None:
+async def test_missing_commands_are_named(house: House, command: str) -> None:
     with pytest.raises(ProcessFailed, match=f"^No such file or directory: '{command}'$") as caught:
-        await fork_server.spawn(family.command(command), sink)
+        await house.start(command)
     assert caught.value.command == command
-    assert sink.codes == []
+    assert house.sink.codes == []
 
 
-async def test_what_else_prevents_a_start_is_said(
-    fork_server: ForkServer, family: Family, sink: Recorder, tmp_path: Path
-) -> None:
+async def test_what_else_prevents_a_start_is_said(house: House, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     with pytest.raises(ProcessFailed, match=f"^Permission denied: '{script}'$"):
-        await fork_server.spawn(family.command(str(script)), sink)
+        await house.start(str(script))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(ProcessFailed, match=r"^The interpreter that the first line of '.*' names does not exist$"):
-        await fork_server.spawn(family.command(str(script)), sink)
+        await house.start(str(script))
     with pytest.raises(ProcessFailed, match=r"^No such file or directory: working directory '/no/such/place'$"):
-        await fork_server.spawn(family.command("cat", cwd="/no/such/place"), sink)
+        await house.start("cat", cwd="/no/such/place")
     with pytest.raises(ProcessFailed, match="embedded null byte"):
-        await fork_server.spawn(family.command("cat", "a\0b"), sink)
-    assert family.members() == []
+        await house.start("cat", "a\0b")
+    assert house.family.members() == []
 
 
-async def test_a_child_gets_its_directory_its_environment_and_nothing_else(
-    fork_server: ForkServer, family: Family, sink: Recorder, tmp_path: Path
-) -> None:
+async def test_a_child_gets_its_directory_its_environment_and_nothing_else(house: House, tmp_path: Path) -> None:
     program = (
         "import os\n"
         "def is_open(fd):\n"
@@ -223,38 +206,36 @@ async def test_a_child_gets_its_directory_its_environment_and_nothing_else(
         "status = dict(line.split(':\\t', 1) for line in open('/proc/self/status') if ':\\t' in line)\n"
         "print(int(status['SigBlk'], 16), os.getsid(0) == os.getpid())\n"
     )
-    process = await fork_server.spawn(family.command(sys.executable, "-ISc", program, cwd=str(tmp_path)), sink)
+    process = await house.start(sys.executable, "-ISc", program, cwd=str(tmp_path))
     assert await process.wait() == 0
     names = {"FAMILY", "PATH"}
-    assert sink.lines[0].decode() == str(tmp_path)
-    assert names <= set(eval(sink.lines[1])) <= names | {"LC_CTYPE"}  # Python adds that one in a C locale
-    assert sink.lines[2:] == [b"[0, 1, 2]", b"0 True"]
+    assert house.sink.lines[0].decode() == str(tmp_path)
+    assert names <= set(eval(house.sink.lines[1])) <= names | {"LC_CTYPE"}  # Python adds that one in a C locale
+    assert house.sink.lines[2:] == [b"[0, 1, 2]", b"0 True"]
 
 
 @on_both_loops
 @requirement("proc.gone")
-async def test_a_cancelled_spawn_leaves_neither_process_nor_descriptor(fork_server: ForkServer, family: Family) -> None:
-    await (await fork_server.spawn(family.command("true"), Recorder())).wait()
+async def test_a_cancelled_spawn_leaves_neither_process_nor_descriptor(house: House) -> None:
+    await (await house.start("true", sink=Recorder())).wait()
     before = open_fds()
     for turns in range(40):  # cancelled at every stage of a start, from before its first step on
-        task = asyncio.ensure_future(fork_server.spawn(family.command("sleep", "600"), Recorder()))
+        task = asyncio.ensure_future(house.start("sleep", "600", sink=Recorder()))
         for _ in range(turns % 8):
             await asyncio.sleep(0.0003 * (turns % 5))
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             (await task).kill()
-    assert await family.gone()
+    assert await house.family.gone()
     assert await until(lambda: open_fds() == before)
 
 
 @on_both_loops
-async def test_a_specification_larger_than_a_socket_buffer_arrives(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
+async def test_a_specification_larger_than_a_socket_buffer_arrives(house: House) -> None:
     argv = ["x" * 100_000 for _ in range(10)]
-    process = await fork_server.spawn(family.command("sh", "-c", "echo $#", "sh", *argv), sink)
+    process = await house.start("sh", "-c", "echo $#", "sh", *argv)
     assert await process.wait() == 0
-    assert sink.lines == [b"10"]
+    assert house.sink.lines == [b"10"]
 
 
 # --- ending
@@ -262,52 +243,45 @@ async def test_a_specification_larger_than_a_socket_buffer_arrives(
 
 @on_both_loops
 @requirement("proc.shutdown")
-async def test_closing_stdin_is_enough_for_a_polite_child(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
-    process = await fork_server.spawn(family.python(ECHO), sink)
+async def test_closing_stdin_is_enough_for_a_polite_child(house: House) -> None:
+    process = await house.python(ECHO)
     process.stdin.write(b"still in the pipe\n")
     assert await process.shutdown(grace_s=10) == 0
-    assert (sink.lines, sink.codes) == ([b"still in the pipe"], [0])
+    assert (house.sink.lines, house.sink.codes) == ([b"still in the pipe"], [0])
 
 
 @requirement("proc.shutdown")
-async def test_sigterm_comes_second_and_reaches_descendants(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
+async def test_sigterm_comes_second_and_reaches_descendants(house: House) -> None:
     program = "trap 'echo inner; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
     script = f'trap "wait; echo outer; exit 3" TERM; sh -c "{program}" & wait'
-    process = await fork_server.spawn(family.command("sh", "-c", script), sink)
-    assert await until(lambda: sink.lines)
+    process = await house.start("sh", "-c", script)
+    assert await until(lambda: house.sink.lines)
     assert await process.shutdown(grace_s=1) == 3
-    assert sink.lines == [b"ready", b"inner", b"outer"]
+    assert house.sink.lines == [b"ready", b"inner", b"outer"]
 
 
 @requirement("proc.shutdown")
-async def test_a_child_that_ignores_sigterm_is_killed(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
-    process = await fork_server.spawn(family.python(STUBBORN), sink)
-    assert await until(lambda: sink.lines)
+async def test_a_child_that_ignores_sigterm_is_killed(house: House) -> None:
+    process = await house.ready(STUBBORN)
     assert await process.shutdown(grace_s=0.05) == -signal.SIGKILL
-    assert (sink.codes, family.members()) == ([-signal.SIGKILL], [])
+    assert (house.sink.codes, house.family.members()) == ([-signal.SIGKILL], [])
 
 
 @on_both_loops
 @requirement("proc.shutdown")
-async def test_shutdown_may_be_called_again_and_concurrently(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
-    process = await fork_server.spawn(family.python(STUBBORN), sink)
-    assert await until(lambda: sink.lines)  # it ignores SIGTERM from then on
+async def test_shutdown_may_be_called_again_and_concurrently(house: House) -> None:
+    process = await house.python(STUBBORN)
+    assert await until(lambda: house.sink.lines)  # it ignores SIGTERM from then on
     codes = await asyncio.gather(*(process.shutdown(grace_s=0.05) for _ in range(5)))
     assert [*codes, await process.shutdown(grace_s=9), await process.wait()] == [-signal.SIGKILL] * 7
     process.kill()
-    assert sink.codes == [-signal.SIGKILL]
+    assert house.sink.codes == [-signal.SIGKILL]
 
 
 @on_both_loops
 @requirement("proc.shutdown")
-async def test_a_cancelled_shutdown_kills(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
-    process = await fork_server.spawn(family.python(STUBBORN), sink)
+async def test_a_cancelled_shutdown_kills(house: House) -> None:
+    process = await house.python(STUBBORN)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await process.shutdown(grace_s=60)
@@ -318,19 +292,19 @@ async def test_a_cancelled_shutdown_kills(fork_server: ForkServer, family: Famil
 @pytest.mark.parametrize("program", [SETSID, DAEMON], ids=["setsid", "daemon"])
 @pytest.mark.parametrize("ended_by", ["exit", "kill"])
 async def test_grandchildren_that_got_away_are_gone_before_the_exit_is_told(
-    fork_server: ForkServer, family: Family, program: str, ended_by: str
+    house: House, program: str, ended_by: str
 ) -> None:
     left_at_exit: list[int] = []
 
     class Looking(Recorder):
         def exited(self, code: int | None) -> None:
             super().exited(code)
-            left_at_exit.extend(family.members())
+            left_at_exit.extend(house.family.members())
 
     sink = Looking()
-    process = await fork_server.spawn(family.python(program), sink)
+    process = await house.python(program, sink=sink)
     assert await until(lambda: sink.lines)
-    assert len(family.members()) == 2
+    assert len(house.family.members()) == 2
     if ended_by == "exit":
         assert await process.shutdown(grace_s=10) == 0
     else:
@@ -340,16 +314,16 @@ async def test_grandchildren_that_got_away_are_gone_before_the_exit_is_told(
 
 
 @requirement("proc.gone")
-async def test_a_child_that_keeps_forking_is_gone_too(fork_server: ForkServer, family: Family, sink: Recorder) -> None:
+async def test_a_child_that_keeps_forking_is_gone_too(house: House) -> None:
     program = (
         "import os, time\nprint('ready', flush=True)\nend = time.monotonic() + 20\n"
         "while time.monotonic() < end:\n"
         "    if os.fork():\n        os._exit(0)\n"  # the server is gone at once, and its heirs hop from pid to pid
     )
-    process = await fork_server.spawn(family.python(program), sink)
+    process = await house.python(program)
     async with asyncio.timeout(10):
         assert await process.wait() in (0, -signal.SIGKILL)
-    assert family.members() == []
+    assert house.family.members() == []
 
 
 @on_both_loops
@@ -379,8 +353,8 @@ def fds_in(pid: int) -> int:
 
 @on_both_loops
 @requirement("proc.gone")
-async def test_two_hundred_lives_leave_no_descriptor_and_no_process(fork_server: ForkServer, family: Family) -> None:
-    first = await fork_server.spawn(family.command("cat"), Recorder())
+async def test_two_hundred_lives_leave_no_descriptor_and_no_process(house: House) -> None:
+    first = await house.start("cat", sink=Recorder())
     reaper = parent_of(first.pid)
     program = parent_of(reaper)
     await first.shutdown(grace_s=10)
@@ -388,16 +362,16 @@ async def test_two_hundred_lives_leave_no_descriptor_and_no_process(fork_server:
     before = open_fds()
     for _ in range(10):
         sinks = [Recorder() for _ in range(20)]
-        processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), sink) for sink in sinks))
+        processes = await asyncio.gather(*(house.start("cat", sink=sink) for sink in sinks))
         for number, process in enumerate(processes):
             assert process.stdin.write(b"%d\n" % number)
         assert set(await asyncio.gather(*(process.shutdown(grace_s=10) for process in processes))) == {0}
         assert [sink.lines for sink in sinks] == [[b"%d" % number] for number in range(20)]
         with pytest.raises(ProcessFailed):
-            await fork_server.spawn(family.command("no-such-command"), Recorder())
+            await house.start("no-such-command", sink=Recorder())
     assert open_fds() == before
     assert fds_in(program) == program_fds
-    assert family.members() == []
+    assert house.family.members() == []
     children = Path(f"/proc/{program}/task/{program}/children")
     assert await until(lambda: not children.read_text().split())
 
@@ -423,29 +397,26 @@ async def test_when_the_gateway_is_killed_everything_is_gone_within_two_seconds(
 
 @requirement("proc.gone")
 @pytest.mark.parametrize("program", [SETSID, DAEMON, STUBBORN], ids=["setsid", "daemon", "stubborn"])
-async def test_when_a_reaper_is_killed_its_server_and_all_below_are_gone(
-    fork_server: ForkServer, family: Family, sink: Recorder, program: str
-) -> None:
-    process = await fork_server.spawn(family.python(program), sink)
-    assert await until(lambda: sink.lines)
+async def test_when_a_reaper_is_killed_its_server_and_all_below_are_gone(house: House, program: str) -> None:
+    process = await house.ready(program)
     os.kill(parent_of(process.pid), signal.SIGKILL)
     async with asyncio.timeout(5):
         assert await process.wait() is None
-    assert sink.codes == [None]
-    assert await family.gone()
-    assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0
+    assert house.sink.codes == [None]
+    assert await house.family.gone()
+    assert await (await house.start("true", sink=Recorder())).wait() == 0
 
 
 @on_both_loops
 @requirement("proc.gone")
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "cut off"])
 async def test_when_the_fork_server_program_is_lost_children_work_on_and_new_ones_start(
-    fork_server: ForkServer, family: Family, sink: Recorder, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+    house: House, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    old = await fork_server.spawn(family.python(DAEMON), sink)
+    old = await house.python(DAEMON)
     echo_sink = Recorder()
-    echo = await fork_server.spawn(family.python(ECHO), echo_sink)
-    assert await until(lambda: sink.lines)
+    echo = await house.python(ECHO, sink=echo_sink)
+    assert await until(lambda: house.sink.lines)
     program, send_fds, sent = parent_of(parent_of(old.pid)), socket.send_fds, itertools.count()
 
     def cut_off(*given: Any) -> int:
@@ -463,29 +434,27 @@ async def test_when_the_fork_server_program_is_lost_children_work_on_and_new_one
     assert await until(lambda: echo_sink.lines == [b"still here"])
     # Not given time to notice: requests on their way to a dead program are made again to a new one. One that is cut off
     # starts what it was asked for before.
-    processes = await asyncio.gather(*(fork_server.spawn(family.command("cat"), Recorder()) for _ in range(10)))
+    processes = await asyncio.gather(*(house.start("cat", sink=Recorder()) for _ in range(10)))
     codes = await asyncio.gather(*(process.shutdown(grace_s=10) for process in [*processes, old, echo]))
     assert set(codes) == {0}
-    assert family.members() == []
+    assert house.family.members() == []
     is_there = Path(f"/proc/{program}").exists  # as a zombie, too
     async with asyncio.timeout(10):
         while is_there():
-            await (await fork_server.spawn(family.command("true"), Recorder())).wait()
+            await (await house.start("true", sink=Recorder())).wait()
 
 
 @requirement("proc.gone")
-async def test_signals_meant_for_the_gateway_do_not_end_reapers(
-    fork_server: ForkServer, family: Family, sink: Recorder
-) -> None:
-    process = await fork_server.spawn(family.python(ECHO), sink)
+async def test_signals_meant_for_the_gateway_do_not_end_reapers(house: House) -> None:
+    process = await house.python(ECHO)
     reaper = parent_of(process.pid)
     for pid in (reaper, parent_of(reaper)):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
     process.stdin.write(b"unimpressed\n")
-    assert await until(lambda: sink.lines == [b"unimpressed"])
+    assert await until(lambda: house.sink.lines == [b"unimpressed"])
     assert await process.shutdown(grace_s=10) == 0
-    assert await (await fork_server.spawn(family.command("true"), Recorder())).wait() == 0
+    assert await (await house.start("true", sink=Recorder())).wait() == 0
 
 
 async def test_a_server_starts_with_all_signals_as_the_system_has_them(family: Family, sink: Recorder) -> None:
