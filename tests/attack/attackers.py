@@ -18,7 +18,7 @@ from typing import Final
 
 from tests.support.commands import ROOT
 from tests.support.credentials import bearer
-from tests.support.wire import ask, call_body, hello, legacy, legacy_body, post, rpc
+from tests.support.wire import ask, call_body, hello, legacy_body, post, rpc
 
 __all__ = ["KEY", "KINDS", "attacking"]
 
@@ -119,7 +119,8 @@ class _Work:
         await self._many("readers", 200, use)
 
     async def batches(self) -> None:
-        opening = legacy("initialize", hello("2025-03-26"), bearer(KEY), _PATH)
+        hello_body = json.dumps(legacy_body("initialize", hello("2025-03-26"))).encode()
+        opening = post(hello_body, bearer(KEY), _PATH)
         opened = await asyncio.to_thread(ask, self._port, opening, source="127.0.6.2")
         body = [legacy_body("tools/call", {"name": "pid", "arguments": {}}, number) for number in range(64)]
         headers = {**bearer(KEY), "Mcp-Session-Id": opened.headers["mcp-session-id"]}

@@ -1,10 +1,11 @@
 """Sends raw bytes to a listener and reads the responses: for requests that no client library would send."""
 
+import json
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import h11
 
@@ -20,13 +21,29 @@ class Answer:
     """One response, final or informational (1xx). `complete` is False if the connection ended within it."""
 
     status: int
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: Mapping[str, str]
+    """By name in small letters."""
     body: bytes
     complete: bool = True
 
     def header(self, name: str) -> str:
         """The value of a header; empty if there is none."""
-        return next((v.decode("latin-1") for n, v in self.headers if n.lower() == name.lower().encode()), "")
+        return self.headers.get(name.lower(), "")
+
+    def message(self) -> Any:
+        """The last JSON-RPC message of it; an empty object where there is none."""
+        texts = [self.body]
+        if self.header("content-type").startswith("text/event-stream"):
+            texts = [line.removeprefix(b"data:") for line in self.body.splitlines() if line.startswith(b"data:")]
+        try:
+            return json.loads(next(text for text in reversed(texts) if text.strip()))
+        except (StopIteration, ValueError):
+            return {}
+
+    def text(self) -> str:
+        """The text of a tool's answer, empty if it is none."""
+        content = self.message().get("result", {}).get("content", [])
+        return str(content[0].get("text", "")) if content else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +167,12 @@ class _Heard:
         return read_answers(bytes(self._bytes), closed=self._closed, head_only=self._head_only)
 
 
+def first_answer(data: bytes, *, closed: bool, head_only: bool = False) -> tuple[Answer, bytes] | None:
+    """The first final response, and what follows it; None if it has not begun."""
+    found = _responses(data, closed=closed, head_only=head_only)
+    return next((each for each in found if each[0].status >= 200), None)
+
+
 def read_answers(data: bytes, *, closed: bool, head_only: bool = False) -> Received:
     """Parse consecutive responses with h11."""
     found = list(_responses(data, closed=closed, head_only=head_only))
@@ -189,4 +212,5 @@ def _responses(data: bytes, *, closed: bool, head_only: bool) -> Iterator[tuple[
 
 
 def _answer(head: h11.Response | h11.InformationalResponse, body: bytes, complete: bool) -> Answer:
-    return Answer(status=head.status_code, headers=tuple(head.headers), body=body, complete=complete)
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.headers}
+    return Answer(status=head.status_code, headers=headers, body=body, complete=complete)
