@@ -7,8 +7,6 @@ import platform
 import subprocess
 from typing import Final
 
-from tests.support.subtree import controllers_here, why_no_subtree
-
 __all__ = ["missing_feature"]
 
 _LANDLOCK: Final = 444
@@ -34,6 +32,4 @@ def missing_feature(needs: str) -> str:
         return "user namespaces (this kernel refuses them)"
     if name == "user_notif" and tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
         return f"Linux 5.14 (this kernel: {platform.release()})"
-    if name == "cgroup" and (why_no_subtree() or "memory" not in controllers_here()):
-        return "cgroups of version 2 that have memory (make kernels has them)"
     return ""

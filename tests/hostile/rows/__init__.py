@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.hostile.rows import files, gate, network, privilege, processes, resources, shared
+from tests.hostile.rows import files, gate, network, privilege, processes, resources
 from tests.hostile.rows.row import Row
 
 __all__ = ["ALL", "QUICK", "Row"]
@@ -14,7 +14,6 @@ ALL: Final[tuple[Row, ...]] = (
     *gate.ROWS,
     *resources.ROWS,
     *privilege.ROWS,
-    *shared.ROWS,
 )
 
 QUICK: Final = frozenset(
@@ -32,7 +31,7 @@ QUICK: Final = frozenset(
             "loopback",
             "gateway's listener",
         ),
-        *("rebinding", "UDP", "fast open", "io_uring", "own listener", "DNS tunnel back", "setuid", "namespaces"),
+        *("rebinding", "UDP", "fast open", "DNS tunnel back", "setuid", "namespaces"),
         *("system calls", "daemon", "notes", "honest work", "allowed host", "public host"),
         *("asynchronous requests", "owner's requests"),
     }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.hostile.home import HOME, SECRETS, TEMPORARY
-from tests.hostile.rows.row import BOTH, Facts, Outcome, Row, canary, keeps, no_answer, not_there, unchanged
+from tests.hostile.rows.row import Facts, Outcome, Row, canary, keeps, not_there, unchanged
 from tests.hostile.stage import Called, Stage
 from tests.support.gateway_process import ROOT
 
@@ -56,14 +56,9 @@ def _reads() -> list[Row]:
         _steals("symlink, sh", "the same, by ln and cat", "through_symlink", "ssh", server="sh"),
         Row("hard link", "reads another server's file through a hard link in its own folder", "files.through_hardlink",
             keeps("sibling"), facts=lambda stage: {"path": stage.sibling["file"]}),
-        _steals("dots", "reads ~/.ssh by `..` from its own folder", "through_dots", "ssh"),
         _steals("O_PATH", "opens ~/.ssh by O_PATH and again through /proc/self/fd", "through_o_path", "ssh"),
         _steals("/proc/self/root", "reads ~/.ssh through /proc/self/root", "through_proc", "ssh", server="sh"),
         _steals("/proc/PID/root", "reads ~/.ssh through the root of other processes", "through_root_of_others", "ssh"),
-        _steals("file handle", "opens ~/.ssh by its number (open_by_handle_at)", "through_handle", "ssh",
-                root="it needs a capability"),
-        Row("inotify", "watches the operator's home for what is opened", "files.watch", no_answer,
-            facts={"path": str(HOME / ".ssh")}, needs="seccomp or mount namespace"),
     ]  # fmt: skip
 
 
@@ -88,28 +83,12 @@ def _writes() -> list[Row]:
         _changes("write bashrc, sh", "changes ~/.bashrc, by sh", "write", "bashrc", server="sh"),
         Row("write /tmp", "leaves a file in /tmp", "files.write", not_there("/tmp/dropped"),
             facts={"path": "/tmp/dropped"}),
-        Row("own /tmp", "uses a fixed path below /tmp, and one below /dev/shm, as honest programs do",
-            "files.fixed_paths", no_answer, facts={"folders": ["/tmp/fixed", "/dev/shm/fixed"]}, profiles=(),
-            works=BOTH, needs="namespaces"),
-        Row("autostart", "makes ~/.config/systemd/user/x.service", "files.make",
-            not_there(str(HOME / ".config/systemd/user/x.service")),
-            facts={"path": str(HOME / ".config/systemd/user/x.service")}),
         _changes("remove", "removes another server's program", "remove", "other program"),
-        _changes("truncate", "empties another server's program by truncate(2)", "truncate", "other program",
-                 needs="landlock 3"),
-        _changes("rename in", "renames another server's program into its own folder", "rename_in", "other program"),
         _changes("rename out", "renames a file of its own over ~/.bashrc", "rename_out", "bashrc"),
-        _changes("exchange", "exchanges a file of its own with ~/.bashrc (renameat2)", "exchange", "bashrc"),
         _changes("mode and times", "chmod, utime, setxattr, chown of another server's file", "open_up", "mode",
                  needs="seccomp or mount namespace"),
-        Row("special files", "makes a pipe, a socket and a device in /tmp", "files.special", not_there("/tmp/special"),
-            facts={"path": "/tmp/special"}),
-        Row("folder as link", "puts a link in the place of its own folder", "files.replace_folder", no_answer,
-            facts={"path": str(HOME / "other")}),
         Row("operator's terminal", "writes to the operator's terminal", "files.terminal", _quiet_terminal,
             facts=lambda stage: {"path": stage.terminal_path}),
-        Row("lock", "holds a lock on the gateway's files", "files.lock", no_answer,
-            facts={"path": str(SECRETS["keys"])}),
     ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Processes, and what the kernel lets them share: memory, descriptors, signals, sockets, queues."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +29,9 @@ def _halves(stage: Stage) -> Facts:
     return {"halves": [word[:9], word[9:]], "pids": stage.pids("sibling.py")}
 
 
-def _limited(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    answer = stage.tell("sibling", "opens")
-    return Outcome(answer == "opened", f"the sibling: {answer}, the attack: {called.text[:60]}")
-
-
-def _priorities(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    given = os.getpriority(os.PRIO_PROCESS, 0)
-    slowed = [
-        pid for pid in facts["siblings"] if os.getpriority(os.PRIO_PROCESS, pid) != given or os.sched_getscheduler(pid)
-    ]
-    return Outcome(not slowed, f"{len(slowed)} siblings slowed" if slowed else called.text[:100])
-
-
 def _oom(stage: Stage, called: Called, facts: Facts) -> Outcome:
     scores = [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in facts["siblings"]]
     return Outcome("1000" not in scores, f"scores {scores}")
-
-
-def _ended_with_session(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    gone = stage.eventually(lambda: not stage.left_since(facts["before"]), 8.0)
-    dead = alive(stage, called, facts)
-    return dead if not dead.held else Outcome(gone, called.text[:100] if gone else "its processes live on")
 
 
 def _output(stage: Stage, called: Called, facts: Facts) -> Outcome:
@@ -73,27 +53,16 @@ _SEES = [
     Row("command lines", "reads /proc/*/cmdline of siblings", "processes.command_lines", keeps("sibling-command"),
         profiles=STRICT, needs="user namespace"),
     Row("memory", "searches /proc/PID/mem of siblings", "processes.memory", keeps("sibling"), facts=_halves),
-    Row("process_vm_readv", "reads a sibling's memory by process_vm_readv", "processes.vm_readv", no_answer,
-        facts=lambda stage: {"pids": stage.pids("sibling.py")}),
     Row("ptrace", "traces siblings and the gateway", "processes.trace", no_answer),
-    Row("pidfd_getfd", "takes descriptors of siblings and the gateway", "processes.take_descriptors", no_answer),
     Row("sibling's output", "writes into a sibling's standard output through /proc/PID/fd",
         "processes.reopen_descriptors", _output),
-    Row("sibling's input", "opens a sibling's standard input through /proc/PID/fd", "processes.steal_input", no_answer),
 ]  # fmt: skip
 _ENDS = [
     _ends("kill", "SIGKILL to siblings", "end"),
     _ends("kill, Node", "the same, by Node", "end", server="node"),
     _ends("kill gateway", "SIGKILL to the gateway", "end", facts=lambda stage: {"victims": [stage.gateway.pid]}),
     _ends("kill -1", "SIGKILL to everybody", "end_everybody"),
-    _ends("kill by pidfd", "SIGKILL to siblings by pidfd_send_signal", "end_by_pidfd"),
-    _ends("kill by queue", "SIGKILL to siblings by rt_sigqueueinfo and tgkill", "end_by_queue"),
     _ends("kill by F_SETOWN", "lets the kernel send SIGKILL to siblings (F_SETOWN, F_SETSIG)", "end_by_owner"),
-    _ends("kill reaper", "SIGKILL to its own reaper and the fork server, to outlive them", "end_reaper",
-          _ended_with_session),
-    Row("prlimit", "takes a sibling's right to open files by prlimit", "processes.limit_others", _limited,
-        needs="seccomp"),
-    Row("scheduling", "makes siblings the last to run", "processes.slow_others", _priorities, needs="seccomp"),
     Row("oom_score_adj", "makes siblings the first to die when memory ends", "processes.first_to_die", _oom),
 ]  # fmt: skip
 _SHARES = [
@@ -104,26 +73,15 @@ _SHARES = [
     _shares("state socket names", "lists the state sockets of all sessions", "state_sockets", no_answer),
     _shares("sibling's socket", "connects to a Unix socket in a sibling's folder", "connected", unheard_by_sibling,
             "user_notif", facts=lambda stage: {"path": stage.sibling["path"]}, seen="socket {path}"),
-    _shares("sibling's datagrams", "sends to a datagram socket in a sibling's folder", "datagram", unheard_by_sibling,
-            "seccomp", facts=lambda stage: {"path": stage.sibling["datagram"]}),
     _shares("abstract socket", "connects to a sibling's abstract socket", "abstract", unheard_by_sibling, "landlock 6"),
-    _shares("abstract datagrams", "sends to a sibling's abstract datagram socket", "abstract_datagram",
-            unheard_by_sibling, "landlock 6"),
     _shares("passed descriptor", "takes an open file that a sibling passes", "passed_descriptor", keeps("sibling"),
             "landlock 6"),
-    Row("sockets of the machine", "looks for the gateway's listener in /proc/net, its own and that of its reaper",
-        "processes.sockets_of_the_machine", no_answer, facts=lambda stage: {"port": stage.port}, profiles=STRICT,
-        needs="namespaces"),
     _shares("/dev/shm", "reads a sibling's file in /dev/shm", "shared_memory_file", keeps("sibling")),
     _shares("shmget", "attaches a sibling's System V segment", "shared_memory_key", keeps("sibling"), "seccomp"),
-    _shares("msgget", "reads a sibling's System V message queue", "message_queue", keeps("sibling"), "seccomp"),
-    _shares("POSIX queue", "sends into a sibling's POSIX message queue", "posix_queue", unheard_by_sibling, "seccomp"),
     _shares("docker.sock", "connects to the container engine's socket", "connected", not_heard("docker.sock"),
             "user_notif", facts={"path": "/run/docker.sock"}, seen="socket {path}"),
     _shares("dbus", "connects to the message bus", "connected", not_heard("dbus"), "user_notif", way="shell",
             facts={"path": "/run/dbus"}, seen="socket {path}"),
-    _shares("netlink", "gives the machine another address by netlink", "netlink", no_answer, "seccomp",
-            root="it needs a capability"),
 ]  # fmt: skip
 
 ROWS = [*_SEES, *_ENDS, *_SHARES]

@@ -39,7 +39,7 @@ class Row:
         attack: `module.function` of `servers/attacks`.
         refused: whether it was, by its effect.
         server: the language of the server.
-        way: `shell`: by another interpreter that a shell starts; `itself`: in the server's own process.
+        way: `shell`: by another interpreter that a shell starts.
         facts: beside those that all attacks are given, or how they are found.
         profiles: which must refuse it.
         works: the profiles under which it must not be refused.
@@ -178,11 +178,6 @@ def processes_gone(stage: Stage, called: Called, facts: Facts) -> Outcome:
     """The session was ended after the attack: nothing of it may run any more."""
     held = stage.eventually(lambda: not stage.left_since(facts["before"]), 8.0)
     return Outcome(held, called.text[:100] if held else "a process of the session lives on")
-
-
-def honest_after(stage: Stage, called: Called, facts: Facts) -> Outcome:
-    """An honest call that the attack ends with is answered."""
-    return Outcome("honest call: HTTP" in called.got, called.text[:100])
 
 
 def serves_on(stage: Stage, called: Called, facts: Facts) -> Outcome:

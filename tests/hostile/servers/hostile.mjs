@@ -9,8 +9,6 @@ import os from "node:os";
 import readline from "node:readline";
 import { Worker } from "node:worker_threads";
 
-const wait = (ms) => new Promise((done) => setTimeout(done, ms));
-
 const attacks = {
   "honest": async () => {
     const folder = fs.mkdtempSync(`${os.tmpdir()}/work-`);
@@ -58,39 +56,6 @@ const attacks = {
       server.on("error", fail);
       server.listen(facts.port, "0.0.0.0", () => setTimeout(() => (server.close(), done("listened")), 1500));
     }),
-  "resources.processes": async (facts) => {
-    const children = [];
-    for (let number = 0; number < facts.most; number++) {
-      const child = spawn("sleep", ["3"], { stdio: "ignore" });
-      const started = await new Promise((done) => (child.on("spawn", () => done(true)), child.on("error", () => done(false))));
-      if (!started) break;
-      children.push(child);
-    }
-    await wait(500);
-    for (const child of children) child.kill("SIGKILL");
-    return `processes: ${children.length}`;
-  },
-  "resources.threads": async (facts) => {
-    const workers = [];
-    for (let number = 0; number < facts.most; number++) {
-      const worker = new Worker("setTimeout(() => {}, 3000)", { eval: true });
-      const started = await new Promise((done) => (worker.on("online", () => done(true)), worker.on("error", () => done(false))));
-      if (!started) break;
-      workers.push(worker);
-    }
-    await wait(200);
-    await Promise.all(workers.map((worker) => worker.terminate()));
-    return `threads: ${workers.length}`;
-  },
-  "resources.memory": async (facts) => {
-    const held = [];
-    try {
-      while (held.length * 32 < facts.most_mb) held.push(Buffer.alloc(32 << 20, 1));
-    } catch (error) {
-      return `MiB: ${held.length * 32} ${error.message}`;
-    }
-    return `MiB: ${held.length * 32}`;
-  },
   "processes.end": async (facts) => (facts.victims.forEach((pid) => process.kill(pid, "SIGKILL")), "sent"),
   "files.home": async () => fs.readdirSync(os.homedir()).join(" "),
 };

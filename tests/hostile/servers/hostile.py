@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,41 +68,40 @@ def through_shell(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def called(params: dict[str, Any]) -> dict[str, Any]:
-    arguments = params["arguments"]
-    ways = {"shell": through_shell, "itself": run}
-    answer = ways.get(arguments.get("way", ""), in_child)(arguments["attack"], arguments["facts"])
-    return {"content": [{"type": "text", "text": json.dumps(answer)}]}
+def attacked(_: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    way = through_shell if arguments.get("way") == "shell" else in_child
+    return way(arguments["attack"], arguments["facts"])
 
 
-def answered(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    match method:
-        case "initialize":
-            info = {"name": "hostile", "version": "1"}
-            return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
-        case "tools/list":
-            return {"tools": [{"name": "attack", "inputSchema": {"type": "object"}}]}
-        case "tools/call":
-            return called(params)
-        case _:
-            return {}
+def serve(name: str, tools: Sequence[str], called: Callable[[str, dict[str, Any]], Any]) -> None:
+    """Serve these tools, whose answers are JSON."""
 
+    def answered(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        match method:
+            case "initialize":
+                info = {"name": name, "version": "1"}
+                return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
+            case "tools/list":
+                return {"tools": [{"name": tool, "inputSchema": {"type": "object"}} for tool in tools]}
+            case "tools/call":
+                try:
+                    answer = called(params["name"], params.get("arguments", {}))
+                except Exception as error:
+                    return {"content": [{"type": "text", "text": f"{type(error).__name__}: {error}"}], "isError": True}
+                return {"content": [{"type": "text", "text": json.dumps(answer)}]}
+            case _:
+                return {}
 
-def main() -> None:
-    if sys.argv[1:2] == ["--attack"]:
-        print(json.dumps(run(sys.argv[2], json.load(sys.stdin))))
-        return
     for line in sys.stdin:
         message = json.loads(line)
         if "id" in message and "method" in message:
-            answer = {
-                "jsonrpc": "2.0",
-                "id": message["id"],
-                "result": answered(message["method"], message.get("params", {})),
-            }
-            sys.stdout.write(json.dumps(answer) + "\n")
+            result = answered(message["method"], message.get("params", {}))
+            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}) + "\n")
             sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--attack"]:
+        print(json.dumps(run(sys.argv[2], json.load(sys.stdin))))
+    else:
+        serve("hostile", ["attack"], attacked)

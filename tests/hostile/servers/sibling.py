@@ -23,7 +23,7 @@ libc, syscall = _kernel.libc, _kernel.syscall
 
 heard: list[str] = []
 kept: list[Any] = []
-"""What must not be collected: memory with the word, sockets, descriptors."""
+"""What must not be collected: memory with the word."""
 
 
 def _serve(listener: socket.socket, path: str, word: str) -> None:
@@ -51,42 +51,14 @@ def _listen(address: str, path: str, word: str) -> str:
     return address.lstrip("\0")
 
 
-def _datagrams(name: str) -> None:
-    with contextlib.suppress(OSError):
-        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        receiver.bind(name)
-
-        def receive() -> None:
-            while True:
-                heard.append(receiver.recv(1000).decode("utf-8", "replace"))
-
-        threading.Thread(target=receive, daemon=True).start()
-
-
-def _kernel_objects(word: str, key: int) -> dict[str, Any]:
-    """A segment, a queue of System V and one of POSIX, each private to this user."""
+def _segment(word: str, key: int) -> dict[str, Any]:
+    """A segment of System V, private to this user."""
     found: dict[str, Any] = {"key": key}
     with contextlib.suppress(OSError):
         found["segment"] = syscall("shmget", key, 4096, 0o1600)
         libc.shmat.restype = ctypes.c_void_p
         ctypes.memmove(libc.shmat(found["segment"], None, 0), word.encode(), len(word))
-    with contextlib.suppress(OSError):
-        number = syscall("msgget", key, 0o1600)
-        message = ctypes.create_string_buffer((1).to_bytes(8, "little") + word.encode())
-        syscall("msgsnd", number, message, len(word), 0)
-    name = f"sibling-{os.getpid()}"
-    with contextlib.suppress(OSError):
-        limits = (ctypes.c_long * 8)(0, 4, 64)
-        kept.append(syscall("mq_open", name.encode(), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600, limits))
-    return found | {"queue": name}
-
-
-def _queued() -> None:
-    buffer = ctypes.create_string_buffer(64)
-    for descriptor in [each for each in kept if isinstance(each, int)]:
-        with contextlib.suppress(OSError):
-            while (got := syscall("mq_timedreceive", descriptor, buffer, 64, 0, 0)) >= 0:
-                heard.append(buffer.raw[:got].decode("utf-8", "replace"))
+    return found
 
 
 def _state(word: str) -> str:
@@ -115,22 +87,17 @@ def place(facts: dict[str, Any]) -> dict[str, Any]:
     with open(path, "w", encoding="ascii") as file:
         file.write(word)
     os.chmod(path, 0o600)
-    abstract = f"sibling-{os.getpid()}"
-    _datagrams("\0" + abstract + "-datagram")
-    unix = os.path.join(folder, "s")
-    _datagrams(unix + "d")
     with contextlib.suppress(OSError), open(f"/dev/shm/sibling-{facts['key']}", "w", encoding="ascii") as file:
         file.write(word)
     return {
         "folder": folder,
         "file": path,
-        "path": _listen(unix, path, word),
-        "datagram": unix + "d",
-        "abstract": _listen("\0" + abstract, path, word),
+        "path": _listen(os.path.join(folder, "s"), path, word),
+        "abstract": _listen(f"\0sibling-{os.getpid()}", path, word),
         "socket": os.environ.get("MCP_SESSION_SOCKET", ""),
         "access": os.environ.get("MCP_SESSION_ACCESS", ""),
         "state": _state(word),
-        **_kernel_objects(word, int(facts["key"])),
+        **_segment(word, int(facts["key"])),
     }
 
 
@@ -139,7 +106,6 @@ def called(name: str, arguments: dict[str, Any]) -> Any:
         case "place":
             return place(arguments)
         case "heard":
-            _queued()
             return list(heard)
         case "keep":
             kept.append("something")
@@ -151,32 +117,5 @@ def called(name: str, arguments: dict[str, Any]) -> Any:
             return "pong"
 
 
-def answered(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    match method:
-        case "initialize":
-            info = {"name": "sibling", "version": "1"}
-            return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
-        case "tools/list":
-            names = ("place", "heard", "ping", "keep", "opens")
-            return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}
-        case "tools/call":
-            try:
-                answer = called(params["name"], params.get("arguments", {}))
-            except Exception as error:
-                return {"content": [{"type": "text", "text": f"{type(error).__name__}: {error}"}], "isError": True}
-            return {"content": [{"type": "text", "text": json.dumps(answer)}]}
-        case _:
-            return {}
-
-
-def main() -> None:
-    for line in sys.stdin:
-        message = json.loads(line)
-        if "id" in message and "method" in message:
-            result = answered(message["method"], message.get("params", {}))
-            sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}) + "\n")
-            sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    importlib.import_module("hostile").serve("sibling", ["place", "heard", "ping", "keep", "opens"], called)

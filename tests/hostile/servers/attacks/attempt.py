@@ -1,15 +1,11 @@
 """What attacks share: a place of their own, what changes meanwhile, and what they say of themselves."""
 
 import contextlib
-import ctypes
 import os
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-
-from .kernel import text
 
 Facts = dict[str, Any]
 
@@ -61,25 +57,6 @@ def flipping(flip: Callable[[], object]) -> Iterator[None]:
     finally:
         over.set()
         thread.join(1)
-
-
-def changing(place: Any, bad: bytes, good: bytes) -> contextlib.AbstractContextManager[None]:
-    """A second thread changes the address between the look and the use, many times a second."""
-
-    def flip() -> None:
-        ctypes.memmove(place, bad, 16)
-        ctypes.memmove(place, good, 16)
-
-    return flipping(flip)
-
-
-def honest_call() -> str:
-    """A call that the gate has to answer, and may."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
-        connection.connect(os.environ["MCP_SESSION_SOCKET"])
-        connection.sendall(b"GET /v1/session HTTP/1.0\r\n\r\n")
-        return "honest call: " + text(connection.recv(20))
 
 
 def results_of(attempts: Iterable[Callable[[], str]]) -> str:

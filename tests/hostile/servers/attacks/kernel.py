@@ -5,28 +5,23 @@ import os
 import platform
 from typing import Any, Final
 
-__all__ = ["MACHINE", "NUMBERS", "libc", "syscall", "text"]
+__all__ = ["libc", "syscall", "text"]
 
 libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
-MACHINE: Final = platform.machine()
 
 _TABLE: Final = {
     # name: (x86_64, aarch64)
     "acct": (163, 89),
     "add_key": (248, 217),
     "bpf": (321, 280),
-    "chroot": (161, 51),
     "clone": (56, 220),
     "clone3": (435, 435),
-    "connect": (42, 203),
     "delete_module": (176, 106),
     "fanotify_init": (300, 262),
-    "fchmodat": (268, 53),
     "finit_module": (313, 273),
     "fsmount": (432, 432),
     "fsopen": (430, 430),
     "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
     "io_uring_setup": (425, 425),
     "io_setup": (206, 0),
     "kcmp": (312, 272),
@@ -37,46 +32,28 @@ _TABLE: Final = {
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
     "move_pages": (279, 239),
-    "mq_open": (240, 180),
-    "mq_timedreceive": (243, 183),
-    "mq_timedsend": (242, 182),
-    "msgget": (68, 186),
-    "msgrcv": (70, 188),
-    "msgsnd": (69, 189),
-    "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
     "personality": (135, 92),
     "pidfd_getfd": (438, 438),
-    "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424),
     "pivot_root": (155, 41),
-    "prlimit64": (302, 261),
     "process_madvise": (440, 440),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
     "quotactl": (179, 60),
     "request_key": (249, 218),
-    "rt_sigqueueinfo": (129, 138),
-    "sched_setscheduler": (144, 119),
-    "seccomp": (317, 277),
-    "sendmmsg": (307, 269),
-    "sendto": (44, 206),
     "setns": (308, 268),
     "shmget": (29, 194),
-    "socket": (41, 198),
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
-    "tgkill": (234, 131),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
-    "utimensat": (280, 88),
 }
-NUMBERS: Final = {name: pair[MACHINE == "aarch64"] for name, pair in _TABLE.items()}
+_NUMBERS: Final = {name: pair[platform.machine() == "aarch64"] for name, pair in _TABLE.items()}
 
 
 def syscall(name: str, *arguments: Any) -> int:
@@ -87,7 +64,7 @@ def syscall(name: str, *arguments: Any) -> int:
     """
     libc.syscall.restype = ctypes.c_long
     given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    answer = int(libc.syscall(ctypes.c_long(NUMBERS[name]), *given))
+    answer = int(libc.syscall(ctypes.c_long(_NUMBERS[name]), *given))
     if answer < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{name}: {os.strerror(error)}")

@@ -26,20 +26,6 @@ def daemon(facts: Facts) -> str:
     return f"daemon {os.read(reads, 20).decode()}"
 
 
-def runner(facts: Facts) -> str:
-    """Forks and ends for ever: whoever looks for it finds a number that is gone."""
-    if os.fork() == 0:
-        os.setsid()
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError):
-                if os.fork():
-                    os._exit(0)
-            time.sleep(0.0005)
-        os._exit(0)
-    return "runs"
-
-
 def note_for_next(facts: Facts) -> str:
     """A word in every place that it may write to, for the next session of this server."""
     left = []

@@ -2,10 +2,9 @@
 
 import contextlib
 import ctypes
+import errno
 import os
-import resource
 import signal
-import socket
 import struct
 import subprocess
 from functools import partial
@@ -55,54 +54,6 @@ def _cloned3() -> None:
         os._exit(0)
 
 
-def joined_namespace(facts: Facts) -> str:
-    """setns: the namespaces of the gateway, of siblings and of the first process."""
-
-    def join(pid: int, kind: str) -> None:
-        syscall("setns", os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY), 0)
-
-    pids, kinds = (facts["gateway"], *facts["siblings"], os.getppid(), 1), ("user", "net", "mnt", "ipc", "uts")
-    return which_of(((f"{kind} of {pid}", partial(join, pid, kind)) for pid in pids for kind in kinds), "none")
-
-
-def mounted(facts: Facts) -> str:
-    """A file system of its own over the folder of another, with and without a user namespace."""
-    reads, writes = os.pipe()
-    if (child := os.fork()) == 0:
-        with contextlib.suppress(OSError):
-            syscall("unshare", _NEW_USER | _NEW_MOUNT)
-        folder = os.environ.get("TMPDIR", "/tmp").encode()
-        acts = {
-            "tmpfs": lambda: syscall("mount", b"tmpfs", folder, b"tmpfs", 0, 0),
-            "proc": lambda: syscall("mount", b"proc", folder, b"proc", 0, 0),
-            "fsopen": lambda: syscall("fsopen", b"tmpfs", 0),
-            "open_tree": lambda: syscall("open_tree", -100, b"/", 1),
-        }
-        with contextlib.suppress(OSError):
-            os.write(writes, which_of(acts.items(), "no way of four").encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writes)
-    got = os.read(reads, 200).decode()
-    if not got:
-        raise PermissionError("no way of four")
-    return got
-
-
-def out_of_chroot(facts: Facts) -> str:
-    """chroot into a folder while the present one is outside, then up."""
-    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"jail-{os.getpid()}")
-    os.mkdir(folder)
-    with contextlib.suppress(OSError):
-        syscall("unshare", _NEW_USER)
-    syscall("chroot", folder.encode())
-    for _ in range(64):
-        os.chdir("..")
-    syscall("chroot", b".")
-    with open(facts["path"], encoding="utf-8") as file:
-        return file.read()
-
-
 def calls_nobody_needs(facts: Facts) -> str:
     """System calls with a history: those that the kernel looked at, instead of refusing them at once."""
     looked_at = []
@@ -116,66 +67,10 @@ def calls_nobody_needs(facts: Facts) -> str:
     return any_of(looked_at, f"none of {len(facts['calls'])}")
 
 
-def fault_handler(facts: Facts) -> str:
-    """userfaultfd, in the mode that everybody may use too."""
-    for flags in (0, 1):
-        with contextlib.suppress(OSError):
-            return f"descriptor {syscall('userfaultfd', flags)}"
-    raise PermissionError("in neither mode")
-
-
-def programs_in_kernel(facts: Facts) -> str:
-    """bpf: a socket filter of two instructions, and a map."""
-    attributes = ctypes.create_string_buffer(struct.pack("IIII", 2, 4, 4, 1), 120)
-    return f"map {syscall('bpf', 0, attributes, 120)}"
-
-
-def keyring(facts: Facts) -> str:
-    """The keyring of the user, which all sessions share."""
-    number = syscall(
-        "add_key", b"user", b"hostile", facts["token"].encode(), len(facts["token"]), -4 & 0xFFFFFFFFFFFFFFFF
-    )
-    return f"key {number}"
-
-
-def measured_cpu(facts: Facts) -> str:
-    """perf_event_open: what other processes do, by their caches."""
-    attributes = ctypes.create_string_buffer(struct.pack("IIQ", 1, 112, 0) + bytes(96), 112)
-    return f"descriptor {syscall('perf_event_open', attributes, 0, -1, -1, 0)}"
-
-
 def fixed_addresses(facts: Facts) -> str:
     """personality: no random addresses, readable means executable."""
     syscall("personality", 0x0040000 | 0x0400000)
     return f"personality {syscall('personality', 0xFFFFFFFF):#x}"
-
-
-def kernel_module(facts: Facts) -> str:
-    """A module that is none: the kernel's complaint would be about its form."""
-    try:
-        syscall("init_module", ctypes.create_string_buffer(64), 64, b"")
-    except OSError as error:
-        if error.errno in (1, 38):
-            raise
-        return f"the kernel looked at it: {error.strerror}"
-    return "loaded"
-
-
-def kernel_log(facts: Facts) -> str:
-    buffer = ctypes.create_string_buffer(4096)
-    return f"{syscall('syslog', 3, buffer, 4096)} bytes"
-
-
-def kernel_setting(facts: Facts) -> str:
-    """A setting of this network, which has no effect outside."""
-    with open("/proc/sys/net/ipv4/ip_default_ttl", "w", encoding="ascii") as file:
-        file.write("63")
-    return "set"
-
-
-def host_name(facts: Facts) -> str:
-    socket.sethostname(facts["token"][:20])
-    return "set"
 
 
 def typed_for_others(facts: Facts) -> str:
@@ -198,28 +93,36 @@ def typed_for_others(facts: Facts) -> str:
     return "typed"
 
 
-def higher_limits(facts: Facts) -> str:
-    """Its own limits, raised again."""
-    done = []
-    for name in ("RLIMIT_DATA", "RLIMIT_NOFILE", "RLIMIT_CORE"):
-        number = getattr(resource, name)
-        _, hard = resource.getrlimit(number)
-        if hard == resource.RLIM_INFINITY:
-            done.append(f"{name} has none")
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(number, (hard + 1, hard + 1))
-            done.append(name)
-    return any_of(done, "none")
-
-
-def new_privileges(facts: Facts) -> str:
-    """Whether the kernel would still give it more rights on exec: its own word for it."""
-    return f"no_new_privs {libc.prctl(39, 0, 0, 0, 0)}"
-
-
 def devices(facts: Facts) -> str:
     """Devices of the machine: memory, disks, kernel messages, virtual machines, file systems in user space."""
     names = ("mem", "kmsg", "kvm", "fuse", "net/tun", "vda", "sda", "port")
     flags = os.O_RDONLY | os.O_NONBLOCK
     return which_of(((name, partial(os.open, f"/dev/{name}", flags)) for name in names), "none")
+
+
+def asynchronous_requests(facts: Facts) -> str:
+    """Room for asynchronous input and output (io_setup), which the kernel counts for the machine."""
+    most = 0
+    with contextlib.suppress(BlockingIOError):  # there is no more
+        for _ in range(200):
+            syscall("io_setup", 1_000, ctypes.byref(ctypes.c_ulong(0)))
+            most += 1_000
+    return f"requests: {most}"
+
+
+def owners_ioctls(facts: Facts) -> str:
+    """What the owner of a program may do with a descriptor that only reads: seal it, make a subvolume beside it."""
+    done = []
+    file, folder = (os.open(path, os.O_RDONLY) for path in (facts["path"], os.path.dirname(facts["path"])))
+    room = ctypes.create_string_buffer(4_096)
+    libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+    for name, target, request in (
+        ("verity", file, 0x4080_6685),
+        ("version", file, 0x4008_7602),
+        ("subvolume", folder, 0x5000_940E),
+        ("snapshot", folder, 0x5000_9401),
+        ("removal", folder, 0x5000_940F),
+    ):
+        if libc.ioctl(target, request, room) == 0 or ctypes.get_errno() != errno.EPERM:
+            done.append(name)  # it has come to the file system, whatever that said
+    return any_of(done, "none of five")
