@@ -137,9 +137,8 @@ def test_the_form_of_the_sign_in_page_is_small(pair: tuple[RunningGateway, Runni
 
 @pytest.mark.anyio
 @requirement("ops.console")
-@pytest.mark.parametrize("store", ["memory", "redis"])
-async def test_a_mark_stands_until_it_is_dropped_or_its_time_is_over(store: str, redis: RunningRedis) -> None:
-    backend = backend_for("memory://" if store == "memory" else redis.url)
+async def test_a_mark_in_redis_stands_until_it_is_dropped_or_its_time_is_over(redis: RunningRedis) -> None:
+    backend = backend_for(redis.url)
     await backend.open()
     try:
         await backend.marks.set("one", 60.0)

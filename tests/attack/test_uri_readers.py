@@ -18,53 +18,12 @@ from tests.tools.obtain import node
 pytestmark = requirement("wall.uri")
 
 RESTRICTED: Final = ("notes://all/private", "file:///pub/secret", "http://internal/x", "http://127.0.0.1/x")
-BEGINNINGS: Final = (
-    "notes://all",
-    "notes:",
-    "file://",
-    "file:",
-    "file:///",
-    "http://",
-    "http:",
-    "HTTP:/",
-    "Notes://ALL",
-)
+BEGINNINGS: Final = "notes://all notes: file:// file: file:/// http:// http: HTTP:/ Notes://ALL".split()
 PIECES: Final = (
-    *(
-        "private",
-        "pri",
-        "vate",
-        "pub",
-        "secret",
-        "sec",
-        "ret",
-        "internal",
-        "in",
-        "ternal",
-        "127.0.0.1",
-        "127.1",
-        "x",
-        "a",
-    ),
-    *(
-        "2130706433",
-        "0x7f.1",
-        "all",
-        "localhost",
-        "user@",
-        ":80",
-        ":080",
-        ":8080",
-        "/",
-        "/",
-        "/",
-        "//",
-        "\\",
-        ".",
-        "..",
-    ),
-    *("/../", "/./", "%2e%2e", "%2E", "%2f", "%5c", "%3f", "%23", "%252e", "%09", "%0a", "\t", "\n", "\r", "\0", " "),
-    *("?", "#", ";", "\u3002", "\uff0e", "\uff0f", "\u00ad", "\u200b", "%ff", "|", "%70", "[::1]", "\x7f", "\ufeff"),
+    *"private pri vate pub secret sec ret internal in ternal 127.0.0.1 127.1 2130706433 0x7f.1 x a all".split(),
+    *"localhost user@ :80 :080 :8080 / / / // \\ . .. /../ /./ %2e%2e %2E %2f %5c %3f %23 %252e %09 %0a".split(),
+    *"? # ; %ff | %70".split(),
+    *("\t", "\n", "\r", "\0", " ", "\u3002", "\uff0e", "\uff0f", "\u00ad", "\u200b", "[::1]", "\x7f", "\ufeff"),
 )
 READ: Final = """
 const uris = JSON.parse(require("fs").readFileSync(0, "utf8"));
