@@ -73,12 +73,6 @@ async def test_one_pattern_that_names_nothing_is_refused(
     assert not server.unreviewed
 
 
-async def test_patterns_that_name_something_each_are_reviewed() -> None:
-    server: Any = Listing({"eval*": {"operation": "eval"}, "*": {"slow_s": 1}})
-    await compare([server], with_policy(workspaces={"w": {"servers": ["s"], "tools": ["s__read", "s__*"]}}), NO_SCHEMAS)
-    assert not server.unreviewed
-
-
 @pytest.mark.parametrize(("what", "listed"), [("prompt", "greet"), ("resource", "note://a")])
 def test_the_message_has_the_names_that_there_are(what: str, listed: str) -> None:
     [message] = unmatched("mcpServers.s", ["wrong*"], [listed], what)
@@ -89,10 +83,11 @@ def test_the_message_has_the_names_that_there_are(what: str, listed: str) -> Non
 
 @requirement("pol.late-patterns")
 async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pytest.LogCaptureFixture) -> None:
-    servers: Any = [Listing({"evalute": {"operation": "eval"}}), Listing({"read": {"slow_s": 1}})]
+    good = {"read": {"slow_s": 1}, "eval*": {"operation": "eval"}, "*": {"slow_s": 1}}
+    servers: Any = [Listing({"evalute": {"operation": "eval"}}), Listing(good)]
     for server in servers:
         server.has_answered = False
-    settings = with_policy(workspaces={"w": {"tools": ["s__evalute"]}})
+    settings = with_policy(workspaces={"w": {"servers": ["s"], "tools": ["s__evalute", "s__read", "s__*"]}})
     await compare(servers, settings, NO_SCHEMAS)
     comparing = asyncio.create_task(compare_late(servers, settings, NO_SCHEMAS))
     servers[1].answered.set()
@@ -102,5 +97,6 @@ async def test_a_server_that_comes_late_is_compared_when_it_answers(caplog: pyte
             await comparing
     assert caplog.text.count("server s is ready: 2 tools") == 2
     assert servers[0].unreviewed and not servers[1].unreviewed
-    assert "mcpServers.s.tools: 'evalute' names no tool" in caplog.text
-    assert "workspaces.w.tools: 's__evalute' names no tool" in caplog.text, "once all have answered"
+    named = [line for line in caplog.text.splitlines() if "names no" in line]
+    assert len(named) == 2 and "mcpServers.s.tools: 'evalute' names no tool" in named[0]
+    assert "workspaces.w.tools: 's__evalute' names no tool" in named[1], "once all have answered"
