@@ -1,8 +1,7 @@
 """`gateway.admin.operations`: pages, names that are never guessed, and what is recorded."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -512,8 +511,7 @@ async def test_a_list_says_that_the_store_is_still_being_read_and_shows_what_was
 # -- Questions between replicas: answered by those who live and understand, and by nobody else's leave
 
 
-@contextlib.asynccontextmanager
-async def replicas(backend: MemoryBackend, *names: str) -> AsyncIterator[list[PeerQueries]]:
+async def test_who_is_silent_or_of_another_version_is_not_waited_for() -> None:
     def answering(name: str) -> Any:
         async def answer(what: str, args: Any) -> Any:
             if what != "who":
@@ -522,20 +520,15 @@ async def replicas(backend: MemoryBackend, *names: str) -> AsyncIterator[list[Pe
 
         return answer
 
-    asking = [PeerQueries(backend.bus, name, answering(name)) for name in names]
-    listening = [asyncio.create_task(one.listen()) for one in asking]
-    await asyncio.sleep(0)  # each listens before anybody asks
-    yield asking
-    for task in listening:
-        task.cancel()
-    await asyncio.gather(*listening, return_exceptions=True)
-
-
-async def test_who_is_silent_or_of_another_version_is_not_waited_for() -> None:
-    backend = MemoryBackend()
-    async with replicas(backend, "a", "b") as (a, _):
-        assert await a.ask("who", None, ["a", "b", "gone"], patience_s=0.05) == {"a": ["a", None], "b": ["b", None]}
+    bus = MemoryBackend().bus
+    a, b = (PeerQueries(bus, name, answering(name)) for name in "ab")
+    async with asyncio.TaskGroup() as group:
+        listening = [group.create_task(one.listen()) for one in (a, b)]
+        await asyncio.sleep(0)  # each listens before anybody asks
+        assert await a.ask("who", 1, ["a", "b", "gone"], patience_s=0.05) == {"a": ["a", 1], "b": ["b", 1]}
         assert await a.ask("what", None, ["b"], patience_s=0.05) == {}
-        await backend.bus.publish(ASK, b"not a question")
-        await backend.bus.publish(ASK, b'{"number": 1}')
-        assert await a.ask("who", None, ["b"]) == {"b": ["b", None]}
+        await bus.publish(ASK, b"not a question")
+        await bus.publish(ASK, b'{"number": 1}')
+        assert await a.ask("who", 2, ["b"]) == {"b": ["b", 2]}
+        for task in listening:
+            task.cancel()
