@@ -107,6 +107,9 @@ def test_each_type_has_its_control_and_required_ones_come_first() -> None:
     assert arguments_in(form, {f"{PREFIX}{name}": text for name, text in entered.items()}) == {
         **{"city": "A\nB", "days": 2, "unit": "F", "exact": False, "tags": ["x"], "either": 7},
     }
+    for text in ("true", "2.5"):
+        with pytest.raises(FormFaults, match="must be JSON: array or integer"):
+            arguments_in(a_form(two={"type": ["array", "integer"]}), {f"{PREFIX}two": text})
 
 
 def test_an_empty_control_leaves_the_argument_out_unless_it_is_required() -> None:
