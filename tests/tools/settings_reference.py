@@ -14,64 +14,48 @@ import annotated_types
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.config.auth import (
-    AdminSettings,
-    AuditSettings,
-    AuthSettings,
-    CardSettings,
-    ClaimNames,
-    DiscoverySettings,
-    JwtSettings,
-    ProxySettings,
-)
-from gateway.config.limits import LimitSettings, TaskSettings
-from gateway.config.policy import PolicySettings, RateSettings, RuleSettings, WorkspaceSettings
-from gateway.config.sandbox import PackageSettings, SandboxTable
-from gateway.config.secrets import PeerTlsSettings, SecretSettings
-from gateway.config.sessions import ContextSettings, EnvironmentValue, FieldSettings, SessionSettings
-from gateway.config.settings import GatewaySettings
-from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings, UpstreamSettings
+from gateway.config import auth, limits, policy, sandbox, secrets, sessions, settings, upstreams
 
 __all__ = ["models", "pages"]
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
-    ("mcpServers.NAME.", UpstreamSettings, ("command", "args", "env", "url")),
-    ("gateway.", GatewaySettings, ("host", "port", "store", "api_keys", "allowed_hosts", "sandbox")),
-    ("gateway.session.", SessionSettings, ("idle_ttl_s",)),
-    ("gateway.admin.", AdminSettings, ("keys",)),
+    ("mcpServers.NAME.", upstreams.UpstreamSettings, ("command", "args", "env", "url")),
+    ("gateway.", settings.GatewaySettings, ("host", "port", "store", "api_keys", "allowed_hosts", "sandbox")),
+    ("gateway.session.", sessions.SessionSettings, ("idle_ttl_s",)),
+    ("gateway.admin.", auth.AdminSettings, ("keys",)),
 ]
 """What most people set, and nothing else."""
 _SECTIONS: list[tuple[str, type[BaseModel]]] = [
-    ("gateway", GatewaySettings),
-    ("gateway.peer_tls", PeerTlsSettings),
-    ("gateway.session", SessionSettings),
-    ("gateway.context", ContextSettings),
-    ("gateway.context.fields.NAME", FieldSettings),
-    ("gateway.context.env.NAME, mcpServers.NAME.context_env.NAME", EnvironmentValue),
-    ("gateway.discovery", DiscoverySettings),
-    ("gateway.discovery.cards.NAME", CardSettings),
-    ("gateway.admin", AdminSettings),
-    ("gateway.audit", AuditSettings),
-    ("gateway.auth", AuthSettings),
-    ("gateway.auth.jwt[]", JwtSettings),
-    ("gateway.auth.jwt[].claims", ClaimNames),
-    ("gateway.auth.proxies", ProxySettings),
-    ("gateway.policy", PolicySettings),
-    ("gateway.policy.rules[]", RuleSettings),
-    ("gateway.policy.workspaces.PATTERN", WorkspaceSettings),
-    ("gateway.secrets.NAME", SecretSettings),
-    ("mcpServers.NAME", UpstreamSettings),
-    ("mcpServers.NAME.tools.PATTERN", ToolSettings),
-    ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", ItemSettings),
-    ("mcpServers.NAME.methods.PATTERN", MethodSettings),
-    ("mcpServers.NAME.sandbox, gateway.policy.sandbox", SandboxTable),
+    ("gateway", settings.GatewaySettings),
+    ("gateway.peer_tls", secrets.PeerTlsSettings),
+    ("gateway.session", sessions.SessionSettings),
+    ("gateway.context", sessions.ContextSettings),
+    ("gateway.context.fields.NAME", sessions.FieldSettings),
+    ("gateway.context.env.NAME, mcpServers.NAME.context_env.NAME", sessions.EnvironmentValue),
+    ("gateway.discovery", auth.DiscoverySettings),
+    ("gateway.discovery.cards.NAME", auth.CardSettings),
+    ("gateway.admin", auth.AdminSettings),
+    ("gateway.audit", auth.AuditSettings),
+    ("gateway.auth", auth.AuthSettings),
+    ("gateway.auth.jwt[]", auth.JwtSettings),
+    ("gateway.auth.jwt[].claims", auth.ClaimNames),
+    ("gateway.auth.proxies", auth.ProxySettings),
+    ("gateway.policy", policy.PolicySettings),
+    ("gateway.policy.rules[]", policy.RuleSettings),
+    ("gateway.policy.workspaces.PATTERN", policy.WorkspaceSettings),
+    ("gateway.secrets.NAME", secrets.SecretSettings),
+    ("mcpServers.NAME", upstreams.UpstreamSettings),
+    ("mcpServers.NAME.tools.PATTERN", upstreams.ToolSettings),
+    ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", upstreams.ItemSettings),
+    ("mcpServers.NAME.methods.PATTERN", upstreams.MethodSettings),
+    ("mcpServers.NAME.sandbox, gateway.policy.sandbox", sandbox.SandboxTable),
 ]
 _TUNING: list[tuple[str, type[BaseModel]]] = [
-    ("gateway.limits", LimitSettings),
-    ("gateway.tasks", TaskSettings),
-    ("gateway.packages", PackageSettings),
-    ("gateway.policy.session_rate, principal_rate, opening_rate", RateSettings),
+    ("gateway.limits", limits.LimitSettings),
+    ("gateway.tasks", limits.TaskSettings),
+    ("gateway.packages", sandbox.PackageSettings),
+    ("gateway.policy.session_rate, principal_rate, opening_rate", policy.RateSettings),
 ]
 _HEAD = """# Settings
 

@@ -134,7 +134,7 @@ class Parts:
         self.resolver, self.initializer = resolution.resolver, resolution.initializer
         self.carriers, self.returns = resolution.carriers, resolution.returns
         self.aliases = Aliases(chosen, self.carriers, self.returns, served.endpoints)
-        vars(self.returns).update(_clock=self.clock, _wall=self.clock)
+        vars(self.returns).update(_clock=self.clock, _wall=self.clock)  # else those of the machine
 
     async def create(self, alias: str | None = None, **fields: Any) -> LiveSession:
         """A new session with these fields, as this replica holds it."""
