@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Callable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -100,41 +100,16 @@ def test_what_was_said_on_one_connection_proves_nothing_on_another() -> None:
         Answering([OLD], "a").step(bytearray(asking.begin() + b"q"))
 
 
-# -- whole connections, with a relay between them
+# -- whole connections
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Change) -> None:
-    try:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
-                writer.write(change(data))
-    finally:
-        writer.close()
+def peer_server(answer: Callable[[Call], None] = lambda call: None) -> PeerServer:
+    return PeerServer(Rules(bytes, answer, lambda: None), own=([OLD], "peer"))
 
 
 @contextlib.asynccontextmanager
-async def relay(port: int, change: Change) -> AsyncIterator[int]:
-    """The port of a process before that one which has no keys. It changes answers: all but the first, the handshake."""
-    answers = itertools.count()
-    ended: list[asyncio.StreamWriter] = []
-
-    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inside, out = await asyncio.open_connection("127.0.0.1", port)
-        ended.extend((writer, out))
-        there = _pass(reader, out, bytes)
-        back = _pass(inside, writer, lambda data: change(data) if next(answers) else data)
-        await asyncio.gather(there, back)
-
-    async with await asyncio.start_server(between, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
-        for writer in ended:
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def asked(change: Change, replica: str = "peer") -> AsyncIterator[PeerCall]:
-    """A call through a relay, whose answer is two records."""
+async def asked(change: Change) -> AsyncIterator[PeerCall]:
+    """A call whose answer, two records, is changed on its way by somebody who has no keys."""
 
     def answer(call: Call) -> None:
         call.send(b"h", b"one")
@@ -142,9 +117,11 @@ async def asked(change: Change, replica: str = "peer") -> AsyncIterator[PeerCall
         call.end(b"e")
         call._channel._batch.flush()
 
-    server = PeerServer(Rules(bytes, answer, lambda: None), own=([OLD], "peer"))
-    async with server.listening("127.0.0.1", 0) as port, relay(port, change) as relayed:
-        channel = await open_channel(f"127.0.0.1:{relayed}", replica, [OLD])
+    async with peer_server(answer).listening("127.0.0.1", 0) as port:
+        channel = await open_channel(f"127.0.0.1:{port}", "peer", [OLD])
+        sealed: Any = channel._transport
+        read = sealed.data_received
+        sealed.data_received = lambda data: read(change(data))
         try:
             yield channel.ask(b"c", b"", b"")
         finally:
@@ -175,58 +152,46 @@ async def test_an_answer_that_a_relay_changes_is_never_complete(change: Change) 
     assert frames in ([], [(b"h", b"one")]), "what came before the change is as it was sent"
 
 
-async def test_an_answer_that_is_relayed_unchanged_is_complete() -> None:
+async def test_an_answer_that_nobody_changes_is_complete() -> None:
     async with asked(bytes) as call:
         assert [await call.next() for _ in range(2)] == [(b"h", b"one"), (b"e", b"")]
 
 
 async def test_a_challenge_that_is_relayed_to_another_replica_is_not_met() -> None:
-    with pytest.raises(PeerReplaced):
-        async with asked(bytes, replica="owner"):
-            pass
+    async with peer_server().listening("127.0.0.1", 0) as port:
+        with pytest.raises(PeerReplaced):
+            await open_channel(f"127.0.0.1:{port}", "owner", [OLD])
 
 
 @pytest.mark.parametrize("says", ["nothing", "the challenge", "an answer"])
 async def test_a_listener_without_keys_sees_a_challenge_and_nothing_else(says: str) -> None:
-    heard, ended = bytearray(), asyncio.Event()
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    class Listener(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = cast("asyncio.Transport", transport)
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = await reader.read(1 << 16)
+        answer: Any = Answering([NEW], "peer").step(bytearray(said))
+        writer.write({"nothing": b"", "the challenge": said * 8, "an answer": answer}[says])
+        if says == "nothing":
+            writer.write_eof()
+        with contextlib.suppress(OSError):
+            said += await reader.read()
+        writer.close()
+        heard.set_result(said)
 
-        def data_received(self, data: bytes) -> None:
-            if not heard:
-                answer = Answering([NEW], "peer").step(bytearray(data))
-                assert isinstance(answer, bytes)
-                self.transport.write({"nothing": b"", "the challenge": data * 8, "an answer": answer}[says])
-                if says == "nothing":
-                    self.transport.close()
-            heard.extend(data)
-
-        def connection_lost(self, _: Exception | None) -> None:
-            ended.set()
-
-    async with await asyncio.get_running_loop().create_server(Listener, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(PeerUnproven):
             await open_channel(address, "peer", [OLD])
-        await ended.wait()
-    assert len(heard) == len(Asking([OLD], "peer").begin())
+        assert len(await heard) == len(Asking([OLD], "peer").begin())
 
 
 async def test_a_proof_that_comes_when_its_asker_has_left_is_no_fault() -> None:
-    class Sent(asyncio.Transport):
-        last = b""
-
-        def write(self, data: bytes | bytearray | memoryview) -> None:
-            self.last = bytes(data)
-
-    sent, sealed = Sent(), Sealed(asyncio.Protocol(), Asking([OLD], "a"), when_proved=lambda name: None)
-    sealed.connection_made(sent)
+    sent, sealed = [b""], Sealed(asyncio.Protocol(), Asking([OLD], "a"), when_proved=lambda name: None)
+    sealed.connection_made(cast("asyncio.Transport", SimpleNamespace(write=sent.append)))
     asker = asyncio.ensure_future(sealed.proved())
     await asyncio.sleep(0)
     asker.cancel()
-    answer = Answering([OLD], "a").step(bytearray(sent.last))
+    answer = Answering([OLD], "a").step(bytearray(sent[-1]))
     assert isinstance(answer, bytes)
     sealed.data_received(answer)
     assert sealed.is_proved
