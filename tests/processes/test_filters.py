@@ -81,6 +81,11 @@ def test_a_table_of_hundreds_is_searched_across_far_jumps() -> None:
     assert errors(made(table), *calls) == [80 + (n + v) % 5 if 0 <= v < 5 else 79 for n, v in calls]
 
 
+def test_a_filter_longer_than_the_kernel_takes_is_not_made() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        made({number: Match(0, {value: refuse(value) for value in range(1, 100)}, ALLOW) for number in range(0, 60, 2)})
+
+
 @requirement("box.system")
 def test_arguments_are_masked_and_matched_by_their_low_half() -> None:
     table = {LAST: Match(2, {1: refuse(81), 2: Match(3, {7: refuse(82)}, refuse(83))}, refuse(84), mask=0xF)}

@@ -168,13 +168,6 @@ def race(address: str, allowed: str, seconds: float) -> list[Any]:
     return [sorted(peers), attempts > 50]
 
 
-def die(address: str) -> None:
-    """End in the middle of a connection."""
-    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-    with socket.socket() as fresh:
-        raw_connect(fresh.fileno(), bytes.fromhex(address))
-
-
 def many(address: str, count: int) -> int:
     """So many children wait for connections that never end. How many fail at once?"""
     children: list[int] = []
@@ -267,7 +260,7 @@ def datagrams() -> list[str]:
 
 def run(attempt: list[Any]) -> Any:
     functions: list[Callable[..., Any]] = [
-        connect, odd_descriptors, disconnect, listen, own_listener, hang, timeout, race, die, many, flood, undumpable,
+        connect, odd_descriptors, disconnect, listen, own_listener, hang, timeout, race, many, flood, undumpable,
         resolve, ask_by_datagram, datagrams,
     ]  # fmt: skip
     return {function.__name__: function for function in functions}[attempt[0]](*attempt[1:])

@@ -25,25 +25,15 @@ def test_a_descriptor_of_a_thread_is_duplicated(monkeypatch: pytest.MonkeyPatch,
         return of_process(pid, flags)
 
     monkeypatch.setattr(os, "pidfd_open", pidfd_open)
-    asked, done, numbers = threading.Event(), threading.Event(), []
-
-    def wait() -> None:
-        numbers.append(threading.get_native_id())
-        asked.set()
-        done.wait(10)
-
-    thread = threading.Thread(target=wait)
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, args=(10,))
     thread.start()
+    assert thread.native_id is not None
     try:
-        assert asked.wait(10)
-        with socket.socket() as original:
-            copy = duplicate(numbers[0], original.fileno())
-            try:
-                assert copy != original.fileno() and os.path.sameopenfile(copy, original.fileno())
-            finally:
-                os.close(copy)
+        with socket.socket() as original, socket.socket(fileno=duplicate(thread.native_id, original.fileno())) as copy:
+            assert copy.fileno() != original.fileno() and os.path.sameopenfile(copy.fileno(), original.fileno())
         with pytest.raises(OSError) as failed:
-            duplicate(numbers[0], 9_999)
+            duplicate(thread.native_id, 9_999)
         assert failed.value.errno == errno.EBADF
     finally:
         done.set()
