@@ -38,13 +38,9 @@ def test_a_time_that_cannot_be_one_is_no_time(ms: int, said: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("result", "hints"),
     [
-        ({"ttlMs": 5, "cacheScope": "public"}, Hints(5, True)),
-        ({"ttlMs": 5, "cacheScope": "Public"}, Hints(5, False)),
-        ({"ttlMs": 5}, Hints(5, False)),
-        ({}, Hints(0, False)),
+        *(({"ttlMs": 5, "cacheScope": "public"}, Hints(5, True)), ({}, Hints(0, False)), ([], Hints(0, False))),
+        *(({"ttlMs": 5} | scope, Hints(5, False)) for scope in ({}, {"cacheScope": "Public"}, {"cacheScope": 7})),
         ({"ttlMs": 5, "cacheScope": "public", "resultType": "input_required"}, Hints(0, True)),
-        ({"ttlMs": 5, "cacheScope": 7, "resultType": "complete"}, Hints(5, False)),
-        ([], Hints(0, False)),
     ],
 )
 def test_what_is_not_said_is_private_and_stale(result: Any, hints: Hints) -> None:

@@ -12,6 +12,8 @@ from tests.unit.protocol.parts import raw
 from transports.jsonrpc import encode
 
 INFO = {"name": "c", "version": "1"}
+FORMS: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+APPS: dict[str, Any] = {"io.modelcontextprotocol/ui": {"mimeTypes": ["a"]}}
 
 
 def of_spec(**members: Any) -> dict[str, Any]:
@@ -26,20 +28,19 @@ def legacy(capabilities: Any) -> Caller:
     return caller_of_params(encode({"clientInfo": INFO, "capabilities": capabilities}))
 
 
-def test_the_same_capabilities_are_the_same_bytes_whichever_era_declared_them() -> None:
-    plain: Any = {"elicitation": {"form": {}, "url": {}}, "roots": {}}
-    one = modern({"roots": {"listChanged": True}, "elicitation": {"url": {}, "form": {}}})
-    assert one == legacy(plain) and json.loads(one.capabilities) == plain
-
-
-def test_an_empty_elicitation_capability_means_forms() -> None:
-    """As before URLs came (MCP 2025-11-25, Elicitation)."""
-    assert json.loads(legacy({"elicitation": {}}).capabilities) == {"elicitation": {"form": {}}}
-
-
-@pytest.mark.parametrize("declared", [None, [], "all", {"elicitation": True, "sampling": None}])
-def test_what_is_no_declaration_declares_nothing(declared: Any) -> None:
-    assert modern(declared).capabilities == legacy(declared).capabilities == b"{}"
+@pytest.mark.parametrize(
+    ("declared", "kept"),
+    [
+        ({"roots": {"listChanged": True}, "elicitation": {"url": {}, "form": {}}}, FORMS | {"roots": {}}),
+        ({"elicitation": {}}, {"elicitation": {"form": {}}}),  # as before URLs came (MCP 2025-11-25, Elicitation)
+        *((None, {}), ([], {}), ("all", {}), ({"elicitation": True, "sampling": None}, {})),
+        ({"tasks": {"list": {}}, "extensions": {"io.modelcontextprotocol/tasks": {}}}, {}),
+        ({"extensions": {"io.modelcontextprotocol/tasks": {}} | APPS}, {"extensions": APPS}),
+    ],
+)
+def test_each_era_declares_the_same_in_the_same_bytes_and_no_tasks_to_the_other(declared: Any, kept: Any) -> None:
+    assert modern(declared) == legacy(declared) == legacy(kept)
+    assert json.loads(modern(declared).capabilities) == kept
 
 
 def test_a_client_without_a_name_is_unknown_and_a_long_name_is_cut() -> None:
@@ -62,14 +63,6 @@ def test_what_a_client_says_of_itself_and_declares_beyond_the_core_passes_as_it_
     shaken = one.initialize_params()
     assert info in shaken and beyond in shaken
     assert bytes(one.meta("")["io.modelcontextprotocol/clientInfo"]) == info
-
-
-@requirement("ext.relay")
-def test_tasks_are_not_declared_to_the_other_era() -> None:
-    tasks: Any = {"tasks": {"list": {}}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
-    assert legacy(tasks).capabilities == modern(tasks).capabilities == b"{}"
-    more = {"extensions": {"io.modelcontextprotocol/tasks": {}, "io.modelcontextprotocol/ui": {"mimeTypes": ["a"]}}}
-    assert json.loads(modern(more).capabilities) == {"extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["a"]}}}
 
 
 def test_capabilities_in_several_lines_become_one_line() -> None:

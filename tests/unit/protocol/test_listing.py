@@ -123,12 +123,8 @@ def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> Non
 @pytest.mark.parametrize(
     ("page", "more"),
     [
-        ({"nextCursor": "2"}, True),
-        ({}, False),
-        ({"nextCursor": None}, False),
-        ({"nextCursor": "", "resultType": "complete"}, True),
-        ({"nextCursor": ""}, False),
-        ({"nextCursor": 5}, False),
+        *(({"nextCursor": "2"}, True), ({"nextCursor": "", "resultType": "complete"}, True), ({}, False)),
+        *(({"nextCursor": cursor}, False) for cursor in (None, "", 5)),
         ({"nextCursor": {"a": 1}, "resultType": "complete"}, False),
     ],
 )

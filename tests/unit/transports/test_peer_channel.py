@@ -326,28 +326,17 @@ def credit(size: int) -> bytes:
 
 @requirement("wall.before-auth", "rep.any")
 @pytest.mark.parametrize("data", [
-    a_call(2),
-    a_call() + a_call(),
-    a_call(place=1024),
-    a_call(place=7, defined=b""),
-    a_call(defined=b"bad"),
-    a_call(place=7, defined=b"x" * (MAX_DEFINITION_BYTES + 1)),
-    a_call(body=b"x" * (SMALL_BYTES + 1)),
-    frame(b"q", 1, b"\0" * 8),
-    frame(b"q", 1, CALL.pack(1, 9, 0, False)),
-    frame(b"z", 1),
-    frame(b"c"),
-    frame(b"p", 0, b"x"),
+    a_call(2), a_call() + a_call(), a_call(place=1024), a_call(place=7, defined=b""), a_call(defined=b"bad"),
+    a_call(place=7, defined=b"x" * (MAX_DEFINITION_BYTES + 1)), a_call(body=b"x" * (SMALL_BYTES + 1)),
+    frame(b"q", 1, b"\0" * 8), frame(b"q", 1, CALL.pack(1, 9, 0, False)),
+    frame(b"z", 1), frame(b"c"), frame(b"p", 0, b"x"),
     a_call() + frame(b"c", 2),  # a call that was not sent yet
     a_call() + frame(b"c", 1) * 2,
     a_call() + frame(b"b", 1, b"x"),  # its body is complete
     a_call(goes_on=True) + frame(b"b", 1),
     a_call(goes_on=True) + frame(b"b", 1, b"x" * CREDIT_BYTES) + frame(b"B", 1, b"x"),
     a_call(goes_on=True) + frame(b"B", 1, b"x") * 2,
-    a_call() + frame(b"g", 1, b"x"),
-    a_call() + credit(1),
-    a_call() + credit(0),
-    a_call() + frame(b"w", 1, b"\0"),
+    a_call() + frame(b"g", 1, b"x"), a_call() + frame(b"w", 1, b"\0"), a_call() + credit(1), a_call() + credit(0),
     b"".join(a_call(number) for number in range(1, MAX_CALLS + 2)),
     b"".join(map(a_call, range(1, MAX_CALLS + 1))) + frame(b"c", 1) + a_call(1_025) + a_call(1_026),
     b"q" + (MAX_HEAD_BYTES + (1 << 17)).to_bytes(4, "big") + bytes(4),
@@ -370,20 +359,12 @@ HEAD = frame(b"h", 1, b"head")
 @requirement("wall.return", "rep.any")
 @pytest.mark.parametrize("data", [
     frame(b"a", 2, packed(b"")),  # a call that was not asked
-    frame(b"z", 1),
-    frame(b"h"),
-    frame(b"b", 1, b"x"),  # before its head
-    frame(b"e", 1),
-    HEAD * 2,
-    HEAD + frame(b"a", 1, packed(b"")),
-    HEAD + frame(b"m", 1),
-    HEAD + frame(b"b", 1),
+    frame(b"z", 1), frame(b"h"), credit(1),
+    frame(b"b", 1, b"x"), frame(b"e", 1),  # before its head
+    HEAD * 2, HEAD + frame(b"a", 1, packed(b"")), HEAD + frame(b"m", 1), HEAD + frame(b"b", 1),
     HEAD + frame(b"b", 1, b"x" * CREDIT_BYTES) + frame(b"b", 1, b"x"),
-    HEAD + frame(b"e", 1) * 2,
-    HEAD + frame(b"e", 1) + frame(b"b", 1, b"x"),
-    frame(b"S", 1) * 2,
-    frame(b"S", 1) + frame(b"n", 1),
-    credit(1),
+    HEAD + frame(b"e", 1) * 2, HEAD + frame(b"e", 1) + frame(b"b", 1, b"x"),
+    frame(b"S", 1) * 2, frame(b"S", 1) + frame(b"n", 1),
     b"a" + (3 * SMALL_BYTES).to_bytes(4, "big") + bytes(4),
 ])  # fmt: skip
 async def test_an_answer_that_breaks_a_rule_ends_the_channel_and_it_is_said(
@@ -408,21 +389,6 @@ async def test_what_comes_about_a_call_that_is_over_changes_nothing() -> None:
         found.write(credit(1) + frame(b"b", 1, b"x") + frame(b"g", 1))
         answers.end(b"a", packed(b"answer"))
         assert await other.next() == (b"h", b"head") and not found.cut
-
-
-@requirement("rep.any")
-async def test_frames_arrive_in_any_pieces() -> None:
-    async with both() as found:
-        data = a_call(1, body=b"one") + a_call(2, body=b"two") + a_call(3, body=b"three")
-        for at in range(len(data)):
-            found.answering.data_received(data[at : at + 1])
-        assert [call.body for call in found.came] == [b"one", b"two", b"three"]
-    async with both() as found:
-        calls = [found.asking.ask(b"c", b"", b"") for _ in range(2)]
-        answers = b"".join(frame(b"a", n, packed(b"%d" % n)) for n in (2, 1))
-        for at in range(len(answers)):
-            found.asking.data_received(answers[at : at + 1])
-        assert [(await call.next(), await call.next())[1] for call in calls] == [(b"e", b"1"), (b"e", b"2")]
 
 
 @requirement("wall.memory")

@@ -1,6 +1,7 @@
 """What a stdio link logs of its child."""
 
 import logging
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -26,29 +27,19 @@ class Noisy(RecordedEvents):
         self.noises += 1
 
 
-class Child:
-    """A process that has written these lines to stderr."""
-
-    def __init__(self, *lines: str, why_ended: str = "") -> None:
-        self.lines = [*lines]
-        self.why_ended = why_ended
-
-    def stderr_tail(self) -> list[str]:
-        return self.lines
-
-
 def linked(
-    child: Child, environment: dict[str, str] | None = None, budget: LineBudget | None = None
+    *lines: str, why_ended: str = "", environment: dict[str, str] | None = None, budget: LineBudget | None = None
 ) -> tuple[StdioLink, Noisy]:
+    """The link of a process that has written these lines to stderr."""
     events = Noisy()
     link = StdioLink("files", events, 1.0, output_scrubber(["TENANT"], environment or {}), budget)
-    link.attach(cast(Process, child))
+    link.attach(cast(Process, SimpleNamespace(stderr_tail=lambda: [*lines], why_ended=why_ended)))
     return link, events
 
 
 @requirement("ops.redact")
 def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    link, events = linked(Child(f"cannot sign in with {SECRET}"))
+    link, events = linked(f"cannot sign in with {SECRET}")
     with caplog.at_level(logging.DEBUG, logger="transports.upstream.stdio"):
         link.stderr(f"token {SECRET}".encode())
         link.line(f"signed in with {SECRET}".encode())
@@ -60,7 +51,7 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
 
 @requirement("proc.last-words")
 def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    link, _ = linked(Child(*(f"line {number} {'x' * 400}" for number in range(50)), "KeyError: 'API_KEY'", ""))
+    link, _ = linked(*(f"line {number} {'x' * 400}" for number in range(50)), "KeyError: 'API_KEY'", "")
     assert len(link.last_words) == 40
     link.exited(1)
     [told] = caplog.messages
@@ -71,14 +62,14 @@ def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCap
 def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     budget = LineBudget()
     for code in (3, 3, 3, 4, 3):
-        linked(Child("no database"), budget=budget)[0].exited(code)
+        linked("no database", budget=budget)[0].exited(code)
     assert [message.partition(";")[0] for message in caplog.messages] == [
         "server files exited with code 3",
         "server files exited with code 4 (2 more before it, which have no line)",
     ]
     caplog.clear()
     for _ in range(2):
-        link, _ = linked(Child("no database"), budget=budget)
+        link, _ = linked("no database", budget=budget)
         link.line(MESSAGE)
         link.exited(3)
     assert len(caplog.messages) == 2, "each of these has served somebody"
@@ -88,7 +79,7 @@ def test_a_server_that_dies_again_and_again_does_not_fill_the_log(caplog: pytest
 def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     budget = LineBudget()
     for session in range(3):
-        link, _ = linked(Child(), budget=budget)
+        link, _ = linked(budget=budget)
         for number in range(1_000):
             link.line(f"worked on {number} of session {session}".encode())
             link.oversized(b"{", b"}")
@@ -97,14 +88,14 @@ def test_a_server_that_prints_does_not_fill_the_log(caplog: pytest.LogCaptureFix
 
 @requirement("box.tree-limits")
 def test_a_child_that_the_kernel_ended_says_why() -> None:
-    link, events = linked(Child(why_ended="its processes had more than 64 MiB of memory together"))
+    link, events = linked(why_ended="its processes had more than 64 MiB of memory together")
     link.exited(-9)
     assert events.ends == ["server 'files' was ended: its processes had more than 64 MiB of memory together"]
 
 
 @requirement("proc.garbage", "proc.noise")
 def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog: pytest.LogCaptureFixture) -> None:
-    link, events = linked(Child("starting"))
+    link, events = linked("starting")
     for number in range(100):
         link.line(f"Usage {number}".encode())
     assert events.noises == 100 and len(caplog.messages) == 3, "a flood is not a flood in the log"
@@ -118,7 +109,7 @@ def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog:
 def test_credentials_are_redacted_before_a_line_is_cut() -> None:
     straddling = "x" * 490 + " " + SECRET
     many = " ".join([f"{number} {SECRET}" for number in range(200)])
-    link, _ = linked(Child(straddling, many[:2_000], many))
+    link, _ = linked(straddling, many[:2_000], many)
     for line in link.last_words:
         assert "ghp_" not in line and len(line) <= 500
     assert link.last_words[0].startswith("x" * 490)
@@ -127,5 +118,5 @@ def test_credentials_are_redacted_before_a_line_is_cut() -> None:
 @requirement("proc.last-words", "ops.redact")
 def test_the_secrets_of_a_server_s_environment_are_redacted_whatever_their_form() -> None:
     environment = {"API_KEY": "plain words", "TENANT": "acme-corporation", "HOME": "/home/ada", "TOKEN": "abc"}
-    link, _ = linked(Child("key 'plain words' of acme-corporation in /home/ada is no abc"), environment)
+    link, _ = linked("key 'plain words' of acme-corporation in /home/ada is no abc", environment=environment)
     assert link.last_words == ["key '[redacted]' of [redacted] in /home/ada is no abc"]
