@@ -11,6 +11,8 @@ from gateway.config.settings import GatewaySettings
 from tests.requirements import requirement
 from tests.unit.config.conftest import Refusal
 
+pytestmark = requirement("ops.misspelt")
+
 
 def test_every_setting_has_a_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_GATEWAY_PORT", "9001")
@@ -51,7 +53,6 @@ def test_a_fault_names_the_place_that_gave_the_value(
     assert line.startswith(fault)
 
 
-@requirement("ops.misspelt")
 @pytest.mark.parametrize(
     ("document", "fault"),
     [
@@ -71,7 +72,7 @@ def test_a_misspelt_name_is_a_fault_with_its_place_and_what_was_meant(
     assert refusal(document).startswith(f"mcp.json: {fault.format('no such setting')}")
 
 
-@requirement("ops.misspelt", "ops.placeholders")
+@requirement("ops.placeholders")
 def test_all_faults_of_file_and_variables_are_told_at_once(refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {"a": {"command": "x", "env": {"T": "${UNSET_1}", "U": "${UNSET_2}"}}, "b": {"command": "x", "arg": []}}
     monkeypatch.setenv("MCP_GATEWAY_PROT", "1")
@@ -86,7 +87,6 @@ def test_all_faults_of_file_and_variables_are_told_at_once(refusal: Refusal, mon
 ROOT = Path(__file__).parents[3]
 
 
-@requirement("ops.misspelt")
 def test_a_misspelt_variable_is_a_fault_with_the_name_that_was_meant() -> None:
     meant = {
         "MCP_GATEWAY_APIKEYS": "API_KEYS",
@@ -105,7 +105,6 @@ def test_a_misspelt_variable_is_a_fault_with_the_name_that_was_meant() -> None:
     assert below == ([], ()), "below a setting that exists, validation names the fault"
 
 
-@requirement("ops.misspelt")
 def test_names_of_others_are_told_and_not_refused() -> None:
     names = ["MCP_GATEWAY_SERVICE_HOST", "MCP_GATEWAY_PORT_8080_TCP_ADDR", "PATH", "MCP_GATEWAYS"]
     faults, notes = unknown_variables(names, GatewaySettings)
@@ -124,7 +123,6 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
     assert not faults and not notes
 
 
-@requirement("ops.misspelt")
 @pytest.mark.parametrize("setting", sorted(GONE))
 def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     setting: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,8 @@ from gateway.protocol.schemas import Schema, Schemas, UnusableSchema, read_lenie
 from tests.requirements import requirement
 from tests.unit.protocol.parts import checker_of
 
+pytestmark = requirement("wall.decoded")
+
 NESTED = json.loads('{"a":' * 24 + "{}" + "}" * 24)
 DEEP = json.loads('{"a":' * 900 + "1" + "}" * 900)
 UNION = {"anyOf": [{"properties": {"a": {"$ref": "#"}}, "required": ["b"]} for _ in range(3)]}
@@ -22,7 +24,6 @@ PATTERN = {"properties": {"a": {"pattern": "(a+)+$"}}}
 LOOKING = {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}}
 
 
-@requirement("wall.decoded")
 @pytest.mark.parametrize(
     ("schema", "arguments", "is_good"),
     [
@@ -46,7 +47,6 @@ def test_a_check_takes_a_bounded_time(schema: Any, arguments: Any, is_good: bool
     assert problem is None or len(problem[0]) + len(problem[1]) <= 600
 
 
-@requirement("wall.decoded")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -70,7 +70,6 @@ def test_a_schema_beyond_its_bounds_is_not_used(schema: Any) -> None:
     assert time.process_time() - began < 1
 
 
-@requirement("wall.decoded")
 def test_identifiers_in_one_another_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     schema: Any = {"enum": [[]] * 40_000}
     for _ in range(120):
@@ -95,7 +94,6 @@ VALUES = st.recursive(
 )
 
 
-@requirement("wall.decoded")
 @settings(max_examples=300, deadline=2_000)
 @given(schema=VALUES, arguments=VALUES)
 def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any, arguments: Any) -> None:
@@ -110,7 +108,7 @@ def test_any_schema_is_used_or_refused_and_any_arguments_are_judged(schema: Any,
     checker.problem(arguments, json.dumps(arguments).encode())
 
 
-@requirement("pol.lenient", "wall.decoded")
+@requirement("pol.lenient")
 def test_a_lenient_check_of_many_faults_takes_a_bounded_time() -> None:
     checker = checker_of({"properties": {"a": {"items": {"type": "integer"}}}})
     began = time.process_time()

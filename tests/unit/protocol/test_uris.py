@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from gateway.protocol.uris import MOST_MARKS, TooManyMarks, closeness, forms, is_of, is_of_any, normal, template_fit
 from tests.requirements import requirement
 
+pytestmark = requirement("wall.decoded")
 
-@requirement("wall.decoded")
+
 def test_a_uri_is_read_in_every_form() -> None:
     assert forms("file:///a/%2e%2e/etc/%70asswd") == ("file:///a/%2e%2e/etc/%70asswd", "file:///etc/passwd")
     assert forms("note:x") == ("note:x",) and forms("note:%41") == ("note:%41", "note:A")
@@ -21,7 +22,6 @@ def test_a_uri_is_read_in_every_form() -> None:
     assert is_of("db://t/1/x", "db://t/{+id}") and not is_of("db://t", "db://t/{id}")
 
 
-@requirement("wall.decoded")
 @pytest.mark.parametrize("heap", ["\u0301" * 16_000 + "\u0323" * 16_000, "\u0f73" * 32_000, "%CC%81%CC%A3" * 8_000])
 def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
     began = time.monotonic()
@@ -29,7 +29,6 @@ def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
     assert time.monotonic() - began < 0.5
 
 
-@requirement("wall.decoded")
 def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
     honest = [f"db://host/table{n}/{{id}}{{?fields}}" for n in range(3_000)]
     assert is_of_any("db://host/table2999/7", honest)
@@ -40,7 +39,7 @@ def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
     assert time.monotonic() - began < 2, "each of them takes 0.1 s"
 
 
-@requirement("ext.resource-owner", "wall.decoded")
+@requirement("ext.resource-owner")
 def test_the_template_that_says_most_fits_best() -> None:
     fits = [template_fit("db://t/1", templates) for templates in (["web://{x}"], ["db://{+x}"], ["db://t/{id}"])]
     assert fits == sorted(fits) and fits[0] == 0 < fits[1] < fits[2]
@@ -51,7 +50,7 @@ def test_the_template_that_says_most_fits_best() -> None:
     assert time.monotonic() - began < 2
 
 
-@requirement("ext.resource-owner", "wall.decoded")
+@requirement("ext.resource-owner")
 def test_uris_are_close_by_whole_segments_in_a_bounded_time() -> None:
     assert closeness("db://t/1/x", ["db://t/1y", "web://t"]) == len("db://t/")
     assert closeness("db://t/1", ["db://u/1"]) == len("db://") and closeness("note:a", ["note:b"]) == len("note:")

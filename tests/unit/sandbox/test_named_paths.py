@@ -11,12 +11,13 @@ from gateway.sandbox.system_paths import OwnLink, followed, is_broad, system_gra
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 
+pytestmark = requirement("box.arguments")
+
 
 def found(*args: str, code: tuple[str, ...] = (), folder: str | None = "/", **env: str) -> NamedPaths:
     return named_paths(args, env, code=code, folder=folder)
 
 
-@requirement("box.arguments")
 def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read(place: Path) -> None:
     make(place, "data/", "app/src/", "app/data/", "app/memory.json")
     named = found(
@@ -34,7 +35,6 @@ def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read
     assert found(f"{place}/tool").read.keys() == {f"{place}/tool"}, "a program"
 
 
-@requirement("box.arguments")
 def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(place))
     make(place, ".config/")
@@ -61,7 +61,6 @@ def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> N
     assert named_paths([], {}, code=(), folder="/", cwd=within).read.keys() == {f"{place}/secret"}, "nobody does"
 
 
-@requirement("box.arguments")
 def test_files_are_written_unless_they_are_code_keys_or_settings(place: Path) -> None:
     make(place, "memory.json", "notes.db", "ca.pem", "app.toml", "run.py", "plain")
     named = found(
@@ -73,7 +72,6 @@ def test_files_are_written_unless_they_are_code_keys_or_settings(place: Path) ->
     assert named.read.keys() == {f"{place}/{name}" for name in ("plain", "run.py", "ca.pem", "app.toml")}
 
 
-@requirement("box.arguments")
 @pytest.mark.parametrize("name", ["notes.db", "new.db", "new.json"])
 def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_it_is_alone_there(
     place: Path, name: str
@@ -97,7 +95,6 @@ def test_urls_of_files_are_files(place: Path) -> None:
         assert f"{place}/a b.db" in found(url).write, url
 
 
-@requirement("box.arguments")
 def test_hosts_of_urls_are_reached_at_their_ports() -> None:
     named = found(
         "postgresql://user:secret@db.internal/x", "--api=http://10.1.2.3:8123/v1", PROXY="http://[fd00::1]:3128"
@@ -129,7 +126,6 @@ def test_variables_of_code_are_lists_that_are_read_without_home_folders_and_what
     assert [*named.left_out] == [f"{place}, in PATH: list what the server runs from there in read"]
 
 
-@requirement("box.arguments")
 def test_a_worktree_of_git_names_the_repository_that_it_needs(place: Path) -> None:
     # As `git worktree add` makes them (gitrepository-layout(5)).
     make(place, "main/.git/worktrees/tree/")
@@ -170,7 +166,6 @@ def test_links_of_the_system_and_of_others_are_followed(place: Path, monkeypatch
         followed(f"{place}/loop")
 
 
-@requirement("box.arguments")
 def test_folders_that_hold_what_belongs_to_others_are_broad(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(place))
     monkeypatch.setattr("tempfile.tempdir", "/srv/scratch/here")

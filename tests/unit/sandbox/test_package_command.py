@@ -5,6 +5,8 @@ import pytest
 from gateway.sandbox.package_command import PackageCommand, commands_of, parse, placed_commands
 from tests.requirements import requirement
 
+pytestmark = requirement("box.package-commands")
+
 UNDERSTOOD = [
     ("npx -y server", "", "server", False),
     ("npx --yes -q server@1.2.3", "a -y", "server@1.2.3", True),
@@ -35,7 +37,6 @@ LEFT_ALONE = [
 ]  # fmt: skip
 
 
-@requirement("box.package-commands")
 @pytest.mark.parametrize(("head", "args", "package", "is_pinned"), UNDERSTOOD)
 def test_a_command_is_taken_apart(head: str, args: str, package: str, is_pinned: bool) -> None:
     found = parse([*head.split(), *args.split()])
@@ -43,13 +44,11 @@ def test_a_command_is_taken_apart(head: str, args: str, package: str, is_pinned:
     assert (found.package, found.is_pinned) == (package, is_pinned)
 
 
-@requirement("box.package-commands")
 @pytest.mark.parametrize("line", LEFT_ALONE)
 def test_a_command_that_is_not_known_exactly_is_left_alone(line: str) -> None:
     assert parse(line.split()) is None
 
 
-@requirement("box.package-commands")
 def test_uv_is_asked_for_the_python_of_the_same_environment() -> None:
     def within(line: str) -> tuple[str, str]:
         found = parse(line.split())

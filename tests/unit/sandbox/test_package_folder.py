@@ -12,6 +12,8 @@ from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 
+pytestmark = requirement("box.package-whole")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> PackageFolder:
@@ -30,7 +32,6 @@ def fetched(folder: PackageFolder, content: str = "one") -> FetchedPackage:
     )  # fmt: skip
 
 
-@requirement("box.package-whole")
 def test_a_package_is_there_once_its_record_names_it_and_while_it_is_whole(folder: PackageFolder) -> None:
     package = fetched(folder)
     assert folder.current() is None
@@ -70,7 +71,6 @@ def test_a_copy_in_use_is_kept_until_it_is_released(folder: PackageFolder) -> No
     assert folder.current() == new
 
 
-@requirement("box.package-whole")
 def test_what_a_killed_fetch_has_left_behind_is_removed(folder: PackageFolder) -> None:
     sealed = folder.path / fetched(folder).copy / "sealed"
     make(folder.path, "abc.new", f"{sealed}/file")
@@ -79,7 +79,6 @@ def test_what_a_killed_fetch_has_left_behind_is_removed(folder: PackageFolder) -
     assert [*folder.path.iterdir()] == []
 
 
-@requirement("box.package-whole")
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "a" / "b"
     assert usable_root(root) == ""
@@ -105,7 +104,6 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-@requirement("box.package-whole")
 def test_a_note_that_is_no_plain_file_is_not_read(copy: Path, victim: Path) -> None:
     os.mkfifo(copy / "pipe")
     (copy / "link").symlink_to(victim / "file")
@@ -121,7 +119,6 @@ def test_a_note_that_is_no_plain_file_is_not_read(copy: Path, victim: Path) -> N
     assert plain(copy, copy / "a/b") and not plain(copy, copy / "away/closed")
 
 
-@requirement("box.package-whole")
 def test_a_file_is_written_in_place_of_a_link_and_not_through_it(copy: Path, victim: Path) -> None:
     (copy / "npmrc").symlink_to(victim / "file")
     without_keys({}, "/nonexistent", copy)
@@ -131,7 +128,6 @@ def test_a_file_is_written_in_place_of_a_link_and_not_through_it(copy: Path, vic
         write_new(copy, copy / "away/file", "changed")
 
 
-@requirement("box.package-whole")
 def test_what_a_link_leads_to_is_neither_removed_nor_changed(copy: Path, victim: Path) -> None:
     (copy / "home").symlink_to(victim)
     (copy / "inside").mkdir()

@@ -17,6 +17,8 @@ from gateway.sandbox.refusals import (
 )
 from tests.requirements import requirement
 
+pytestmark = requirement("box.refusals-seen")
+
 
 class Told:
     def __init__(self) -> None:
@@ -42,7 +44,6 @@ class Told:
 CONNECT = Refusal("connect", "10.0.0.5:443", "a private address")
 
 
-@requirement("box.refusals-seen")
 @pytest.mark.parametrize(
     ("refused", "what", "allowed_by"),
     [
@@ -76,7 +77,6 @@ def test_a_refusal_of_a_fetch_names_the_setting_of_fetches() -> None:
     assert "to allow" not in sentence("npx", Refusal("file", "/etc/shadow", "not granted"), "notes@1")
 
 
-@requirement("box.refusals-seen")
 def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     process = told.process("abcdefgh")
@@ -89,7 +89,6 @@ def test_repetitions_are_counted_and_told_ever_less_often(caplog: pytest.LogCapt
     ]
 
 
-@requirement("box.refusals-seen")
 def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     told.flood("abcdefgh", 5_000)
@@ -97,7 +96,6 @@ def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pyte
     assert told.events[-1][2] == "server 'x' was refused more than is told apart"
 
 
-@requirement("box.refusals-seen")
 def test_one_refusal_in_many_sessions_is_one_line_and_an_event_of_each(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     for session in ("aaaaaaaa", "bbbbbbbb"):
@@ -105,7 +103,6 @@ def test_one_refusal_in_many_sessions_is_one_line_and_an_event_of_each(caplog: p
     assert [event[0] for event in told.events] == ["aaaaaaaa", "bbbbbbbb"] and len(caplog.records) == 1
 
 
-@requirement("box.refusals-seen")
 def test_the_page_of_a_session_has_what_its_servers_were_refused() -> None:
     told = Told()
     process = told.process("abcdefgh")
@@ -127,7 +124,6 @@ def test_the_page_of_a_session_has_what_its_servers_were_refused() -> None:
     assert told.shown.of("abcdefgh") == [] == told.shown.of("")
 
 
-@requirement("box.refusals-seen")
 def test_what_processes_of_an_ended_session_are_refused_is_not_kept() -> None:
     told = Told()
     process = told.process("abcdefgh")
@@ -141,7 +137,6 @@ def test_what_processes_of_an_ended_session_are_refused_is_not_kept() -> None:
     assert [row.count for row in told.shown.of("abcdefgh")] == [1]
 
 
-@requirement("box.refusals-seen")
 def test_refusals_of_all_sessions_have_one_bound() -> None:
     told = Told()
     honest = told.process("honest")

@@ -8,6 +8,8 @@ from gateway.sandbox.runtime_paths import RuntimePaths, runtime_paths
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 
+pytestmark = requirement("box.runtime")
+
 
 @pytest.fixture
 def home(place: Path) -> Path:
@@ -23,7 +25,6 @@ def found(home: Path, *argv: str, path: str = "/nowhere", cwd: str = "/") -> Run
     return runtime_paths(argv, path, cwd, str(home))
 
 
-@requirement("box.runtime")
 def test_a_virtual_environment_brings_its_base_and_the_sources_of_editable_packages(home: Path) -> None:
     base = program(home.parent / "python/bin/python3.11").parent
     make(base.parent, "lib/python3.11/")
@@ -40,7 +41,6 @@ def test_a_virtual_environment_brings_its_base_and_the_sources_of_editable_packa
     assert "/nowhere/at/all" not in code
 
 
-@requirement("box.runtime")
 def test_a_global_package_of_node_brings_the_packages_beside_it(home: Path) -> None:
     prefix = home.parent / "node"
     program(prefix / "bin/node")
@@ -50,7 +50,6 @@ def test_a_global_package_of_node_brings_the_packages_beside_it(home: Path) -> N
     assert {f"{prefix}/lib/node_modules", f"{prefix}", f"{prefix}/bin/node"} <= code.keys()
 
 
-@requirement("box.runtime")
 def test_a_script_brings_its_project_and_never_a_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
     notes = f"{home}/projects/notes"
@@ -114,7 +113,6 @@ def test_interpreters_that_name_each_other_end(home: Path) -> None:
     assert {str(one), str(two)} <= found(home, str(one)).code.keys()
 
 
-@requirement("box.runtime")
 def test_folders_that_the_gateway_s_user_may_not_look_into_bring_nothing() -> None:
     """As another user's in PATH and HOME. A name that is too long cannot be looked at by root either."""
     closed = "/" + "x" * 300
@@ -123,7 +121,6 @@ def test_folders_that_the_gateway_s_user_may_not_look_into_bring_nothing() -> No
         assert (needed.program, needed.code) == ("", {}), command
 
 
-@requirement("box.runtime")
 def test_relative_entries_of_path_bring_nothing_of_the_gateway_s_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from transports.mirrored_headers import (
     unknown_headers,
 )
 
+pytestmark = requirement("spec.modern")
+
 SCHEMA = {
     "properties": {
         "region": {"type": "string", "x-mcp-header": "Region"},
@@ -52,14 +54,12 @@ ARGUMENTS = st.dictionaries(NAMES, st.recursive(VALUES, lambda inner: st.diction
 HEADERS = st.dictionaries(st.sampled_from(["mcp-param-a", "mcp-param-b-1", "mcp-param-", "other"]), TEXTS)
 
 
-@requirement("spec.modern")
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | TEXTS)
 def test_a_value_is_coded_as_the_sdk_codes_it_and_is_read_back(text: str) -> None:
     assert encode_value(text) == sdk.encode_header_value(text)
     assert decode_value(encode_value(text)) == text
 
 
-@requirement("spec.modern")
 @given(value=st.from_regex(r"=\?base64\?[A-Za-z0-9+/=]{0,8}\?=", fullmatch=True) | TEXTS)
 def test_a_value_is_read_as_the_sdk_reads_it(value: str) -> None:
     assert decode_value(value) == sdk.decode_header_value(value)
@@ -70,7 +70,6 @@ def test_a_value_that_nobody_can_have_coded_is_none() -> None:
     assert decode_value("=?base64?ä?=") is None and decode_value("=?base64?/w==?=") is None
 
 
-@requirement("spec.modern")
 @settings(max_examples=200)
 @given(schema=SCHEMAS, arguments=ARGUMENTS, headers=HEADERS)
 def test_headers_and_arguments_are_compared_as_the_sdk_compares_them(
@@ -80,14 +79,12 @@ def test_headers_and_arguments_are_compared_as_the_sdk_compares_them(
     assert disagreement(schema, arguments, headers) == (None if rejection is None else rejection.message)
 
 
-@requirement("spec.modern")
 @settings(max_examples=200)
 @given(schema=SCHEMAS, arguments=ARGUMENTS)
 def test_the_headers_of_a_call_are_those_that_the_sdk_sends(schema: Any, arguments: dict[str, Any]) -> None:
     assert argument_headers(schema, arguments) == sdk.mcp_param_headers(sdk.x_mcp_header_map(schema), arguments)
 
 
-@requirement("spec.modern")
 @pytest.mark.parametrize(
     ("arguments", "headers", "why"),
     [

@@ -14,6 +14,8 @@ from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.files import parsed_document
 from tests.requirements import requirement
 
+pytestmark = requirement("first.files")
+
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
 
@@ -107,7 +109,6 @@ def read(text: str, *, is_toml: bool = False) -> dict[str, Any]:
     return parsed_document(text, "file", is_toml=is_toml)
 
 
-@requirement("first.files")
 def test_a_commented_file_keeps_its_comments() -> None:
     after = with_entry(COMMENTED, JSON, "file")
     assert read(after) == {**read(COMMENTED), "mcpServers": {"old": {"command": "y"}, "new": ENTRY}}
@@ -115,7 +116,6 @@ def test_a_commented_file_keeps_its_comments() -> None:
     assert [*read(after)["mcpServers"]] == ["old", "new"]
 
 
-@requirement("first.files")
 @pytest.mark.parametrize(
     ("inside", "after"),
     [
@@ -137,20 +137,17 @@ def test_an_entry_comes_last_and_comments_stay_where_they_are(inside: str, after
     assert edited == f"{text}{after}\n}}"
 
 
-@requirement("first.files")
 @pytest.mark.parametrize("before", ["", "{}", "{ // nothing\n}", '{"a": 1}', '{"a": 1,}', '{"mcpServers": {}}'])
 def test_the_table_is_made_where_it_is_missing(before: str) -> None:
     after = read(with_entry(before, JSON, "file"))
     assert after == {**(read(before) if before else {}), "mcpServers": {"new": ENTRY}}
 
 
-@requirement("first.files")
 def test_plain_json_stays_plain_and_keeps_its_indentation() -> None:
     after = with_entry('{\n\t"mcpServers": {}\n}', JSON, "file")
     assert after.startswith('{\n\t"mcpServers": {\n\t\t"new": {\n') and '"é"' in with_entry('{"é": 1}', JSON, "file")
 
 
-@requirement("first.files")
 def test_a_toml_file_gets_a_table() -> None:
     before = '# mine\nmodel = "o"\n\n[mcp_servers.old]\ncommand = "y"\n'
     after = with_entry(before, TOML, "file")
@@ -159,7 +156,6 @@ def test_a_toml_file_gets_a_table() -> None:
         with_entry("mcp_servers = {}\n", TOML, "file")
 
 
-@requirement("first.files")
 def test_an_entry_that_is_there_is_not_replaced() -> None:
     once = with_entry(COMMENTED, JSON, "file")
     assert with_entry(once, JSON, "file") == once
@@ -172,7 +168,6 @@ def test_an_entry_that_is_there_is_not_replaced() -> None:
         with_entry("{", JSON, "file")
 
 
-@requirement("first.files")
 def test_a_file_behind_links_of_ones_own_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
     real, link = tmp_path / "dotfiles.json", tmp_path / "mcp.json"
     real.write_text("{}")
@@ -188,7 +183,6 @@ def test_a_file_behind_links_of_ones_own_is_replaced_as_a_whole_and_keeps_its_pe
     assert sorted(path.name for path in tmp_path.iterdir()) == ["client", "dotfiles.json", "made", "mcp.json"]
 
 
-@requirement("first.files")
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "folder/inner/mcp.json", "way/mcp.json"])
 def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
     """Neither the file nor a folder above it, nor a link that leads to one."""
@@ -201,7 +195,6 @@ def test_a_link_to_nothing_is_not_followed(tmp_path: Path, of: str) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-@requirement("first.files")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of another user")
 @pytest.mark.parametrize("of", ["mcp.json", "folder/mcp.json", "way/mcp.json"])
 def test_a_link_of_another_user_is_not_followed(tmp_path: Path, of: str) -> None:

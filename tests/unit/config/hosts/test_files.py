@@ -13,6 +13,8 @@ from gateway.config.hosts.files import TABLES, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from tests.requirements import requirement
 
+pytestmark = requirement("ops.foreign-config", "ops.config", "ops.misspelt")
+
 COMMENTED = """// Settings of an editor
 {
   "mcpServers": { /* none yet */ },
@@ -28,14 +30,12 @@ def read(text: str | bytes, folder: Path, name: str = "mcp.json") -> dict[str, A
     return read_document(path)
 
 
-@requirement("ops.foreign-config")
 def test_comments_and_trailing_commas_are_read(tmp_path: Path) -> None:
     assert read(COMMENTED, tmp_path) == {"mcpServers": {}, "url": "http://x.example/a//b", "list": [1, 2]}
     assert read(b"\xef\xbb\xbf{}", tmp_path) == {}, "a byte order mark, which editors of Windows write"
     assert read("[mcp_servers.x]\ncommand = 'x'", tmp_path, "config.toml") == {"mcp_servers": {"x": {"command": "x"}}}
 
 
-@requirement("ops.config")
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -58,7 +58,6 @@ def test_a_file_that_cannot_be_read_says_where_and_nothing_of_it(text: str | byt
     assert str(caught.value).startswith(str(tmp_path))
 
 
-@requirement("ops.config")
 def test_a_file_has_a_bound_and_yaml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="larger than 4 MiB"):
         read(b" " * (4 << 20) + b"{}", tmp_path)
@@ -81,7 +80,6 @@ def faults(given: dict[str, Any]) -> list[str]:
     return adapted(given, PLACE).findings.faults
 
 
-@requirement("ops.foreign-config")
 @pytest.mark.parametrize(
     "given", [*({key: ONE} for key in sorted(TABLES)), {"mcp": ONE}, {"mcp": {"servers": ONE, "inputs": []}}], ids=str
 )
@@ -91,7 +89,6 @@ def test_each_host_has_its_own_table(given: dict[str, Any]) -> None:
     assert [note.text for note in found.findings.notes] == ["ignored theme: not mcpServers or gateway"]
 
 
-@requirement("ops.foreign-config")
 def test_servers_of_several_tables_are_served_together_under_names_of_their_own() -> None:
     found = adapted({"mcpServers": ONE, "servers": {"git hub/é": {"command": "y"}}}, PLACE)
     assert found.document["mcpServers"] == {"files": {"command": "x"}, "git-hub": {"command": "y"}}
@@ -103,8 +100,6 @@ def test_servers_of_several_tables_are_served_together_under_names_of_their_own(
     assert faults({"servers": {"日本": {"command": "y"}}}) == ["servers.日本: needs an ASCII letter or digit"]
 
 
-@requirement("ops.foreign-config")
-@requirement("ops.misspelt")
 @pytest.mark.parametrize(
     ("right", "keys"),
     [("gateway", ("gatway", "Gateway", "gateways")), ("mcpServers", ("mcpServer", "mcpservers", "mcp-servers"))],
@@ -115,8 +110,6 @@ def test_a_key_that_resembles_one_of_ours_is_a_fault(right: str, keys: tuple[str
     ]
 
 
-@requirement("ops.foreign-config")
-@requirement("ops.misspelt")
 def test_other_keys_are_settings_of_the_host() -> None:
     keys = ["theme", "vim_mode", "server", "mcpServerSettings", "$schema", "inputs", *(f"k{n}" for n in range(20))]
     found = adapted(dict.fromkeys(keys, 1) | {"mcpServers": ONE}, PLACE)
@@ -128,7 +121,6 @@ def test_other_keys_are_settings_of_the_host() -> None:
     assert faults({"mcpServer": ONE}) == ["mcpServer: no such key; did you mean mcpServers?"], "not Codex's mcp_servers"
 
 
-@requirement("ops.foreign-config")
 def test_gemini_uses_only_the_servers_that_it_allows() -> None:
     servers = {name: {"command": "x"} for name in ("a", "b", "c d")}
     for rules in ({"mcp": {"allowed": ["a", "c d"], "excluded": ["a"]}}, {"mcp": {"excluded": ["a", "b"]}}):
@@ -139,8 +131,6 @@ def test_gemini_uses_only_the_servers_that_it_allows() -> None:
     assert "mcpServers.a: not served, because allowMCPServers does not list it" in told
 
 
-@requirement("ops.foreign-config")
-@requirement("ops.config")
 @pytest.mark.parametrize("table", [[], "x", 7])
 def test_what_is_no_table_is_left_for_validation(table: Any) -> None:
     assert adapted({"servers": table}, PLACE).document == {"mcpServers": table}

@@ -15,10 +15,11 @@ from tests.requirements import requirement
 from transports.upstream.walls import addresses
 from transports.upstream.walls.addresses import AbstractName, Disconnect, InternetAddress, UnixPath, read_address
 
+pytestmark = requirement("box.network")
+
 FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK, socket.AF_UNSPEC)
 
 
-@requirement("box.network")
 @given(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES), st.binary(max_size=130), st.booleans())
 def test_any_bytes_are_an_address_or_an_errno(family: int, domain: int, rest: bytes, is_headed: bool) -> None:
     raw = (struct.pack("=H", family) if is_headed else b"") + rest
@@ -32,7 +33,6 @@ def test_any_bytes_are_an_address_or_an_errno(family: int, domain: int, rest: by
             assert found.raw[:8] == raw[:8] and found.address.packed in found.raw
 
 
-@requirement("box.network")
 def test_what_is_given_to_the_kernel_is_what_was_decided_on() -> None:
     packed = ipaddress.IPv6Address("fe80::1").packed
     raw = struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", 443, 7) + packed + struct.pack("=I", 3) + b"more"
@@ -51,7 +51,6 @@ def test_a_path_ends_with_the_first_zero_byte(tail: bytes, path: str) -> None:
     assert read_address(struct.pack("=H", socket.AF_UNIX) + tail, socket.AF_UNIX) == UnixPath(path)
 
 
-@requirement("box.network")
 @pytest.mark.parametrize(
     ("errors", "is_local"),
     [((errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL), False), ((errno.ENOMEM, errno.EPERM), True)],

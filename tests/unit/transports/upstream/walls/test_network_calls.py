@@ -16,6 +16,8 @@ from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.spec import Reach
 
+pytestmark = requirement("box.network")
+
 
 class Moving(socket.socket):
     """A socket that another thread binds to every address at the moment it begins to listen."""
@@ -51,7 +53,6 @@ def listened(
     return network_calls(refused, touched)._listen(made, theirs), refused
 
 
-@requirement("box.network")
 def test_a_socket_that_is_bound_elsewhere_while_it_is_looked_at_does_not_listen() -> None:
     with socket.socket() as honest:
         honest.bind(("127.0.0.1", 0))
@@ -71,7 +72,6 @@ def test_a_watched_server_may_listen_without_a_port_of_its_own() -> None:
         assert touched == [("listen", "0.0.0.0 0")] and unbound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
-@requirement("box.network")
 def test_strangers_at_the_port_of_the_resolver_hold_the_gate_up_for_half_a_second_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
