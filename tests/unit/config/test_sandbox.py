@@ -100,13 +100,10 @@ def test_a_container_is_a_sandbox_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("given", "where"),
     [
-        ("stict", "sandbox.profile"),
-        ({"profile": "standard", "reed": []}, "sandbox.reed"),
-        ({"read": ["data"]}, "sandbox.read.0"),
-        ({"write": ["/srv/../etc"]}, "sandbox.write.0"),
+        *(("stict", "sandbox.profile"), ({"profile": "standard", "reed": []}, "sandbox.reed")),
+        *(({"read": ["data"]}, "sandbox.read.0"), ({"write": ["/srv/../etc"]}, "sandbox.write.0")),
         ({"reach": ["api.example.com:443", "http://example.com"]}, "sandbox.reach.1"),
-        ({"listen": [0]}, "sandbox.listen.0"),
-        ({"memory_mb": -1}, "sandbox.memory_mb"),
+        *(({"listen": [0]}, "sandbox.listen.0"), ({"memory_mb": -1}, "sandbox.memory_mb")),
         ({"sandboxed": {"direct": "off"}}, "sandbox.sandboxed.direct"),
     ],
 )

@@ -30,11 +30,12 @@ def test_a_method_belongs_to_an_extension_by_its_beginning(how_closely: int, met
     [
         ({"tools": {}, "tasks": {}, "sampling": {}}, (), False),
         ({"extensions": {"io.modelcontextprotocol/ui": {}}}, ("io.modelcontextprotocol/ui",), False),
-        ({"extensions": {"com.acme/a": {}}}, ("com.acme/a",), True),
-        ({"experimental": {"a": {}}}, ("a",), True),
-        ({"widgets": {}}, ("widgets",), True),
-        ({"extensions": [], "experimental": None}, (), False),
-        ([], (), False),
+        *(({"extensions": {"com.acme/a": {}}}, ("com.acme/a",), True), ({"experimental": {"a": {}}}, ("a",), True)),
+        *(
+            ({"widgets": {}}, ("widgets",), True),
+            ({"extensions": [], "experimental": None}, (), False),
+            ([], (), False),
+        ),
     ],
 )
 def test_what_a_party_declares_beyond_the_core(capabilities: object, names: tuple[str, ...], is_open: bool) -> None:

@@ -55,13 +55,9 @@ def test_a_resource_that_is_not_found_has_another_code_in_the_modern_era() -> No
     ("code", "data", "told"),
     [
         (-32019, 7, -32019),
-        (-32020, 7, -32603),
-        (-32042, 7, -32603),
-        (-32099, 7, -32603),
+        *((reserved, 7, -32603) for reserved in (-32020, -32042, -32099)),
         (-32021, {"requiredCapabilities": {"sampling": {}}}, -32021),
-        (-32021, {"requiredCapabilities": "sampling"}, -32603),
-        (-32021, {}, -32603),
-        (-32021, None, -32603),
+        *((-32021, other, -32603) for other in ({"requiredCapabilities": "sampling"}, {}, None)),
     ],
 )
 def test_a_code_that_the_modern_era_has_reserved_is_not_sent_for_something_else(

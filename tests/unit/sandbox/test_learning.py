@@ -40,12 +40,8 @@ def test_what_is_written_needs_no_other_grant() -> None:
 @pytest.mark.parametrize(
     "touched",
     [
-        ("r", "/home/ann/.ssh/id_ed25519"),
-        ("r", "/etc/shadow"),
-        ("w", "/home/ann/.aws/credentials"),
-        ("socket", "/run/docker.sock"),
-        ("socket", "/tmp/ssh-x/agent.7"),
-        ("connect", "169.254.169.254:80"),
+        *(("r", "/home/ann/.ssh/id_ed25519"), ("r", "/etc/shadow"), ("w", "/home/ann/.aws/credentials")),
+        *(("socket", "/run/docker.sock"), ("socket", "/tmp/ssh-x/agent.7"), ("connect", "169.254.169.254:80")),
     ],
 )
 def test_what_is_dangerous_is_remarked_on_first_and_not_granted(touched: tuple[str, str]) -> None:

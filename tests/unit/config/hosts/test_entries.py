@@ -13,6 +13,8 @@ from tests.requirements import requirement
 pytestmark = requirement("ops.foreign-config")
 
 WHOLE = {"command": "x", "args": ["y"], "env": {"A": "b"}}
+HTTP = {"url": "https://x.example"}
+OURS = {"command": "x", "tools": {"a": {"direct_only": True}}}
 
 
 def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) -> tuple[Any, Findings]:
@@ -25,11 +27,9 @@ def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) ->
     ("given", "ours"),
     [
         ({"type": "stdio", "command": "x", "args": ["y"]}, {"command": "x", "args": ["y"]}),
-        ({"serverUrl": "https://x.example"}, {"url": "https://x.example"}),
-        ({"httpUrl": "https://x.example", "timeout": 5}, {"url": "https://x.example"}),
+        *(({key: "https://x.example", "timeout": 5}, {"url": "https://x.example"}) for key in ("serverUrl", "httpUrl")),
         ({"httpUrl": "https://h.example", "url": "https://sse.example"}, {"url": "https://h.example"}),
-        ({"type": "streamableHttp", "url": "https://x.example"}, {"url": "https://x.example"}),
-        ({"transport": "streamable-http", "url": "https://x.example"}, {"url": "https://x.example"}),
+        *((HTTP | kind, HTTP) for kind in ({"type": "streamableHttp"}, {"transport": "streamable-http"})),
         ({"command": {"path": "x", "args": ["y"], "env": {"A": "b"}}}, WHOLE),
         ({"command": ["x", "y"], "environment": {"A": "b"}}, WHOLE),
         ({"command": "x", "args": None, "env": None, "disabled": False}, {"command": "x"}),
@@ -39,10 +39,7 @@ def adapt(entry: dict[str, Any], where: str = "mcpServers.a", **environ: str) ->
         ({"command": "x", "tools": ["a", "b"], "includeTools": ["b(x)"]}, {"command": "x", "only_tools": ["b"]}),
         ({"command": "x", "disabledTools": ["a"]}, {"command": "x", "hidden_tools": ["a"]}),
         ({"command": "x", "tools": {"a": {"approval_mode": "auto"}}}, {"command": "x", "tools": {}}),
-        (
-            {"command": "x", "tools": {"a": {"direct_only": True}}},
-            {"command": "x", "tools": {"a": {"direct_only": True}}},
-        ),
+        (OURS, OURS),
         (
             {"url": "https://x.example", "bearer_token_env_var": "T", "env_http_headers": {"X-A": "A"}},
             {"url": "https://x.example", "headers": {"X-A": "a", "Authorization": "Bearer t"}},

@@ -48,12 +48,6 @@ def refusal(
     return refused.value.status, refused.value.code
 
 
-def test_a_request_whose_headers_agree_with_its_body_passes() -> None:
-    check()
-    check(modern_body("tools/list"))
-    check(modern_body("resources/read", {"uri": "note://a"}))
-
-
 @requirement("ext.relay")
 @pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
 def test_requests_about_a_task_name_the_task_in_their_headers(method: str) -> None:

@@ -253,9 +253,7 @@ async def test_an_answer_that_nobody_needs_is_read_in_part(
     ("session", "version", "sent"),
     [
         (b"s-1", "2025-11-25", ("s-1", "2025-11-25")),
-        (b"s-1", "2025-11-25\r\nX-Evil: 1", ("s-1", None)),
-        (b"s-1", "2025-é", ("s-1", None)),
-        (b"s-1", 7, ("s-1", None)),
+        *((b"s-1", other, ("s-1", None)) for other in ("2025-11-25\r\nX-Evil: 1", "2025-é", 7)),
         (b"s-\xe9", "2025-11-25", (None, "2025-11-25")),
     ],
 )
