@@ -19,7 +19,6 @@ from transports.inbound.remembered_heads import (
 pytestmark = requirement("hot.memory")
 
 LINES = ("POST /mcp HTTP/1.1", "Host: a", "Content-Length: 12", "X: y")
-END = b"\r\n\r\n"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
