@@ -135,7 +135,7 @@ def timeout(address: str) -> list[Any]:
         return [result, 0.2 < time.monotonic() - before < 5]
 
 
-def race(address: str, allowed: str, seconds: float) -> list[Any]:
+def race(address: str, allowed: str, seconds: float) -> list[str]:
     """Threads change the address and the descriptor while another connects with them. Who was ever connected to?"""
     memory = ctypes.create_string_buffer(bytes.fromhex(allowed), 16)
     pair = [bytes.fromhex(allowed), bytes.fromhex(address)]
@@ -157,7 +157,7 @@ def race(address: str, allowed: str, seconds: float) -> list[Any]:
     for target in (change, replace):
         threading.Thread(target=target, daemon=True).start()
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline or attempts < 50:  # a slow machine takes longer
         with socket.socket() as fresh:
             attempts += 1
             for fd in (fresh.fileno(), slot):
@@ -165,7 +165,7 @@ def race(address: str, allowed: str, seconds: float) -> list[Any]:
             with contextlib.suppress(OSError):
                 peers.add(fresh.getpeername()[0])
     over.set()
-    return [sorted(peers), attempts > 50]
+    return sorted(peers)
 
 
 def many(address: str, count: int) -> int:
