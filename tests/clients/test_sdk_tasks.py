@@ -9,19 +9,16 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.clients.test_other_sdks import TYPESCRIPT
 from tests.requirements import requirement
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Modern, result_of, tool_text
-from tests.support.task_server import RELATED
 from tests.support.waiting import eventually
 from tests.tools.obtain import node, node_environment, npm_packages
 
 HERE = Path(__file__).parent
-SDK = {"@modelcontextprotocol/sdk": "1.32.2", "@modelcontextprotocol/client": "2.4.0"}
 EXAMPLE = "node_modules/@modelcontextprotocol/sdk/dist/esm/examples/server/simpleTaskInteractive.js"
 
 
@@ -33,7 +30,7 @@ def answers(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
-    folder, port = npm_packages(SDK), free_port()
+    folder, port = npm_packages(TYPESCRIPT), free_port()
     environment = {**os.environ, **node_environment(), "PORT": str(port)}
     example = subprocess.Popen([str(node()), str(folder / EXAMPLE)], env=environment, stdout=subprocess.DEVNULL)
     try:
@@ -48,10 +45,8 @@ def gateway() -> Iterator[RunningGateway]:
 
 @requirement("task.relay", "spec.legacy")
 @pytest.mark.timeout(300)
-def test_a_client_of_the_typescript_sdk_runs_tasks_of_a_server_of_that_sdk(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
-    folder = npm_packages(SDK)
+def test_a_client_of_the_typescript_sdk_runs_tasks_of_a_server_of_that_sdk(gateway: RunningGateway) -> None:
+    folder = npm_packages(TYPESCRIPT)
     script = folder / "tasks_ts.mjs"  # beside node_modules, which is where imports are looked for
     shutil.copy(HERE / "tasks_ts.mjs", script)
     for url, prefix in ((gateway.url, "sdk__"), (f"{gateway.base}/servers/sdk/mcp", "")):
@@ -62,18 +57,3 @@ def test_a_client_of_the_typescript_sdk_runs_tasks_of_a_server_of_that_sdk(
         assert told["deleted"]["text"] == "Deleted 'f.txt'" and "three lines" in told["haiku"]["text"], told
         assert told["related"] == [told["deleted"]["task"], told["haiku"]["task"]], "both name the gateway's ids"
         assert told["got"] == "completed"
-
-
-@requirement("task.relay", "spec.bridge")
-def test_a_modern_client_without_tasks_calls_tools_that_are_tasks_only(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
-    client, arguments = Modern(gateway.url, http), {"filename": "f.txt"}
-    asked = result_of(client.tool("sdk__confirm_delete", arguments))
-    assert asked["resultType"] == "input_required", asked
-    ((key, question),) = asked["inputRequests"].items()
-    assert question["method"] == "elicitation/create" and RELATED not in question["params"].get("_meta", {})
-    answer = {key: {"action": "accept", "content": {"confirm": True}}}
-    state = {"requestState": asked["requestState"], "inputResponses": answer}
-    done = client.send("tools/call", {"name": "sdk__confirm_delete", "arguments": arguments, **state})
-    assert tool_text(done) == "Deleted 'f.txt'"

@@ -1,12 +1,13 @@
 """Tasks outlive their client and their gateway, and any replica answers for them, in both eras."""
 
 import contextlib
+import functools
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ pytestmark = requirement("task.durable")
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 WORKING_S = 4.0
+Alone = Callable[[], contextlib.AbstractContextManager[RunningGateway]]
 
 
 @pytest.fixture
@@ -39,6 +41,14 @@ def two(redis_server: RunningRedis, ledger: Path) -> Iterator[list[RunningGatewa
     """Two replicas of a test's own, which it may kill."""
     with arena(redis_server, ledger, 2) as gateways:
         yield gateways
+
+
+@pytest.fixture
+def alone(tmp_path: Path, ledger: Path) -> Alone:
+    """Starts a gateway that has its store for itself."""
+    servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
+    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
+    return functools.partial(running_gateway, servers, options=options, must_stop=False)
 
 
 def client_of(gateway: RunningGateway, http: httpx.Client) -> TaskClient:
@@ -158,12 +168,9 @@ def test_a_task_that_nobody_asks_for_is_decided_on(
 
 
 def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
-    http: httpx.Client, tmp_path: Path, ledger: Path
+    http: httpx.Client, alone: Alone, ledger: Path
 ) -> None:
-    servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
-    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+    with alone() as first:
         session = Legacy(first.url, http).open().session
         client = TaskClient(first.url, http, headers={"MCP-Gateway-Session": session})
         done = client.begin("work", job="done", seconds=0.5)
@@ -171,7 +178,7 @@ def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
         lost = client.begin("work", job="lost", seconds=60)
         again = client.begin("look", job="again", seconds=1)
         first.kill()
-        second = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+    with alone() as second:
         client = TaskClient(second.url, http)
         assert client.get(done)["result"]["content"][0]["text"] == "done done"
         failed = client.until(lost, "failed")
@@ -180,18 +187,15 @@ def test_a_gateway_alone_decides_on_its_tasks_when_it_is_started_again(
         assert ledger.read_text().count("began lost") == 1 and ledger.read_text().count("began again") == 2
 
 
-def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, tmp_path: Path, ledger: Path) -> None:
-    servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
-    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
-    with contextlib.ExitStack() as stack:
-        first = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+def test_a_gateway_alone_that_stops_waits_for_its_tasks(http: httpx.Client, alone: Alone, ledger: Path) -> None:
+    with alone() as first:
         task = TaskClient(first.url, http).begin("work", job="stopped", seconds=4)
         lost = TaskClient(first.url, http).begin("work", job="lost", seconds=60)
         assert first.stop() in (0, -signal.SIGTERM)
         became = [line for line in first.stderr().splitlines() if "a call has become a task" in line]
         assert len(became) == 2 and all(" task=" in line and " tool=work" in line for line in became)
         assert "2 tasks still work" in first.stderr() and "stops with 1 tasks" in first.stderr()
-        second = stack.enter_context(running_gateway(servers, options=options, must_stop=False))
+    with alone() as second:
         found = TaskClient(second.url, http).get(task)
         assert found["status"] == "completed" and found["result"]["content"][0]["text"] == "done stopped"
         assert ledger.read_text().count("ended stopped") == 1

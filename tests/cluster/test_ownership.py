@@ -157,13 +157,7 @@ class Ownership(RuleBasedStateMachine):
     def cut_from_the_others(self, n: int, out: bool) -> None:
         (self.apart.add if out else self.apart.discard)(n)
 
-    @rule(
-        n=WHO,
-        m=WHO,
-        seconds=st.sampled_from([0.4, BEAT_S, DOUBT_S, 2 * DOUBT_S]),
-        when=st.integers(0, 2),
-        mends=st.booleans(),
-    )
+    @rule(n=WHO, m=WHO, seconds=SECONDS, when=st.integers(0, 2), mends=st.booleans())
     def cut_off_while_another_asks(self, n: int, m: int, seconds: float, when: int, mends: bool) -> None:
         """Off from the store, and from that other replica at the same time, a while later, or not."""
         self.cut.add(n)

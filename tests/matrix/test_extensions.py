@@ -104,8 +104,6 @@ class Client:
             own += b',"%bprotocolVersion":"2026-07-28","%bclientInfo":%b,"%bclientCapabilities":%b' % (
                 *(SPEC.encode(), SPEC.encode(), INFO, SPEC.encode(), self.capabilities),
             )
-        if b'"progressToken"' in members:
-            own, members = own + b',"progressToken":"mine"', members.replace(b'"progressToken"', b'"p"')
         params = members + (b"," if members else b"") + b'"_meta":{%b}' % own
         head = b'"jsonrpc":"2.0"' + (b"" if request_id is None else b',"id":%d' % request_id)
         return b'{%b,"method":"%b","params":{%b}}' % (head, method.encode(), params)
