@@ -12,10 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +27,7 @@ from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.http_thread import Handler, answering
 from tests.tools.obtain import CACHE, npx, python_with
 
-__all__ = ["PROFILES", "Outcome", "site", "try_server"]
+__all__ = ["PROFILES", "site", "try_server"]
 
 PROFILES: Final = ("off", "standard", "strict")
 _PAGE: Final = """<!doctype html><title>A page of the site</title><main><article><h1>A page of the site</h1><p id=p></p>
@@ -41,17 +39,6 @@ part that people read, and leaves out the rest: menus, footers and notes beside 
 _CALL_S: Final = 90.0
 _CACHE: Final = CACHE.resolve()
 """A sandbox grants nothing through symlinks of the gateway's user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one server did: `why` is empty if all its calls did what they should. Times are seconds."""
-
-    server: PublishedServer
-    why: str
-    ready_s: float
-    calls_s: float
-    stderr: str
 
 
 @contextmanager
@@ -89,8 +76,9 @@ class _Files(Handler, http.server.SimpleHTTPRequestHandler):
     """The files of a folder."""
 
 
-def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequence[str] = ()) -> Outcome:
-    """Start a gateway with one server, and let a client make its calls. `reach` are registries that are not public."""
+def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequence[str] = ()) -> tuple[str, str]:
+    """Start a gateway with one server, and let a client make its calls. `reach` are registries that are not public.
+    Returns why a call did not do what it should, else nothing, and what the gateway has written."""
     path = os.pathsep.join(
         [str(Path(npx()[0]).parent), str(python_with({"uv": ">=0.9"}).parent.resolve()), "/usr/bin", "/bin"]
     )
@@ -104,16 +92,12 @@ def try_server(server: PublishedServer, site: Site, profile: str, reach: Sequenc
         "packages": {"folder": str(_CACHE / "published"), "reach": list(reach)},
         "limits": {"start_timeout_s": _CALL_S},
     }
-    began = time.monotonic()
     with running_gateway({"server": entry}, options=options, must_stop=False) as gateway:
-        ready_s = time.monotonic() - began
-        began = time.monotonic()
         try:
             asyncio.run(_call(gateway, server, site))
-            why = ""
         except Exception as error:
-            why = _reason(error)
-        return Outcome(server, why, ready_s, time.monotonic() - began, gateway.stderr())
+            return _reason(error), gateway.stderr()
+        return "", gateway.stderr()
 
 
 def _sandbox(profile: str, grants: Mapping[str, Any], public: Sequence[str]) -> dict[str, Any]:
@@ -147,13 +131,6 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    width = max(len(outcome.server.name) for outcome in outcomes)
-    for outcome in outcomes:
-        state = f"FAILED  {outcome.why}" if outcome.why else outcome.server.shows
-        yield f"{outcome.server.name:{width}}  {outcome.ready_s:5.1f} s  {outcome.calls_s:5.1f} s  {state}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", choices=PROFILES, default="standard")
@@ -161,21 +138,20 @@ def main() -> int:
     parser.add_argument(
         "--reach", nargs="*", default=[], help="addresses of registries that are not public: a mirror or a proxy"
     )
-    parser.add_argument("--verbose", action="store_true", help="print what the gateway has written about failures")
     options = parser.parse_args()
     chosen = [server for server in SERVERS if not options.only or server.name in options.only]
     if shutil.which(CHROMIUM) is None:
         print(f"{CHROMIUM} is missing: servers with a browser will fail")
-    outcomes = []
+    failed = 0
     with site() as place:
         for server in chosen:
-            outcomes.append(try_server(server, place, options.profile, options.reach))
-            print(*_table(outcomes[-1:]), sep="\n", flush=True)
-            if outcomes[-1].why and options.verbose:
-                print(outcomes[-1].stderr)
-    failed = sum(bool(outcome.why) for outcome in outcomes)
-    print(f"{len(outcomes) - failed} of {len(outcomes)} servers work under {options.profile!r}")
-    return 1 if failed else 0
+            why, written = try_server(server, place, options.profile, options.reach)
+            print(f"{server.name:45}  {f'FAILED  {why}' if why else server.shows}", flush=True)
+            if why:
+                failed += 1
+                print(written)
+    print(f"{len(chosen) - failed} of {len(chosen)} servers work under {options.profile!r}")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def mirrors() -> list[str]:
 @requirement("box.published")
 @pytest.mark.parametrize("server", QUICK, ids=lambda server: server.name)
 def test_a_published_server_works_in_a_sandbox(server: PublishedServer, place: Site, mirrors: list[str]) -> None:
-    outcome = try_server(server, place, "standard", mirrors)
-    assert not outcome.why, f"{outcome.why}\n{outcome.stderr}"
+    why, written = try_server(server, place, "standard", mirrors)
+    assert not why, f"{why}\n{written}"
 
 
 def test_the_table_has_servers_of_both_registries_and_each_of_them_is_called() -> None:
