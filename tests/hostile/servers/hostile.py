@@ -51,6 +51,7 @@ def in_child(name: str, facts: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         if not data:
             os.kill(child, signal.SIGKILL)
+            os.write(1, b"\n")  # the line that it was writing, if it was, is not the answer's
         _, status = os.waitpid(child, 0)
         if not data:
             return {"met": f"the process ended with {os.waitstatus_to_exitcode(status)}"}
