@@ -15,7 +15,7 @@ from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls
-from gateway.calls.lifecycles import Deadlines, ExchangeState
+from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, STORE_UNAVAILABLE
@@ -36,8 +36,6 @@ CANCEL = {"action": "cancel"}
 
 class Server(parts.Server):
     """A conversation with a server on stdio, which asks a modern client's session during its calls."""
-
-    name, deadlines = "old", Deadlines(start_s=1, call_s=60, suspended_s=60, idle_stop_s=60)
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +101,14 @@ async def asked_during_two(method: str = "elicitation/create") -> tuple[Server, 
     return server, first, second
 
 
+async def moved(method: str = "elicitation/create") -> tuple[Server, Exchange, Exchange]:
+    """Two calls. The first, under which the server's question was asked, has ended, and the second has the question."""
+    server, first, second = await asked_during_two(method)
+    server.completes(first)
+    await until(lambda: shown(second))
+    return server, first, second
+
+
 @pytest.mark.parametrize("end", ["completes", "is cancelled"])
 async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_call_ends(end: str) -> None:
     server, first, second = await asked_during_two()
@@ -114,9 +120,7 @@ async def test_a_question_that_names_no_call_moves_to_the_next_call_when_its_cal
 
 
 async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_comes() -> None:
-    server, first, second = await asked_during_two()
-    server.completes(first)
-    await until(lambda: shown(second))
+    server, first, second = await moved()
     answer(first, ACCEPT)  # the client was on its way with it
     answer(second, {"action": "decline"})
     give_up(first)
@@ -130,19 +134,15 @@ async def test_the_first_answer_to_a_question_counts_under_whichever_call_it_com
 async def test_the_server_gets_an_answer_when_no_call_is_left_to_ask_under(
     method: str, answers: list[Any], refused: list[int]
 ) -> None:
-    server, first, second = await asked_during_two(method)
+    server, _, second = await moved(method)
     later = server.call()
-    server.completes(first)
-    await until(lambda: shown(second))
     server.completes(second)
     assert (server.given, server.refused) == (answers, refused)
     assert later.suspended is None, "a call that was sent later has not asked"
 
 
 async def test_a_question_that_nobody_answers_is_given_up_under_the_call_that_has_it() -> None:
-    server, first, second = await asked_during_two()
-    server.completes(first)
-    await until(lambda: shown(second))
+    server, _, second = await moved()
     give_up(second)
     assert (await answer_of(second))["error"]["code"] == CALL_TIMED_OUT and second.state is ExchangeState.FAILED
     assert server.given == [CANCEL]

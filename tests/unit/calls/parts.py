@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
+from gateway.calls.lifecycles import Deadlines
 from gateway.errors import CANCELLED
 from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable
 from transports.jsonrpc import Message, encode, parse
@@ -16,7 +17,7 @@ from transports.jsonrpc import Message, encode, parse
 class Server:
     """A server that asks, and its conversation."""
 
-    name = "s"
+    name, deadlines = "s", Deadlines(start_s=1, call_s=60, suspended_s=60, idle_stop_s=60)
 
     def __init__(self) -> None:
         self.answers: list[tuple[bytes, Any]] = []
@@ -67,7 +68,8 @@ def notification(method: str, params: object) -> Message:
     return parse(encode({"jsonrpc": "2.0", "method": method, "params": params}))
 
 
-async def turns(count: int = 6) -> None:
+async def turns(count: int = 10) -> None:
+    """Let what was begun come to where it waits."""
     for _ in range(count):
         await asyncio.sleep(0)
 

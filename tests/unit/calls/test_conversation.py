@@ -222,8 +222,9 @@ def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignor
 
 
 def test_a_call_waits_for_its_client_and_releases_what_it_holds_at_its_end() -> None:
-    call, released = a_call(), []
-    call.when_done(lambda: released.append("session"))
+    call, released = a_call(), list[str]()
+    for name in ("first", "last"):
+        call.when_done(lambda name=name: released.append(name))  # type: ignore[misc]
     call.step(E.SEND)
     first = call.replies
     call.suspendable()
@@ -235,8 +236,12 @@ def test_a_call_waits_for_its_client_and_releases_what_it_holds_at_its_end() -> 
     call.suspend({})
     assert call.is_suspended and not released
     call.fail(OUTCOME_UNKNOWN, "the server is gone")
+    for _ in range(2):
+        call.done()
+    assert released == ["last", "first"] and not call.is_suspended
+    call.when_done(lambda: released.append("again"))
     call.done()
-    assert released == ["session"] and not call.is_suspended
+    assert released[2:] == ["again"], "after the end of an earlier use"
 
 
 def test_an_answer_of_an_earlier_round_is_given_once() -> None:
@@ -256,19 +261,6 @@ def test_a_call_has_its_number_as_progress_token_at_the_server() -> None:
     plain = a_call()
     assert msgspec.json.decode(plain.frame(1, {}, {})) == {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
     assert plain.progress_token is None
-
-
-def test_callbacks_run_once_and_the_last_one_first() -> None:
-    call, called = a_call(), list[str]()
-    for name in ("first", "second"):
-        call.when_done(lambda name=name: called.append(name))  # type: ignore[misc]
-    assert called == []
-    for _ in range(2):
-        call.done()
-    assert called == ["second", "first"]
-    call.when_done(lambda: called.append("again"))
-    call.done()
-    assert called[2:] == ["again"], "after the end of an earlier use"
 
 
 @pytest.mark.parametrize(

@@ -102,17 +102,6 @@ def test_an_announcement_is_a_change_and_so_is_the_question_that_ends_it(kind: s
     assert len(changes) == (3 if kind == "tools" else 2) and TOOLS not in lists.changed
 
 
-@requirement("fast.same")
-def test_each_change_of_a_session_gives_it_another_version() -> None:
-    live = a_live()
-    versions = {live.version}
-    for change in (live.recover_nothing, live.drain, live.hand_over, live.changed):
-        change()
-        versions.add(live.version)
-    live.replace_record(live.session, is_read=True)
-    assert len(versions) == 5 and live.version == max(versions), "the same record is no change"
-
-
 # -- who watches its messages
 
 

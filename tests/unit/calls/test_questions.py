@@ -132,13 +132,16 @@ async def test_a_client_that_does_not_come_back_cancels_the_call() -> None:
     assert questions.has_suspended
 
 
-async def test_a_server_that_withdraws_a_question_gets_no_answer_to_it() -> None:
-    server, _, questions = asking()
-    exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2"))
+async def test_a_server_withdraws_its_own_questions_only_and_gets_no_answer_to_them() -> None:
+    server, other, questions = Server(), Server(), asking()[2]
+    exchange = suspended(server, questions, elicitation(server), elicitation(server, b"2"), elicitation(other))
     questions.withdraw(server.conversation, {"requestId": msgspec.Raw(b"1")})
-    assert exchange.suspended is not None and set(exchange.suspended.requests()) == {"q2"}
+    assert exchange.suspended is not None and set(exchange.suspended.requests()) == {"q2", "q3"}
     questions.closed(server.conversation)
-    assert exchange.suspended.requests() == {} and questions.has_suspended
+    assert set(exchange.suspended.requests()) == {"q3"} and questions.has_suspended
+    exchange.suspended.give_up()
+    assert exchange.suspended.requests() == {} and exchange.suspended.size == 0
+    assert server.answers == server.refusals == [] and other.answers == [(b"1", {"action": "cancel"})]
     exchange.resumed()
     assert not questions.has_suspended, "its client has come back"
 

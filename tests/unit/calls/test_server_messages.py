@@ -85,15 +85,11 @@ async def frames_of(exchange: Exchange) -> list[Any]:
     return frames
 
 
-async def test_a_ping_is_answered_by_the_gateway() -> None:
-    server = Server()
-    IsolatedRouter(Live()).asked(server.conversation, request("ping", "p"))
-    assert server.acknowledged == [b'"p"']
-
-
-async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_session() -> None:
+async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_session_and_a_ping_to_nobody() -> None:
     server, live = Server(), Live()
     router = IsolatedRouter(live)
+    router.asked(server.conversation, request("ping", "p"))
+    assert server.acknowledged == [b'"p"']
     router.asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
     assert [code for _, code in server.refusals] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
     router.asked(server.conversation, request("roots/list"))

@@ -97,26 +97,23 @@ async def test_a_call_that_another_request_makes_again_is_not_made_for_its_strea
 
 
 @requirement("spec.stream-log")
-async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_asks_for_a_stream_waits_until_all_lost_ones_are_found_or_cannot_be(*, fails: bool) -> None:
     log, lost = Events(), LostStreams()
     await log.keep("s", "1/2/files/7")
-    await log.append("s", "1/3/files/8", b"")
-    await log.append("s", "standalone", b"")
+    for stream in ("1/3/files/8", "standalone"):
+        await log.append("s", stream, b"")
+    log.fails = fails
     waiting = asyncio.create_task(lost.looked())
+    if fails:
+        for failing in (lost.look(log, "s"), waiting):
+            with pytest.raises(StoreUnavailable):
+                await failing
+        return
     assert await lost.look(log, "s")
     await waiting
     assert lost.go_on("1/2/files/7") and not lost.go_on("1/3/files/8")
     assert await log.unfinished("s") == {"1/2/files/7": True, "standalone": False}
-
-
-@requirement("spec.stream-log")
-async def test_who_asks_for_a_stream_is_told_that_the_lost_ones_could_not_be_found() -> None:
-    log, lost = Events(), LostStreams()
-    log.fails = True
-    waiting = asyncio.create_task(lost.looked())
-    for failing in (lost.look(log, "s"), waiting):
-        with pytest.raises(StoreUnavailable):
-            await failing
 
 
 class Appending:

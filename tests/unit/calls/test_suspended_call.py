@@ -4,7 +4,7 @@ import msgspec
 
 from gateway.calls.suspended_call import InputRequest, SuspendedCall, question_digest
 from tests.unit.calls.parts import Server
-from transports.jsonrpc import INTERNAL_ERROR, Object, encode
+from transports.jsonrpc import Object, encode
 
 
 def question(server: Server, server_id: bytes, method: str = "elicitation/create", message: str = "?") -> InputRequest:
@@ -58,16 +58,3 @@ def test_questions_of_one_round_are_gathered_once() -> None:
     assert call.gather() and not call.gather()
     call.gathered()
     assert call.gather()
-
-
-def test_a_server_withdraws_its_own_questions_only_and_gets_an_answer_to_the_others() -> None:
-    server, other = Server(), Server()
-    call = asked(question(server, b"1"), question(server, b"2"), question(other, b"1"))
-    call.withdraw(server.conversation, b"1")
-    assert set(call.requests()) == {"q2", "q3"}
-    call.withdraw(server.conversation, None)
-    assert set(call.requests()) == {"q3"}
-    call.add(question(other, b"2", "sampling/createMessage"))
-    call.give_up()
-    assert other.answers == [(b"1", {"action": "cancel"})] and other.refusals == [(b"2", INTERNAL_ERROR)]
-    assert call.requests() == {} and call.size == 0 and server.answers == server.refusals == []

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.calls.call import Call
 from gateway.relay import call as life
-from tests.unit.relay.fast_calls import Calls, Fast, path_of, warm
+from tests.unit.relay.fast_calls import Calls, Fast, warm
 from tests.unit.relay.parts import TakingEndpoint
 
 
@@ -32,4 +32,4 @@ async def calls(request: pytest.FixtureRequest) -> AsyncIterator[Calls]:
 
 @pytest.fixture
 async def fast(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Fast:
-    return Fast(calls, await path_of(calls), monkeypatch)
+    return await Fast.of(calls, monkeypatch)

@@ -22,18 +22,16 @@ from gateway.relay.fast_path import FastCall, FastPath
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.replies import CallReply
 from gateway.serving.app import create_app
-from session_store import Principal, Session
+from session_store import Principal
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
 from transports.inbound_port import Answer, CallInFlight, CallPath, Memory, Offer, Request
 from transports.jsonrpc import Message, Object, encode, parse
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import LinkClosed
 
-__all__ = ["ARGUMENTS", "Calls", "Client", "Fast", "answer_of", "in_workspace", "path_of", "warm"]
+__all__ = ["ARGUMENTS", "Calls", "Client", "Fast", "answer_of", "warm"]
 
 ARGUMENTS = b'{"key":"k"}'
-
-
 DEMO = {"command": sys.executable, "args": ["-m", "gateway.demo_server"], "tools": {"recall": {"bind": {}}}}
 TOOL = "recall"
 
@@ -69,29 +67,19 @@ class Calls:
         self.live, self.path_for = reply.live, request.offer.path_for
         return reply
 
-    async def _sent(self, params: Object) -> list[Any]:
-        """What the client gets for one more call, with these params as well."""
-        request = self.request(next(self._ids), params)
-        reply = await self.begun(request)
-        got: list[Any] = []
-        while (frame := await reply.replies.next()) is not None:
-            got.append(msgspec.json.decode(frame.data))
-            if frame.final:
-                break
-        reply.done()
-        assert request.message is not None and got[-1]["id"] == request.message.id
-        return got
+    async def call(self) -> None:
+        """One more call, which is answered."""
+        client_id = next(self._ids)
+        reply = await self.begun(self.request(client_id, {"arguments": msgspec.Raw(ARGUMENTS)}))
+        assert (await answer_of(reply))[-1]["id"] == client_id
 
-    async def call(self, key: Any = "k") -> Any:
-        """The answer to one more call."""
-        return (await self._sent({"arguments": msgspec.Raw(encode({"key": key}))}))[-1]
-
-    async def decided(self) -> None:
+    async def decided(self) -> FastPath:
         """Call until a path can be made. The first calls may come before the server is known."""
         for _ in range(100):
             await self.call()
-            if self.path() is not None:
-                return
+            if (path := self.path()) is not None:
+                assert isinstance(path, FastPath)
+                return path
         raise AssertionError("no path is made")
 
     def path(self, request: Request | None = None) -> CallPath | None:
@@ -155,10 +143,6 @@ async def answer_of(reply: CallReply) -> list[Any]:
     return got
 
 
-def in_workspace(session: Session) -> Session:
-    return replace(session, context=replace(session.context, workspace="red"))
-
-
 class Client:
     """The connection of one client. `answers` are the responses of calls on the fast path, `left` the replies of those
     that have left it, with the correlation ids of their requests. `takes`: it takes an answer of the fast path.
@@ -210,6 +194,10 @@ class Fast:
 
     refusal: LinkClosed | None = None
     spent = 0
+
+    @classmethod
+    async def of(cls, calls: Calls, patch: pytest.MonkeyPatch) -> "Fast":
+        return cls(calls, await calls.decided(), patch)
 
     def __init__(self, calls: Calls, path: FastPath, patch: pytest.MonkeyPatch) -> None:
         self.calls, self.path, self.live = calls, path, path.live
@@ -275,11 +263,3 @@ class Fast:
     def message(self, message: dict[str, Any]) -> None:
         """The server sends that."""
         self.conversation.message(parse(encode({"jsonrpc": "2.0", **message})))
-
-
-async def path_of(calls: Calls) -> FastPath:
-    """The path for calls like the last one."""
-    await calls.decided()
-    path = calls.path()
-    assert isinstance(path, FastPath)
-    return path

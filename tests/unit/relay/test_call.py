@@ -39,6 +39,7 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support import fake_upstream
 from tests.support.paged_server import OneServer, a_call, admission_by
+from tests.unit.calls import parts as parts_of_calls
 from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -297,25 +298,11 @@ async def test_the_replica_that_has_forwarded_a_call_learns_of_it_before_the_cal
 PARAMS = {"name": msgspec.Raw(b'"ask"'), "arguments": msgspec.Raw(b"{}")}
 
 
-class Asking:
-    """A conversation whose server has asked something."""
-
-    name = "s"
-    deadlines = SimpleNamespace(suspended_s=60.0)
-
-    def __init__(self) -> None:
-        self.answers: list[Any] = []
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        assert isinstance(message.result, msgspec.Raw)
-        self.answers.append(msgspec.json.decode(message.result))
-
-
 class Suspended:
     """A suspended call of one session, and the state that its client was given."""
 
     def __init__(self) -> None:
-        self.server, self.live = Asking(), a_live(era="modern")
+        self.server, self.live = parts_of_calls.Server(), a_live(era="modern")
         seal = RequestStateSeal(KeyRing.ephemeral(), FakeClock())
         carriers = SimpleNamespace(
             headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"
@@ -374,7 +361,7 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
     first, second = await asyncio.gather(*retries, return_exceptions=True)
     assert isinstance(first, CallReply)
     assert isinstance(second, Refused) and is_bad_request_state(second)
-    assert [answer["content"]["n"] for answer in parts.server.answers] == [10]
+    assert [answer["content"]["n"] for _, answer in parts.server.answers] == [10]
     assert parts.exchange.client_id == 10
 
     parts.exchange.finish(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(b"{}")))

@@ -26,7 +26,7 @@ from session_store.memory import MemorySessionStore
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls.parts import turns, until
-from tests.unit.relay.fast_calls import ARGUMENTS, Calls, Fast, answer_of, in_workspace, path_of, warm
+from tests.unit.relay.fast_calls import ARGUMENTS, Calls, Fast, answer_of, warm
 from transports.inbound_port import Offer, Refused
 from transports.jsonrpc import encode
 from transports.upstream.stdio import StdioLink
@@ -106,7 +106,7 @@ def wait_for_return(fast: Fast, patch: pytest.MonkeyPatch) -> None:
 
 def change_record(fast: Fast, _: pytest.MonkeyPatch) -> None:
     stored = fast.live.session
-    fast.live.replace_record(in_workspace(stored))
+    fast.live.replace_record(replace(stored, context=replace(stored.context, workspace="red")))
     fast.live.replace_record(stored)  # as it was: what was decided meanwhile may differ
 
 
@@ -229,7 +229,7 @@ async def test_a_record_that_ages_is_read_again_while_its_calls_are_sent(
 async def test_rates_count_each_call_and_refuse_the_same_one(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = {"policy": {"session_rate": {"per_s": 0.001, "burst": 40}}}
     async with warm(era, monkeypatch, **rate) as calls:
-        fast = Fast(calls, await path_of(calls), monkeypatch)
+        fast = await Fast.of(calls, monkeypatch)
         for _ in range(60):
             if fast.client.begin(fast.path) is not None:
                 fast.result(OK)
@@ -281,7 +281,7 @@ async def test_no_path_is_made_of_calls_that_are_decided_on_one_by_one(
 
 
 async def test_no_path_is_made_of_what_has_changed_since_the_call(calls: Calls) -> None:
-    path = await path_of(calls)
+    path = await calls.decided()
     path.live.changed()
     assert calls.path() is None
 
@@ -290,7 +290,7 @@ async def test_no_path_is_made_of_what_has_changed_since_the_call(calls: Calls) 
 async def test_no_path_is_made_while_a_result_has_to_tell_of_a_restart(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = Fast(calls, await path_of(calls), monkeypatch)
+    fast = await Fast.of(calls, monkeypatch)
     fast.conversation.users.restarted("crash")
     request = calls.request(1, {"arguments": msgspec.Raw(ARGUMENTS)})
     for answer, is_told in (({"error": {"code": -1, "message": "no"}}, False), ({"result": OK}, True)):
@@ -429,7 +429,7 @@ async def test_the_exchange_has_the_number_the_time_and_the_ids_of_the_call(fast
 async def test_progress_goes_to_the_token_of_its_own_call(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     meta = msgspec.json.decode(calls.request(1, {}).params.get("_meta", b"{}"))
     with_token = calls.like(_meta=msgspec.Raw(encode(meta | {"progressToken": "t-1"})))
-    fast = Fast(with_token, await path_of(with_token), monkeypatch)
+    fast = await Fast.of(with_token, monkeypatch)
     assert fast.client.begin(fast.path, meta=encode(meta | {"progressToken": "t-2"})) is not None
     assert fast.frames[0]["params"]["_meta"]["progressToken"] == fast.number
     fast.message({"method": "notifications/progress", "params": {"progressToken": fast.number, "progress": 1}})
@@ -479,7 +479,7 @@ async def test_the_end_of_its_server_is_told(fast: Fast, dies: bool) -> None:
 @pytest.mark.parametrize("era", ["legacy", "modern"])
 async def test_the_end_of_its_session_is_told(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with warm(era, monkeypatch) as calls:
-        fast = Fast(calls, await path_of(calls), monkeypatch)
+        fast = await Fast.of(calls, monkeypatch)
         fast.begin()
         ending = asyncio.create_task(fast.live.close())
         await until(lambda: fast.client.left)

@@ -20,6 +20,7 @@ from gateway.upstreams.facts import STARTING
 from gateway.upstreams.list_pages import ListReader
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer
+from tests.unit.calls.parts import turns, until
 from tests.unit.relay.parts import a_live
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode, encode_notification
@@ -46,7 +47,6 @@ class Server(OneServer):
         self.lists = self.known_lists = Lists(lambda: None)
         self.inventory = SimpleNamespace(reader=ListReader(name_chars=256, uri_chars=256))
         self.asked = 0
-        self.was_asked = asyncio.Event()
         self.failures = Backoff()
 
     @property
@@ -68,7 +68,6 @@ class Server(OneServer):
 
     async def page(self) -> str:
         self.asked += 1
-        self.was_asked.set()
         await self.up.wait()
         return self.name
 
@@ -96,15 +95,12 @@ class Listener:
 
     def __init__(self) -> None:
         self.frames: list[str] = []
-        self.heard = asyncio.Event()
         self.filter = SubscriptionFilter(7, Filter(kinds=frozenset({"toolsListChanged"})), self._receive)
         self.filter.acknowledge(self.filter.wanted)
         self.frames.clear()
-        self.heard.clear()
 
     def _receive(self, frame: bytes) -> None:
         self.frames.append(msgspec.json.decode(frame)["method"])
-        self.heard.set()
 
 
 @requirement("proc.hang")
@@ -118,8 +114,7 @@ async def test_an_answer_comes_without_a_late_server_and_its_client_hears_of_it_
         again = await listed(late, good, slow)
     assert again.answers == {"a": "a"} and slow.asked == 1, "nobody waits for it a second time"
     slow.up.set()
-    async with asyncio.timeout(5):
-        await listener.heard.wait()
+    await until(lambda: listener.frames)
     assert listener.frames == ["notifications/tools/list_changed"]
     assert (await listed(late, good, slow)).answers == {"a": "a", "b": "b"} and len(listener.frames) == 1
 
@@ -167,8 +162,7 @@ async def test_a_list_that_came_too_late_is_used_while_the_server_is_too_slow(la
         return ""
 
     assert len((await listed(late, slow, page=never)).missing) == 1
-    async with asyncio.timeout(5):
-        await listener.heard.wait()
+    await until(lambda: listener.frames)
     second = await listed(late, slow, page=never)
     assert second.known == {"a": TOOLS} and not second.missing
     await late.settled()
@@ -185,13 +179,13 @@ class Waiter:
     def __init__(self, failures: int = 0) -> None:
         self._failures = failures
         self.attempts = 0
-        self.arrival = asyncio.Event()
+        self.has_arrived = False
 
     async def arrived(self, upstream: Any, conversation: Any) -> None:
         self.attempts += 1
         if self.attempts <= self._failures:
             raise UpstreamUnavailable("it exited")
-        self.arrival.set()
+        self.has_arrived = True
 
 
 @requirement("spec.cold-listen")
@@ -199,10 +193,9 @@ async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() 
     late, slow, waiter, asker = LateServers(wait_s=5, read_s=5), Server("a", is_up=False), Waiter(), of_a_session()
     late.connect(cast("Any", slow), asker, waiter)
     listing = asyncio.create_task(listed(late, slow, asker=asker))
-    async with asyncio.timeout(5):
-        await slow.was_asked.wait()
-        slow.up.set()
-        await waiter.arrival.wait()
+    await until(lambda: slow.asked)
+    slow.up.set()
+    await until(lambda: waiter.has_arrived)
     assert (await listing).answers == {"a": "a"}
     await late.close()
 
@@ -211,8 +204,7 @@ async def test_a_server_that_is_opened_behind_an_answer_is_not_late_for_lists() 
 async def test_what_waits_for_a_server_that_fails_again_waits_for_the_next_attempt(late: LateServers) -> None:
     waiter = Waiter(failures=1)
     late.connect(cast("Any", Server("a")), of_a_session(), waiter)
-    async with asyncio.timeout(10):
-        await waiter.arrival.wait()
+    await until(lambda: waiter.has_arrived)
     assert waiter.attempts == 2
 
 
@@ -292,8 +284,7 @@ async def test_an_acknowledgement_waits_for_a_server_that_is_up_and_comes_first(
     if era is Era.MODERN:
         pending.emit(encode_notification(CHANGED, b"{}"))
         early = [CHANGED]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns()
     assert client.has_nothing
     server.confirm(pending)
     await client.acknowledged

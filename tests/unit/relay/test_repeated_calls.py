@@ -21,6 +21,7 @@ from gateway.sessions.attach import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
+from tests.unit.calls.parts import turns, until
 from tests.unit.relay.parts import TakingEndpoint, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Request
@@ -40,10 +41,6 @@ class Server(TakingEndpoint):
     was_repeatable = may_answer = True
     is_hidden = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.was_called = asyncio.Event()
-
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
         return Called(is_repeatable=self.was_repeatable)
 
@@ -51,7 +48,6 @@ class Server(TakingEndpoint):
         if self.is_hidden:
             raise unknown_tool("nap")
         await super().relay(call)
-        self.was_called.set()
         call.exchange.emit(b'{"method":"notifications/progress"}')
         if self.may_answer:
             self.answer()
@@ -238,8 +234,8 @@ async def test_what_a_former_owner_writes_after_the_repetition_has_begun_is_left
     parts.server.may_answer = False
     assert await parts.replica.resume(stream)
     await parts.former_owner_answers(stream)
-    async with asyncio.timeout(5):
-        await parts.server.was_called.wait()
+    await until(lambda: parts.server.calls)
+    await turns()
     parts.server.answer()
     progress, answer = await parts.replica.messages(stream)
     assert "result" not in progress and answer["result"]["done"]

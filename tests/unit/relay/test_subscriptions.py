@@ -17,6 +17,7 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer
+from tests.unit.calls.parts import turns
 from tests.unit.relay.parts import a_live
 from transports.jsonrpc import parse
 from transports.upstream_port import UpstreamUnavailable
@@ -80,15 +81,10 @@ class Client:
     async def subscribed(self) -> Exchange:
         """A subscription that the server has."""
         calling = self.begins()
-        await settled()
+        await turns()
         self.server.started[-1].takes_acknowledgement()
         await calling
         return self.server.started[-1]
-
-
-async def settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -100,9 +96,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 async def test_of_two_calls_at_the_same_time_one_subscribes(client: Client, replaces: bool) -> None:
     client.server.is_known.clear()
     calls = [client.begins(anew=anew) for anew in (False, replaces)]
-    await settled()
+    await turns()
     client.server.is_known.set()
-    await settled()
+    await turns()
     assert client.server.started == [client.live.subscription_relays["s"]]
     client.server.started[0].takes_acknowledgement()
     await asyncio.gather(*calls)
@@ -118,7 +114,7 @@ async def test_one_that_fails_leaves_the_place_to_the_next_call(client: Client) 
 @requirement("spec.relayed-changes")
 async def test_calls_wait_until_the_server_has_the_subscription(client: Client) -> None:
     calls = [client.begins() for _ in range(2)]
-    await settled()
+    await turns()
     assert len(client.server.started) == 1 and not any(call.done() for call in calls)
     assert client.server.started[0].takes_acknowledgement()
     await asyncio.gather(*calls)
@@ -150,10 +146,10 @@ async def test_a_server_that_was_gone_is_subscribed_to_again_and_may_have_change
     client.server.is_away = False
     (again,) = client.server.awaited
     again()
-    await settled()
+    await turns()
     _, second = client.server.started
     again()
-    await settled()
+    await turns()
     second.takes_acknowledgement()
     assert len(client.server.started) == 2, "a call may have been faster"
     assert client.notified == ["notifications/tools/list_changed"]
@@ -162,7 +158,7 @@ async def test_a_server_that_was_gone_is_subscribed_to_again_and_may_have_change
 @requirement("spec.relayed-changes")
 async def test_a_server_that_refuses_subscriptions_is_not_waited_for_with_each_call(client: Client) -> None:
     calling = client.begins()
-    await settled()
+    await turns()
     client.server.started[0].fail(-32601, "unknown method")
     await calling
     async with asyncio.timeout(5):
@@ -176,7 +172,7 @@ async def test_changed_subscriptions_take_the_place_of_the_old_ones_without_a_ga
     calls = []
     for _ in range(3):
         calls.append(client.begins(anew=True))
-        await settled()
+        await turns()
     _, second, third, fourth = client.server.started
     assert client.server.cancelled == [second, third], "of those that the server has not acknowledged one is open"
     fourth.takes_acknowledgement()
@@ -219,7 +215,7 @@ class Stream:
 
     async def lost(self, server: StartedServer) -> None:
         self.lost_ones.lost(cast("ConfiguredUpstream", server))
-        await settled()
+        await turns()
 
 
 @requirement("spec.lost-listen")
@@ -229,11 +225,11 @@ async def test_a_process_is_listened_to_once_with_the_next_start_for_this_sessio
     await stream.lost(server)
     server.links.started(1, 0.1, "c", other.live)
     server.links.started(1, 0.1, "c", None)
-    await settled()
+    await turns()
     assert not stream.listened
     for _ in range(2):
         server.links.started(1, 0.1, "c", stream.live)
-    await settled()
+    await turns()
     assert stream.listened == ["s"]
 
 
@@ -246,7 +242,7 @@ async def test_nothing_is_opened_again_for_a_stream_or_a_session_that_has_ended(
     await stream.lost(server)
     server.has_ended = True
     server.links.started(1, 0.1, "c", stream.live)
-    await settled()
+    await turns()
     assert not stream.listened and not server.links._awaited
 
 

@@ -28,6 +28,7 @@ from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend
 from session_store.session import new_session_id
 from session_store.testing import ALICE, FakeClock, a_session
+from tests.unit.calls.parts import until
 from transports.era import Era
 from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Message, Object, encode
@@ -236,7 +237,6 @@ class Server:
         self.task: Any = WORKING
         self.update: Callable[[], None] = lambda: None
         self.sent: list[str] = []
-        self.polled = asyncio.Condition()
         self.background: list[asyncio.Task[None]] = []
 
     def next_number(self) -> int:
@@ -254,8 +254,6 @@ class Server:
 
     async def ask(self, method: str, params: bytes) -> Message:
         self.sent.append(method)
-        async with self.polled:
-            self.polled.notify_all()
         if method == "tasks/update":
             self.update()
             return end_of_call(result=b"{}")
@@ -266,8 +264,7 @@ class Server:
     async def until(self, count: int, method: str = "tasks/get") -> None:
         """Wait for that many more requests."""
         wanted = self.sent.count(method) + count
-        async with asyncio.timeout(5), self.polled:
-            await self.polled.wait_for(lambda: self.sent.count(method) >= wanted)
+        await until(lambda: self.sent.count(method) >= wanted)
 
     async def says(self, task: Any) -> None:
         """Answer polls with that task, two of them at least."""
@@ -318,9 +315,3 @@ async def one_that_runs(**fields: Any) -> tuple[Store, Replica, RunningTask]:
     """A task that a replica runs."""
     store, replica, task = await one_that_is_left(**fields)
     return store, replica, replica.running(task)
-
-
-async def turns(many: int = 10) -> None:
-    """Let what was begun come to where it waits."""
-    for _ in range(many):
-        await asyncio.sleep(0)

@@ -16,7 +16,8 @@ from gateway.tasks.refusals import UnknownTask
 from session_store import ANONYMOUS, Principal, Session, StoreFull, StoreUnavailable, Task
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
-from tests.unit.tasks.parts import Replica, Store, a_task, handle_of, one_that_runs, result, turns
+from tests.unit.calls.parts import turns
+from tests.unit.tasks.parts import Replica, Store, a_task, handle_of, one_that_runs, result
 from transports.inbound_port import Refused
 
 pytestmark = [pytest.mark.anyio, requirement("task.asked")]

@@ -13,7 +13,8 @@ from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import StoredCall
 from session_store import StoreFull, StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import HANDLES, Replica, Store, an_exchange, result, turns
+from tests.unit.calls.parts import turns
+from tests.unit.tasks.parts import HANDLES, Replica, Store, an_exchange, result
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 
@@ -142,22 +143,19 @@ async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) 
     assert parts.is_done and len(parts.table) == 0 and parts.counts == {}
 
 
-async def test_a_call_that_is_answered_while_its_task_is_stored_gets_its_answer() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_call_that_ends_while_its_task_is_stored_has_no_task(*, leaves: bool) -> None:
     parts = Parts()
     answer = await parts.waiting()
-    parts.exchange.settle(result("plain"))
-    assert await parts.first(answer) == {"text": "plain"}
+    if leaves:
+        answer.cancel("the client disconnected")
+        answer.done()
+    else:
+        parts.exchange.settle(result("plain"))
+        assert await parts.first(answer) == {"text": "plain"}
     await parts.goes_on()
     assert await parts.stored() is None, "nobody has its handle"
-
-
-async def test_a_client_that_leaves_while_its_task_is_stored_has_no_task() -> None:
-    parts = Parts()
-    answer = await parts.waiting()
-    answer.cancel("the client disconnected")
-    answer.done()
-    await parts.goes_on()
-    assert await parts.stored() is None and parts.exchange.work is None and parts.exchange.is_over
+    assert parts.exchange.is_over and (parts.exchange.work is None or not leaves)
 
 
 async def test_a_call_that_is_refused_is_refused() -> None:

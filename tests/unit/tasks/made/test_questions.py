@@ -20,7 +20,8 @@ from gateway.tasks.made.questions import Rounds, ServerTask
 from gateway.tasks.made.stored_call import RecordedAnswers
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
-from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange, turns
+from tests.unit.calls.parts import turns
+from tests.unit.tasks.parts import CALLER, WORKING, Server, Work, an_exchange
 from transports.era import Era
 from transports.jsonrpc import encode
 from transports.upstream_port import LinkClosed

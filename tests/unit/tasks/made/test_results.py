@@ -18,7 +18,8 @@ from gateway.tasks.made.running import RunningTask
 from gateway.tasks.refusals import UnknownTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs, turns
+from tests.unit.calls.parts import turns
+from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs
 from transports.inbound.limits import Bodies
 from transports.jsonrpc import Message, encode
 from transports.reply_queue import ReplyQueue

@@ -1,8 +1,7 @@
 """A task ends when its call ends, whatever the end of the call looks like."""
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,18 +10,18 @@ from gateway.admin.operations import task_row
 from gateway.admin.operators import TaskQuery
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
-from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
-from gateway.tasks.made.exchange import TaskExchange
+from gateway.errors import OUTCOME_UNKNOWN
 from gateway.tasks.made.record import TaskRecord
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.state import AGAIN
+from gateway.tasks.made.state import AGAIN, MAX_LEVELS
 from gateway.tasks.made.stored_call import RecordedAnswers
 from session_store import StoreFull, StoreUnavailable, Task
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
-from tests.unit.tasks.parts import Replica, Store, Tasks, a_task, one_that_runs, turns
-from transports.jsonrpc import INTERNAL_ERROR, Message, encode_notification
+from tests.unit.calls.parts import Server, turns
+from tests.unit.tasks.parts import Replica, Store, Tasks, a_task, one_that_runs
+from transports.jsonrpc import INTERNAL_ERROR, encode_notification
 from transports.reply_queue import Frame
 
 pytestmark = [pytest.mark.anyio, requirement("task.durable")]
@@ -30,6 +29,7 @@ pytestmark = [pytest.mark.anyio, requirement("task.durable")]
 ERRORS = {
     b'{"code":-32000,"message":"boom","data":1e400}': (-32000, "boom"),
     b'{"code":-32000,"message":"boom","data":{"at":[1e400]}}': (-32000, "boom"),
+    b'{"code":-5,"message":"boom","data":' + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"}": (-5, "boom"),
     b'{"code":1e400,"message":"boom"}': (INTERNAL_ERROR, "cannot be read"),
     b'{"code":-1,"message":5}': (INTERNAL_ERROR, "cannot be read"),
     b'{"code":-1,"message":"\\ud800"}': (INTERNAL_ERROR, "cannot be read"),
@@ -46,7 +46,7 @@ async def test_any_error_of_the_server_ends_the_task(error: bytes) -> None:
     code, text = ERRORS[error]
     told = msgspec.json.decode(found.error, type=dict[str, msgspec.Raw])
     assert (found.status, int(bytes(told["code"]))) == ("failed", code)
-    assert text in found.message and text in msgspec.json.decode(told["message"])
+    assert told.keys() == {"code", "message"} and text in found.message and text in msgspec.json.decode(told["message"])
     assert len(replica.table) == 0
 
 
@@ -91,41 +91,23 @@ async def test_an_error_that_the_tool_reports_is_told_to_operators_and_completes
 QUESTION = {"message": msgspec.Raw(b'"?"')}
 
 
-class Conversation:
-    """What has the call of a task. Notes what the server is told."""
-
-    deadlines = SimpleNamespace(suspended_s=9)
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.answered: list[bytes] = []
-
-    def cancel(self, exchange: TaskExchange, reason: str, code: int = CANCELLED) -> None:
-        self.told.append(reason)
-        exchange.fail(code, f"Cancelled: {reason}")
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        """Of a call that ends, the questions are withdrawn."""
-        self.answered.append(request_id)
-
-    def asks(self, running: RunningTask, *numbers: bytes) -> None:
-        """The server asks these questions while it works on the call."""
-        server = cast("Any", self)
-        running.exchange.sent_as(server, 1, None, 0.0)
-        running.exchange.step(ExchangeEvent.ASK)
-        for number in numbers:
-            running.exchange.suspendable().add(InputRequest(server, number, "elicitation/create", QUESTION))
-        running.asks()
+def asks(server: Server, running: RunningTask, *numbers: bytes) -> None:
+    """The server asks these questions while it works on the call."""
+    running.exchange.sent_as(server.conversation, 1, None, 0.0)
+    running.exchange.step(ExchangeEvent.ASK)
+    for number in numbers:
+        running.exchange.suspendable().add(InputRequest(server.conversation, number, "elicitation/create", QUESTION))
+    running.asks()
 
 
 @pytest.mark.parametrize("may_repeat", [False, True])
 async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: bool) -> None:
     store, replica, running = await one_that_runs(is_repeatable=may_repeat)
-    server = Conversation()
-    server.asks(running, b"1", b"2")
+    server = Server()
+    asks(server, running, b"1", b"2")
     for key in ("q1", "q2"):
         running.answer({key: msgspec.Raw(f'"{key}"'.encode()), "q3": msgspec.Raw(b"{}")})
-    assert server.answered == [b"1", b"2"] and await running.record.written()
+    assert [number for number, _ in server.answers] == [b"1", b"2"] and await running.record.written()
     digest = question_digest("elicitation/create", QUESTION)
     recorded = RecordedAnswers((await store.read(running.task)).answers)
     assert [recorded.take(digest) for _ in range(2)] == (['"q1"', '"q2"'] if may_repeat else [None, None])
@@ -135,30 +117,30 @@ async def test_answers_are_recorded_while_the_call_may_run_again(may_repeat: boo
 async def test_questions_for_which_the_store_has_no_room_end_the_call() -> None:
     store, replica, running = await one_that_runs()
     store.tasks.failures = [StoreFull("full")]
-    server = Conversation()
-    server.asks(running, b"1")
+    server = Server()
+    asks(server, running, b"1")
     async with asyncio.timeout(10):
         assert await running.record.written()
         await replica.table.settled()
     found = await store.read(running.task)
     assert found.status == "cancelled" and "gateway.tasks.principal_bytes" in found.message
-    assert len(server.told) == 1 and len(replica.table) == 0
+    assert len(server.cancelled) == 1 and len(replica.table) == 0
 
 
 async def test_a_stop_says_at_once_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    store, conversation = Store(), Conversation()
+    store, server = Store(), Server()
     replica = Replica(store)
     tasks = [await store.task(id=name, is_repeatable=name == "again") for name in ("again", "sent", "unsent")]
     for task in tasks:
         running = replica.running(task)
-        running.exchange.conversation = cast("Any", conversation)
+        running.exchange.conversation = server.conversation
         running.exchange.number = int(task.id != "unsent")
     replica.table.stop()
     await replica.table.settled()
     again, sent, unsent = [await store.read(task) for task in tasks]
     assert (again.status, sent.status, unsent.status) == ("working", "failed", "cancelled")
     assert "Outcome unknown" in sent.message and str(OUTCOME_UNKNOWN).encode() in sent.error
-    assert len(conversation.told) == 2 and "before the call was sent" in unsent.message
+    assert len(server.cancelled) == 2 and "before the call was sent" in unsent.message
     assert replica.counts["unknown"] == 1 and replica.counts["cancelled"] == 1
     assert [record.getMessage() for record in caplog.records] == [
         "the gateway stops with 3 tasks that work: 2 end with it, and 1 go on elsewhere or later"

@@ -19,7 +19,6 @@ from gateway.tasks.made.state import (
     TaskState,
     after,
     can_be_read,
-    error_text,
     message_of,
     progress_text,
     reason_of,
@@ -82,15 +81,6 @@ async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
         assert found.status == "completed" or "deeper" in found.message or "cannot be read" in found.message
 
 
-@requirement("task.durable")
-async def test_an_error_with_data_that_is_too_deep_keeps_its_code_and_message() -> None:
-    _, replica, running = await one_that_runs()
-    error = b'{"code":-5,"message":"boom","data":' + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"}"
-    assert error_text(msgspec.Raw(error)) == "boom"
-    found = await replica.settles(running, error=error)
-    assert msgspec.json.decode(found.error) == {"code": -5, "message": "boom"}
-
-
 @requirement("task.make")
 @pytest.mark.parametrize(
     ("params", "text"),
@@ -130,14 +120,11 @@ def test_the_first_text_of_a_tool_error_is_its_reason(result: bytes, text: str) 
     assert reason_of(result) == text
 
 
-def test_a_task_asks_and_works_again() -> None:
+@requirement("task.durable")
+def test_a_task_asks_and_works_again_until_its_outcome_which_is_final() -> None:
     assert after("working", TaskEvent.ASK) == after("input_required", TaskEvent.ASK) == "input_required"
     for event in (TaskEvent.RESUME, TaskEvent.RUN_AGAIN):
         assert after("input_required", event) == "working"
-
-
-@requirement("task.durable")
-def test_an_outcome_is_final() -> None:
     assert {state for state in TASK if not TASK[state]} == {TaskState(status) for status in OVER}
     for status in sorted(OVER):
         for event in TaskEvent:
