@@ -21,12 +21,16 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[tuple[bytes, Any]] = []
+        self.errors: list[Any] = []
         self.refusals: list[tuple[bytes, int]] = []
         self.cancelled: list[str] = []
+        self.notified: list[tuple[str, Any]] = []
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        assert isinstance(message.result, msgspec.Raw)
-        self.answers.append((request_id, msgspec.json.decode(message.result)))
+        if isinstance(message.result, msgspec.Raw):
+            self.answers.append((request_id, msgspec.json.decode(message.result)))
+        else:
+            self.errors.append(msgspec.json.decode(encode(message.error)))
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         self.refusals.append((request_id, code))
@@ -35,7 +39,8 @@ class Server:
         self.cancelled.append(reason)
         exchange.fail(code, reason)
 
-    def notify(self, method: str, params: bytes | None) -> None: ...
+    def notify(self, method: str, params: bytes | None) -> None:
+        self.notified.append((method, params and msgspec.json.decode(params)))
 
     @property
     def conversation(self) -> Conversation:

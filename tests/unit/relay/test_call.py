@@ -39,7 +39,8 @@ from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support import fake_upstream
 from tests.support.paged_server import OneServer, a_call, admission_by
-from tests.unit.calls import parts as parts_of_calls
+from tests.unit.calls.parts import Server as AskingServer
+from tests.unit.calls.parts import request as question
 from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
@@ -255,28 +256,16 @@ async def test_a_message_that_waits_for_its_turn_is_refused_as_unknown_if_its_se
     assert not endpoint.calls and not live.busy
 
 
-class Asker:
-    """The conversation with the server that asked, and the session's list of questions."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, Any]] = []
-        self.questions = self
-
-    def asker(self, token: Any) -> tuple["Asker", msgspec.Raw] | None:
-        return (self, msgspec.Raw(b'"theirs"')) if token == "ours" else None
-
-    def notify(self, method: str, params: bytes) -> None:
-        self.sent.append((method, msgspec.json.decode(params)))
-
-
 @requirement("wall.return")
-def test_a_server_gets_its_token_and_none_of_the_gateways_keys() -> None:
-    asker = Asker()
+async def test_a_server_gets_its_token_and_none_of_the_gateways_keys() -> None:
+    server, live = AskingServer(), a_live()
+    live.questions.ask(server.conversation, question("roots/list", _meta={"progressToken": "theirs"}), None)
     meta = b'{"a": 1, "io.github.mcp-session-gateway/context": {"workspace": "forged"}}'
-    params = {"progressToken": msgspec.Raw(b'"ours"'), "progress": msgspec.Raw(b"1"), "_meta": msgspec.Raw(meta)}
-    assert _progress_of_question(cast(LiveSession, asker), params)
-    assert asker.sent == [("notifications/progress", {"progressToken": "theirs", "progress": 1, "_meta": {"a": 1}})]
-    assert not _progress_of_question(cast(LiveSession, asker), {"progressToken": msgspec.Raw(b'"other"')})
+    params = {"progressToken": msgspec.Raw(b"1"), "progress": msgspec.Raw(b"1"), "_meta": msgspec.Raw(meta)}
+    assert _progress_of_question(live, params)
+    progress = {"progressToken": "theirs", "progress": 1, "_meta": {"a": 1}}
+    assert server.notified == [("notifications/progress", progress)]
+    assert not _progress_of_question(live, {"progressToken": msgspec.Raw(b"2")})
 
 
 @requirement("rep.no-retry")
@@ -302,7 +291,7 @@ class Suspended:
     """A suspended call of one session, and the state that its client was given."""
 
     def __init__(self) -> None:
-        self.server, self.live = parts_of_calls.Server(), a_live(era="modern")
+        self.server, self.live = AskingServer(), a_live(era="modern")
         seal = RequestStateSeal(KeyRing.ephemeral(), FakeClock())
         carriers = SimpleNamespace(
             headers=lambda *_, **__: [], is_in_result=lambda *_, opened: opened, token=lambda *_: "t"

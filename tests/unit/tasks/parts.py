@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.config.limits import TaskSettings
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
@@ -231,12 +232,16 @@ class Work:
 class Server:
     """A conversation with a server that answers polls with `task`, and updates with `update`."""
 
-    name, is_process, is_remote, is_open, era = "server", False, True, True, Era.MODERN
+    name, is_remote, is_open, era = "server", True, True, Era.MODERN
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_process: bool = False) -> None:
+        self.is_process = is_process
         self.task: Any = WORKING
         self.update: Callable[[], None] = lambda: None
         self.sent: list[str] = []
+        self.requested: list[tuple[str, Any]] = []
+        self.known_tasks: OwnedTasks | None = None
+        self.holds = 0
         self.background: list[asyncio.Task[None]] = []
 
     def next_number(self) -> int:
@@ -248,8 +253,16 @@ class Server:
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         self.background.append(asyncio.create_task(work))
 
-    def hold_link(self) -> None: ...
-    def free_link(self) -> None: ...
+    def hold_link(self) -> None:
+        self.holds += 1
+
+    def free_link(self) -> None:
+        self.holds -= 1
+
+    def own_task(self, own_id: str, task: OwnedTask) -> None:
+        self.known_tasks = self.known_tasks or OwnedTasks()
+        self.known_tasks.add(own_id, task)
+
     async def ready(self) -> None: ...
 
     async def ask(self, method: str, params: bytes) -> Message:
@@ -273,6 +286,7 @@ class Server:
 
     def request(self, method: str, params: bytes) -> None:
         self.sent.append(method)
+        self.requested.append((method, msgspec.json.decode(params)))
 
     def end(self, exchange: TaskExchange) -> bool:
         return True

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.owned_tasks import RELATED, OwnedTask, OwnedTasks
+from gateway.calls.owned_tasks import RELATED
 from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
 from gateway.identity.request_context import RequestContext
 from gateway.tasks.made.made_tasks import found_session, session_of
@@ -20,7 +20,7 @@ from session_store import Task
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_live
 from tests.unit.calls.parts import until
-from tests.unit.tasks.parts import HANDLES, Store, handle_of
+from tests.unit.tasks.parts import HANDLES, Server, Store, handle_of
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
@@ -29,35 +29,10 @@ from transports.reply_queue import ReplyQueue
 pytestmark = [pytest.mark.anyio, requirement("task.relay")]
 
 
-class Conversation:
-    """Counts what holds its link."""
-
-    name = "server"
-
-    def __init__(self, *, is_process: bool = True) -> None:
-        self.is_process = is_process
-        self.holds = 0
-        self.known_tasks: OwnedTasks | None = None
-        self.sent: list[tuple[str, Any]] = []
-
-    def hold_link(self) -> None:
-        self.holds += 1
-
-    def free_link(self) -> None:
-        self.holds -= 1
-
-    def own_task(self, own_id: str, task: OwnedTask) -> None:
-        self.known_tasks = self.known_tasks or OwnedTasks()
-        self.known_tasks.add(own_id, task)
-
-    def request(self, method: str, params: bytes) -> None:
-        self.sent.append((method, msgspec.json.decode(params)["taskId"]))
-
-
 class Parts:
     def __init__(self, *, is_process: bool = True) -> None:
         self.live = a_live(era="modern")
-        self.server = Conversation(is_process=is_process)
+        self.server = Server(is_process=is_process)
         self.tasks = RelayedTasks(HANDLES, cast("Any", None), {}, result_meta=False)
 
     @property
@@ -121,7 +96,7 @@ async def test_what_a_server_behind_a_url_works_on_does_not_end_with_the_gateway
 async def test_a_task_is_kept_with_the_process_that_knows_it_until_its_session_is_closed() -> None:
     parts = Parts()
     handle, before = parts.made("1"), parts.server
-    parts.server = Conversation()
+    parts.server = Server(is_process=True)
     parts.told(handle, "working")
     assert (before.holds, parts.server.holds, parts.live.busy) == (0, 1, 1)
     await parts.live.close()
@@ -163,7 +138,8 @@ async def test_a_task_that_the_client_cannot_have_is_an_error_and_cancelled_wher
     with pytest.raises(Refused, match=refused) as told:
         parts.made(task_id, **kind)
     assert (told.value.code == -32021) is bool(kind)
-    assert parts.server.sent == ([("tasks/cancel", task_id)] if is_cancelled else []), "nobody else could cancel it"
+    cancelled = [(method, params["taskId"]) for method, params in parts.server.requested]
+    assert cancelled == ([("tasks/cancel", task_id)] if is_cancelled else []), "nobody else could cancel it"
     assert parts.live.busy == 0
 
 

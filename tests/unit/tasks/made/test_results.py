@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,10 +18,11 @@ from gateway.tasks.made.running import RunningTask
 from gateway.tasks.refusals import UnknownTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
-from tests.unit.calls.parts import turns
+from tests.support.fake_upstream import answer_of
+from tests.unit.calls.parts import Server, turns
 from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs
 from transports.inbound.limits import Bodies
-from transports.jsonrpc import Message, encode
+from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("task.asked")]
@@ -30,16 +31,6 @@ CLIENT = encode({"clientInfo": {"name": "c", "version": "1"}, "capabilities": {"
 QUESTION = {"message": msgspec.Raw(b'"who?"'), "requestedSchema": msgspec.Raw(b'{"type":"object"}')}
 MOST = 1 << 20
 """Bytes of outcomes that one client may leave unread."""
-
-
-class Server:
-    """The server that has asked. Notes what it is answered."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def answer(self, request_id: bytes, message: Message) -> None:
-        self.told.append(msgspec.json.decode(encode(message)))
 
 
 class Scene:
@@ -70,7 +61,7 @@ class Scene:
 
     def ask(self) -> None:
         """The server asks while it works on the call."""
-        exchange, server = self.running.exchange, cast("Any", self.server)
+        exchange, server = self.running.exchange, self.server.conversation
         exchange.conversation = server
         exchange.step(ExchangeEvent.SEND)
         owner = self.replica.live.of(self.store.session)
@@ -92,26 +83,17 @@ async def on() -> Scene:
     return Scene(*await one_that_runs())
 
 
-async def read(call: Exchange) -> Any:
-    """The next message to the client."""
-    async with asyncio.timeout(10):
-        frame = await call.replies.next()
-    assert frame is not None
-    return msgspec.json.decode(frame.data)
-
-
 async def test_a_question_comes_with_the_id_of_the_task_and_goes_to_the_server(on: Scene) -> None:
     call = on.call()
     on.ask()
-    question = await read(call)
+    question = await answer_of(call)
     related = {"io.modelcontextprotocol/related-task": {"taskId": "handle"}}
     assert (question["method"], question["params"]["_meta"]) == ("elicitation/create", related)
     on.answers(question, result={"action": "accept", "_meta": related})
-    (told,) = on.server.told
-    assert told["result"] == {"action": "accept"}, "the server knows no such task"
+    assert on.server.answers == [(b"1", {"action": "accept"})], "the server knows no such task"
     assert on.running.task.status == "working"
     on.ends()
-    assert (await read(call))["result"] == {"content": [], "data": "", "_meta": related}
+    assert (await answer_of(call))["result"] == {"content": [], "data": "", "_meta": related}
     assert (await on.store.read(on.running.task)).status == "completed"
 
 
@@ -119,8 +101,8 @@ async def test_an_error_of_the_client_reaches_the_server(on: Scene) -> None:
     call = on.call()
     on.ask()
     refusal = {"code": -1, "message": "rejected"}
-    on.answers(await read(call), error=refusal)
-    assert [told["error"] for told in on.server.told] == [refusal]
+    on.answers(await answer_of(call), error=refusal)
+    assert on.server.errors == [refusal]
     assert on.running.task.status == "working"
     call.cancel("enough")
 
@@ -128,23 +110,23 @@ async def test_an_error_of_the_client_reaches_the_server(on: Scene) -> None:
 async def test_a_client_gets_a_question_once_until_its_call_has_ended(on: Scene) -> None:
     first = on.call()
     on.ask()
-    question = await read(first)
+    question = await answer_of(first)
     second = on.call()
     first.cancel("the client has left")
     first.done()
-    assert (await read(first)).get("method") == "notifications/cancelled" or first.is_over
-    again = await read(second)
+    assert (await answer_of(first)).get("method") == "notifications/cancelled" or first.is_over
+    again = await answer_of(second)
     assert again["method"] == "elicitation/create" and again["id"] != question["id"]
     second.cancel("enough")
 
 
 async def test_a_task_that_becomes_unknown_ends_the_call_and_an_outage_of_the_store_does_not(on: Scene) -> None:
     on.failures = [UnknownTask()]
-    assert (await read(on.call()))["error"]["code"] == UnknownTask().code
+    assert (await answer_of(on.call()))["error"]["code"] == UnknownTask().code
     on.looks, on.failures = 0, [StoreUnavailable("gone")]
     call = on.call()
     on.ends()
-    assert "result" in await read(call) and on.looks == 2
+    assert "result" in await answer_of(call) and on.looks == 2
 
 
 @requirement("spec.priming")
@@ -187,15 +169,15 @@ async def test_many_calls_for_one_outcome_read_it_once_and_are_answered_as_their
             call.cancel("the client has left")
         call.done()
     reader.done()
-    assert "result" in await read(on.call())
+    assert "result" in await answer_of(on.call())
 
 
 async def test_an_outcome_for_which_the_gateway_has_no_room_is_to_be_asked_for_again(on: Scene) -> None:
     on.bodies.take("someone", 1 << 30, 0)
     on.ends(300_000)
-    assert (await read(on.call()))["error"]["code"] == TOO_OFTEN
+    assert (await answer_of(on.call()))["error"]["code"] == TOO_OFTEN
     on.bodies.give_back("someone", 1 << 30)
-    assert "result" in await read(on.call())
+    assert "result" in await answer_of(on.call())
 
 
 async def test_other_work_runs_between_the_answers_to_many_calls(on: Scene) -> None:
