@@ -114,14 +114,15 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
         {
             "s": ServerPolicy(tools=tools | {"run": ToolSettings(operation="eval")}, prompts=items, resources=items),
             "d": ServerPolicy(direct_only=True),
-            "p": ServerPolicy(permissions=("paid",)),
+            "p": ServerPolicy(permissions=("paid", "more")),
             "out": ServerPolicy(),
         },
     )
     context = in_workspace("team-a", trust="sandboxed", permissions=("seen",), read_only=True)
     assert policy.hides(context, "s") == ""
     assert "mcpServers.d.direct_only" in policy.hides(context, "d")
-    assert "paid (mcpServers.p.permissions)" in policy.hides(context, "p")
+    assert policy.hides(msgspec.structs.replace(context, trust="direct"), "d") == ""
+    assert "it needs more, paid (mcpServers.p.permissions)" in policy.hides(context, "p")
     assert "gateway.policy.workspaces.team-*.servers" in policy.hides(context, "out")
     assert "no entry of gateway.policy.workspaces" in policy.hides(in_workspace("elsewhere"), "s")
     reasons = {tool: policy.decide(context, "s", tool, READING).reason for tool in ("drop_it", "run", "pay", "other")}

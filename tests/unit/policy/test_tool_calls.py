@@ -110,7 +110,7 @@ def test_wrong_arguments_say_what_is_wrong_and_arguments_that_are_none_are_an_er
     ):
         with pytest.raises(InvalidArguments) as caught:
             checked(calls, tool, arguments)
-        assert caught.value.fault == fault and "arguments" in str(caught.value)
+        assert caught.value.fault == fault and ": arguments" in str(caught.value)
     with pytest.raises(Refused, match="must be an object") as malformed:
         checked(tool_calls(), "count", "one")
     assert not isinstance(malformed.value, InvalidArguments)
