@@ -123,17 +123,6 @@ def workers_of(visitors: list[Visitor]) -> set[int]:
     return set().union(*(visitor.workers for visitor in visitors))
 
 
-@requirement("app.middleware", "app.examples")
-@by("starlette")
-def test_many_clients_of_two_workers_count_exactly(served: Workers) -> None:
-    crowd, visitors = Crowd(served), [Visitor() for _ in range(MANY)]
-    asyncio.run(crowd.over_http(visitors, 10))
-    for visitor in visitors:
-        assert visitor.visits == [*range(1, 11)] and visitor.failed == 0
-    assert len(workers_of(visitors)) == 2, "both workers served"
-    assert len({visitor.cookie for visitor in visitors}) == MANY
-
-
 @requirement("app.middleware", "app.examples", "app.survives-kill")
 @by("starlette", "fastapi", "litestar", "django")
 def test_no_session_is_lost_with_a_worker_that_is_killed(served: Workers) -> None:
@@ -147,14 +136,12 @@ def test_no_session_is_lost_with_a_worker_that_is_killed(served: Workers) -> Non
 
 @requirement("app.websocket", "app.examples", "app.survives-kill")
 @by("starlette", "fastapi", "litestar")
-@pytest.mark.parametrize("kills", [False, True], ids=["in peace", "a worker is killed"])
-def test_the_same_over_websockets(served: Workers, kills: bool) -> None:
-    crowd, visitors = Crowd(served, kill_after=4 * MANY if kills else 0), [Visitor() for _ in range(MANY)]
+def test_the_same_over_websockets(served: Workers) -> None:
+    crowd, visitors = Crowd(served, kill_after=4 * MANY), [Visitor() for _ in range(MANY)]
     asyncio.run(crowd.over_websockets(visitors, 10))
     for visitor in visitors:
         visitor.check()
-        assert kills or (visitor.visits == [*range(1, 11)] and visitor.failed == 0)
-    assert len({visitor.cookie for visitor in visitors}) == MANY and bool(crowd.killed) == kills
+    assert len({visitor.cookie for visitor in visitors}) == MANY and crowd.killed
 
 
 @requirement("app.examples")

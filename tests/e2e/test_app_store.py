@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
@@ -89,28 +88,6 @@ async def token_of(process: SessionMiddleware) -> str:
     """The token of a new session."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(process), base_url="http://app") as client:
         return str((await client.get("/visit")).headers["mcp-gateway-session"])
-
-
-@requirement("app.ttl", "life.ttl")
-async def test_nothing_of_an_idle_session_is_left_in_redis() -> None:
-    with running_redis() as redis:
-        made = SessionMiddleware(app, store=redis.url, keys=KEYS, idle_ttl_s=0.6)
-        keys = redis.client()
-        async with client_of(made) as [client]:
-            for _ in range(6):
-                await client.get("/visit")
-                await anyio.sleep(0.2)
-            assert (await client.get("/visits")).json() == 6, "used for twice its idle time"
-            left = {name: keys.pttl(name) for name in keys.scan_iter("mcp:{*}:s*")}
-            assert len(left) == 2 and all(0 < ttl <= 600 for ttl in left.values()), left
-            with anyio.fail_after(10):
-                while [*keys.scan_iter("mcp:{*}:s*")]:  # noqa: ASYNC110  # Redis tells nobody
-                    await anyio.sleep(0.05)
-            assert (await client.get("/visits")).json() == 0
-            made._sessions._swept = -1_000.0
-            assert (await client.get("/visit")).json() == 1
-            await made._sessions._tasks.settled()
-            assert sum(int(keys.zcard(name)) for name in keys.scan_iter("mcp:{index*}:deadlines")) == 1
 
 
 @requirement("app.with-gateway", "ctx.state")

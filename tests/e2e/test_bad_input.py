@@ -3,7 +3,8 @@
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import psutil
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 
 from gateway.errors import ERRORS
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
+from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
+from tests.support.http_bytes import answers, listener_of
 from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_headers, tool_text
-from tests.support.too_deep import TOO_DEEP, TOO_DEEP_LEVELS
-from tests.support.waiting import eventually
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, error_of, modern_body, modern_headers, tool_text
+from tests.support.stdio_server import text, tools
+from tests.support.table_server import table_server
+from tests.support.too_deep import TOO_DEEP
 
 DOCUMENTED = {200, 202, 400, 401, 403, 404, 405, 406, 409, 413, 415, 421, 429, 431}
 JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}
@@ -52,51 +56,21 @@ def documented(answer: httpx.Response) -> None:
     ("body", "status"),
     [
         (b"", 400),
-        (b"{", 400),
-        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":', 400),
         (b"\xff\xfe\x00", 400),
-        pytest.param(TOO_DEEP, 400, id="too deep arrays"),
-        pytest.param(
-            b'{"jsonrpc":"2.0","id":1,"method":"m","params":'
-            + (b'{"a":' * TOO_DEEP_LEVELS + b"1" + b"}" * TOO_DEEP_LEVELS)
-            + b"}",
-            400,
-            id="too deep objects",
-        ),
+        (TOO_DEEP, 400),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":[1]}', 400),
         (b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":7}}', 400),
         (b'"' + b"x" * (5 << 20) + b'"', 413),
     ],
+    ids=["empty", "no text", "too deep", "params", "_meta", "too large"],
 )
 def test_bodies_that_are_no_message(demo: RunningGateway, bystander: Legacy, body: bytes, status: int) -> None:
     for headers in (JSON_HEADERS, {**JSON_HEADERS, "Mcp-Session-Id": bystander.session}):
-        with httpx.Client(timeout=20) as http:
-            answer = http.post(demo.url, content=body, headers=headers)
-        documented(answer)
-        assert answer.status_code == status, answer.text
-    assert unharmed(bystander)
-
-
-@requirement("spec.legacy")
-def test_a_body_that_lies_about_its_length_costs_nothing(demo: RunningGateway, bystander: Legacy) -> None:
-    head = f"POST /mcp HTTP/1.1\r\nHost: {demo.base.removeprefix('http://')}\r\nContent-Type: application/json\r\n"
-    head += "Accept: application/json, text/event-stream\r\n"
-    address = ("127.0.0.1", int(demo.base.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=10) as truncated:
-        truncated.sendall(f'{head}Content-Length: 500\r\n\r\n{{"jsonrpc"'.encode())
-    with socket.create_connection(address, timeout=10) as huge:
-        huge.sendall(f"{head}Content-Length: 99999999999\r\n\r\n".encode())
-        assert b" 413 " in huge.recv(4096).partition(b"\r\n")[0]
-    with socket.create_connection(address, timeout=10) as endless:
-        endless.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        chunk = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
-        try:
-            for _ in range(100):
-                endless.sendall(chunk)
-            answer = endless.recv(4096)
-        except OSError:
-            answer = b"HTTP/1.1 413 "  # it hung up on us, which is as good
-        assert b" 413 " in answer.partition(b"\r\n")[0] + b" "
+        for content in (body, iter([body])):  # the second one does not say its length
+            with httpx.Client(timeout=20) as http:
+                answer = http.post(demo.url, content=content, headers=headers)
+            documented(answer)
+            assert answer.status_code == status, answer.text
     assert unharmed(bystander)
 
 
@@ -191,22 +165,199 @@ def tormented() -> Iterator[Tormented]:
         assert "Traceback" not in gateway.stderr(), gateway.stderr()
 
 
-@requirement("spec.legacy", "proc.noise")
-def test_a_client_that_never_reads_costs_a_bounded_amount_and_harms_nobody(http: httpx.Client) -> None:
-    with running_gateway({"p": server(PROBE)}) as gateway:
-        greedy, other = Legacy(gateway.url, http).open(), Legacy(gateway.url, http).open()
-        other.tool("pid")
-        memory = psutil.Process(gateway.pid).memory_info().rss
-        flood = {"name": "flood", "arguments": {"megabytes": 120}}
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": flood})
-        head = "".join(f"{name}: {value}\r\n" for name, value in greedy.request_headers().items())
-        address = ("127.0.0.1", int(gateway.base.rpartition(":")[2]))
-        with socket.create_connection(address, timeout=10) as deaf:
-            deaf.sendall(
-                f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}"
-                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
-            )
-            # Its server gets rid of everything it wants to say, read or not.
-            assert eventually(lambda: "flooded" in tool_text(greedy.tool("set")), 30)
-            assert tool_text(other.tool("echo", {"a": 1})) == '{"a": 1}'
-            assert psutil.Process(gateway.pid).memory_info().rss - memory < 60 << 20
+# -- messages and hosts that are refused, and what a stranger's body costs
+
+
+@requirement("wall.authority")
+@pytest.mark.parametrize("version", ["2020-01-01", "nonsense", "", "2025-11-25, 2025-11-25"])
+def test_a_delete_or_get_of_an_unknown_version_ends_and_opens_nothing(
+    demo: RunningGateway, http: httpx.Client, version: str
+) -> None:
+    client = Legacy(demo.url, http).open()
+    named = {**client.request_headers(), "Accept": "text/event-stream", "MCP-Protocol-Version": version}
+    assert http.delete(demo.url, headers=named).status_code == 400
+    assert http.get(demo.url, headers=named).status_code == 400
+    assert tool_text(client.tool("count")) == "1", "it lives"
+    assert client.delete().status_code == 200
+
+
+# -- a large body is read from callers who may call, and from nobody else
+
+
+HEAD = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nAccept: {ACCEPT['Accept']}\r\n"
+
+
+@requirement("wall.before-auth")
+@pytest.mark.parametrize("credential", ["", "Authorization: Bearer wrong\r\n"])
+def test_a_stranger_is_refused_before_a_large_body_is_read(keyed: RunningGateway, credential: str) -> None:
+    declared = f"{HEAD}{credential}Content-Length: 4000000\r\n\r\n".encode()
+    heard = answers(listener_of(keyed.url), [declared, b"x" * 1_024], expected=1)
+    assert heard.statuses == [401], "the rest of the body was not waited for"
+
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    undeclared = f"{HEAD}{credential}Transfer-Encoding: chunked\r\n\r\n".encode()
+    heard = answers(listener_of(keyed.url), [undeclared, chunk, chunk], expected=1)
+    assert heard.statuses == [401], "the end of the body was not waited for"
+
+
+# -- names under which a gateway is asked for
+
+
+NAMES = ["mcp.example", "*.pages.example", "[2001:db8::1]"]
+
+
+STRANGE = ["evil.example", "pages.example", "evilpages.example", "mcp.example.evil.example", "127.0.0.1", "[::1]", "*"]
+
+
+@requirement("wall.defaults", "spec.origin")
+def test_a_page_that_has_its_name_point_here_is_not_served(http: httpx.Client) -> None:
+    options = {"host": "0.0.0.0", "anonymous": True, "allowed_hosts": NAMES}
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        port = gateway.base.rpartition(":")[2]
+        for name in STRANGE:
+            host = f"{name}:{port}"
+            # What a browser sends after rebinding: to it the page and the gateway are of one origin.
+            rebound = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+            refused = Legacy(gateway.url, http, headers=rebound).initialize()
+            assert refused.status_code == 421 and "allowed_hosts" in refused.text, name
+        for name in ("mcp.example", "MCP.example", "a.pages.example", "a.b.pages.example", "[2001:db8::1]"):
+            assert Legacy(gateway.url, http, headers={"Host": f"{name}:{port}"}).initialize().status_code == 200, name
+        probe = http.get(f"{gateway.base}/healthz", headers={"Host": "10.1.2.3:8080"})
+        assert probe.status_code == 200, "probes ask by address"
+    with in_process_gateway({"demo": server(DEMO)}, options={**options, "allowed_hosts": ["*"]}) as gateway:
+        assert Legacy(gateway.url, http, headers={"Host": "evil.example"}).initialize().status_code == 200
+
+
+@requirement("ops.console-host")
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:0"], ids=["own listener", "admin.listen"])
+def test_a_page_that_has_its_name_point_here_does_not_reach_the_console(http: httpx.Client, listen: str) -> None:
+    """Neither the console nor the REST interface, even with a key. Probes and scrapers may use any name."""
+    admin = {"keys": {"ops": sha256("key")}, "listen": listen, "allowed_hosts": ["admin.example"]}
+    options = {"admin": admin, "host": "127.0.0.1", "allowed_hosts": ["mcp.example", "127.0.0.1"]}
+    with in_process_gateway({"demo": server(DEMO)}, options=options) as gateway:
+        base = operators_of(gateway) if listen else gateway.base
+        port = base.rpartition(":")[2]
+
+        def answer(path: str, host: str) -> httpx.Response:
+            return http.get(base + path, headers={**bearer("key"), "Host": f"{host}:{port}"})
+
+        for path in ("/admin", "/admin/sign-in", "/admin/sessions/live", "/admin/api/replicas"):
+            refused = answer(path, "evil.example")
+            assert refused.status_code == 421 and "gateway.admin.allowed_hosts" in refused.text, path
+            for host in ("127.0.0.1", "10.1.2.3", "localhost", "mcp.example", "admin.example"):
+                with http.stream("GET", base + path, headers={**bearer("key"), "Host": f"{host}:{port}"}) as served:
+                    assert served.status_code == 200, (path, host)
+        assert answer("/metrics", "gateway.monitoring.svc").status_code == 200
+        assert answer("/healthz", "gateway.monitoring.svc").status_code == 200
+
+
+# -- a body costs what its bytes cost, whatever it is made of; and nothing of it is read for a stranger
+
+
+JSON: Final = {**ACCEPT, "Content-Type": "application/json"}
+NESTED: Final = "[" + ",".join(["[" * 200 + "]" * 200] * 9_500) + "]"
+EMPTY: Final = "[" + ",".join(["{}"] * 350_000) + "]"
+
+SHAPES: Final = {
+    "era": "legacy",
+    "answers": {
+        "tools/list": tools("small", "large"),
+        "tools/call small": text("small"),
+        "tools/call large": [
+            ["stdout", f'{{"jsonrpc":"2.0","id":@ID,"result":{{"content":[],"structuredContent":{{"a":{NESTED}}}}}}}']
+        ],
+    },
+}
+
+
+def call(arguments: str = "{}", meta: str = "{}") -> bytes:
+    params = f'{{"name":"count","arguments":{arguments},"_meta":{meta}}}'
+    return f'{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{params}}}'.encode()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    """Its processor time is measured."""
+    table: Path = tmp_path_factory.mktemp("shapes") / "shapes.json"
+    table.write_text(json.dumps(SHAPES))
+    servers = {"demo": server(DEMO), "shapes": table_server(table)}
+    with running_gateway(servers, options={"api_keys": {name: sha256(key) for name, key in KEYS.items()}}) as running:
+        yield running
+
+
+@requirement("wall.structure", "wall.order")
+@pytest.mark.parametrize("credential", [{}, {"Authorization": "Bearer wrong"}])
+@pytest.mark.parametrize("body", [b"{", call(NESTED[: 400 * 150 - 1] + "]"), b"[" * 60_000])
+def test_a_strangers_body_is_not_read(
+    measured: RunningGateway, http: httpx.Client, credential: dict[str, str], body: bytes
+) -> None:
+    """The answer is the same whatever the body is: nobody has looked at it."""
+    for path in ("/mcp", "/servers/demo/mcp"):
+        plain = http.post(measured.base + path, content=call(), headers={**JSON, **credential})
+        answer = http.post(measured.base + path, content=body, headers={**JSON, **credential})
+        assert answer.status_code == plain.status_code == 401
+        assert answer.json()["id"] is plain.json()["id"] is None
+        assert answer.json()["error"]["message"] == plain.json()["error"]["message"]
+        assert answer.headers["www-authenticate"] == plain.headers["www-authenticate"]
+
+
+@requirement("wall.structure")
+def test_a_body_of_too_many_parts_is_refused_with_its_reason(measured: RunningGateway, http: httpx.Client) -> None:
+    legacy = Legacy(measured.base + "/servers/demo/mcp", http, headers=bearer(KEYS["alice"])).open()
+    headers = {**JSON, **legacy.request_headers()}
+    for shape in (f'{{"a":{NESTED}}}', f'{{"a":{EMPTY}}}'):
+        bodies = (call(shape), call(meta=shape), b"[" + call(shape) + b"]")
+        answers = [http.post(legacy.url, content=body, headers=headers) for body in bodies]
+        assert [answer.status_code for answer in answers] == [400] * 3
+        assert "32768 arrays, objects and members" in answers[0].text
+    large = call(meta='{"b":[' + ",".join(["{}"] * 1_100) + "]}")
+    answer = http.post(legacy.url, content=large, headers=headers)
+    assert answer.json()["error"]["code"] == -32602 and "params._meta" in answer.json()["error"]["message"]
+    assert answer.json()["id"] == 7
+    assert tool_text(legacy.tool("count")) == "1", "nothing of it was executed"
+
+
+@requirement("wall.structure")
+def test_a_servers_answer_of_too_many_parts_fails_its_call_alone(measured: RunningGateway, http: httpx.Client) -> None:
+    for client in (
+        Legacy(measured.base + "/servers/shapes/mcp", http, headers=bearer(KEYS["alice"])).open(),
+        Modern(measured.base + "/servers/shapes/mcp", http, headers=bearer(KEYS["alice"])),
+    ):
+        error: Any = error_of(client.tool("large"))
+        assert "arrays, objects and members" in error["message"], error
+        assert tool_text(client.tool("small")) == "small"
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@pytest.mark.alone
+@requirement("wall.structure", "wall.bystander")
+def test_a_hostile_shape_costs_no_more_than_its_bytes(measured: RunningGateway, http: httpx.Client) -> None:
+    """Processor time of the gateway for 4 MB of one text, and for as many bytes of every shape that was found."""
+    process, headers = psutil.Process(measured.pid), bearer(KEYS["alice"])
+    plain_text = '{"text":"' + "x" * len(NESTED) + '"}'
+
+    def took(arguments: str = "{}", meta: str | None = None) -> float:
+        body = modern_body("tools/call", {"name": "demo__count", "arguments": {}})
+        sent = httpx.Request("POST", measured.url, json=body, headers={**JSON, **modern_headers(body), **headers})
+        raw = sent.content.replace(b'"arguments":{}', b'"arguments":' + arguments.encode())
+        if meta is not None:
+            raw = raw.replace(b'"_meta":{', b'"_meta":{"x":' + meta.encode() + b",")
+        given = {name: value for name, value in sent.headers.items() if name not in ("content-length", "host")}
+        begin = cpu_s(process)
+        for _ in range(10):
+            assert http.post(measured.url, content=raw, headers=given).status_code in (200, 400)
+        return cpu_s(process) - begin
+
+    took()
+    plain = took(plain_text)
+    for name, spent in {
+        "nested": took(f'{{"a":{NESTED}}}'),
+        "empty objects": took(f'{{"a":{EMPTY}}}'),
+        "nested in _meta": took(meta=NESTED),
+        "empty objects in _meta": took(meta=EMPTY),
+    }.items():
+        assert spent <= 2 * plain, f"{name}: {spent:.2f} s for ten, where a text takes {plain:.2f} s"

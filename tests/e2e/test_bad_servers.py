@@ -1,45 +1,33 @@
 """One bad server harms nobody: neither one that fails, hangs or is late, nor one whose answers cannot be read."""
 
-import contextlib
-import functools
 import json
 import re
-import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
-from tests.e2e.test_questions_to_legacy_clients import Call
-from tests.matrix.run import CLIENTS, connected, text
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.gateway_process import RunningGateway, running_gateway
+from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
 from tests.support.scripted_http_server import running_http_probe
-from tests.support.table_server import EXITS, GOOD, HANGS, TOKEN, slow, table_server
+from tests.support.table_server import EXITS, GOOD, TOKEN, table_server
 from tests.support.waiting import eventually
 
 MISSING = "io.github.mcp-session-gateway/missing"
-LIST_S = 2.0
 START_S = 30.0
 """What a server has to start, if no setting has another time."""
 SPARE_S = 1.5
 """This machine may be busy: what a list takes beyond its limit."""
-
-ALL_GOOD = [f"good{number}" for number in range(8)]
-SLOW_S = 6.0
 OPERATOR = "an operator's key of these tests"
 PLAIN = "correct horse battery"
 USAGE = "Usage: bad_server [options]"
 CRASHES = [["stderr", "Traceback:"], ["stderr", f"ValueError: {TOKEN} is of no use"], ["exit", 7]]
-SLOW_LISTS = {method: [["sleep", 1.5], GOOD["answers"][method]] for method in ("tools/list", "prompts/list")}
 
 
 def answering(answers: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -50,54 +38,6 @@ def answering(answers: dict[str, Any], **more: Any) -> dict[str, Any]:
 def missing_of(result: Any) -> dict[str, dict[str, Any]]:
     """The servers that a result says it comes without."""
     return {entry["server"]: entry for entry in (result.get("_meta") or {}).get(MISSING, [])}
-
-
-@pytest.mark.anyio
-@requirement("proc.hang", "proc.late", "proc.garbage")
-async def test_eleven_servers_of_which_one_hangs_one_prints_garbage_and_one_is_slow() -> None:
-    warnings.simplefilter("ignore")
-    servers = {name: table_server(GOOD | ({"era": ""} if name == ALL_GOOD[0] else {})) for name in ALL_GOOD}
-    garbage = GOOD | {"first": [["stdout", USAGE, 0.02]]}
-    servers |= {"hang": table_server(HANGS), "garbage": table_server(garbage), "slow": table_server(slow(SLOW_S))}
-    with running_gateway(servers, options={"limits": {"start_timeout_s": 8}}) as gateway, anyio.fail_after(90):
-
-        async def client(era: str) -> None:
-            began = time.monotonic()
-            async with connected(gateway.url, era) as (session, heard):
-                asked = time.monotonic()
-                assert asked - began <= LIST_S + SPARE_S, "the handshake"
-                if era == "legacy":
-                    await complete(session, heard.news.wait)
-                    assert "ToolListChangedNotification" in heard.told
-                else:
-                    async with session.listen(tools_list_changed=True) as subscription:
-                        events = aiter(subscription)
-                        await complete(session, lambda: anext(events))
-
-        async with anyio.create_task_group() as tasks:
-            for era in CLIENTS:
-                tasks.start_soon(client, era)
-
-
-async def complete(session: Any, news: Any) -> None:
-    """List at once, call the good servers, and list again whenever the gateway says that the list has changed."""
-    began = time.monotonic()
-    listed = await session.list_tools()
-    assert time.monotonic() - began <= LIST_S + SPARE_S, "the list"
-    names = [tool.name for tool in listed.tools]
-    assert {f"{name}__who" for name in ALL_GOOD} <= {*names}
-    missing = missing_of({"_meta": listed.meta})
-    assert {*missing} == {"hang", "garbage", "slow"}
-    for name in ALL_GOOD:
-        began = time.monotonic()
-        assert text(await session.call_tool(f"{name}__who", {})).startswith("pid")
-        assert time.monotonic() - began < SPARE_S, f"a call to {name}"
-    while "slow__who" not in names:
-        await news()
-        listed = await session.list_tools()
-        names = [tool.name for tool in listed.tools]
-    assert {*missing_of({"_meta": listed.meta})} == {"hang", "garbage"}
-    assert text(await session.call_tool("slow__who", {})).startswith("pid")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +56,6 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningG
         "banner": table_server(GOOD | {"first": [["stdout", "*** Welcome ***"], ["stdout", "listening on stdio"]]}),
         "crash": answering({"tools/call": CRASHES}),
         "crowd": answering({"tools/call": CRASHES}, shared=True),
-        "slow-lists": answering(SLOW_LISTS),
     }
     limits = {"start_timeout_s": 12.0, "list_timeout_s": 1.0, "shutdown_grace_s": 0.2}
     keys = {"olga": sha256(OPERATOR)}
@@ -211,44 +150,13 @@ def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notifie
     assert eventually(lambda: "later" not in missing_of(messages(modern.send("tools/list"))[-1]["result"]), 5)
 
 
-@requirement("proc.late")
-def test_a_server_whose_lists_are_slow_is_in_the_list_all_the_same(
-    failing: tuple[RunningGateway, Path], http: httpx.Client
-) -> None:
-    gateway, _ = failing
-    before = Modern(gateway.url, http)
-    assert eventually(lambda: "slow-lists__who" in before.send("tools/list").text, 20), "the gateway has listed it"
-    client = Legacy(gateway.url, http).open()
-    began = time.monotonic()
-    listed = messages(client.call("tools/list"))[-1]["result"]
-    assert time.monotonic() - began < 1.0 + SPARE_S
-    assert "slow-lists__who" in [tool["name"] for tool in listed["tools"]], "as it was listed to the gateway"
-    began = time.monotonic()
-    prompts = messages(client.call("prompts/list"))[-1]["result"]
-    assert time.monotonic() - began < 1.0 + SPARE_S and "slow-lists" in missing_of(prompts)
-
-    def is_complete() -> bool:
-        return "slow-lists__greet" in [
-            prompt["name"] for prompt in messages(client.call("prompts/list"))[-1]["result"]["prompts"]
-        ]
-
-    assert eventually(is_complete, 10)
-
-
-POLICY = {
-    "rules": [
-        {"principals": ["api-key:ann"], "workspace": "red"},
-        {"principals": ["api-key:bob"], "workspace": "blue"},
-    ],
-    "workspaces": {"red": {"servers": ["one", "hidden"]}, "blue": {"servers": ["two"]}},
-}
-
-
 @requirement("spec.sessionless-lists", "proc.late")
 def test_it_is_reduced_by_policy_and_names_no_hidden_server(http: httpx.Client) -> None:
     servers = {"one": table_server(GOOD), "two": table_server(GOOD), "hidden": table_server(EXITS)}
-    keys = {name: sha256(name) for name in ("ann", "bob")}
-    with in_process_gateway(servers, options={"api_keys": keys, "policy": POLICY}) as gateway:
+    keys, colours = {name: sha256(name) for name in ("ann", "bob")}, {"ann": "red", "bob": "blue"}
+    rules = [{"principals": [f"api-key:{name}"], "workspace": colour} for name, colour in colours.items()]
+    policy = {"rules": rules, "workspaces": {"red": {"servers": ["one", "hidden"]}, "blue": {"servers": ["two"]}}}
+    with in_process_gateway(servers, options={"api_keys": keys, "policy": policy}) as gateway:
         found = {}
         for name in keys:
             client = Modern(gateway.url, http, headers=bearer(name))
@@ -272,7 +180,6 @@ NAMED = [
     '{"jsonrpc":"2.0","id":ID,"result":[1]}',
 ]
 NAMELESS = ['{"jsonrpc":"2.0","result":{"x":DEEP}}', '{"jsonrpc":"2.0","id":"ID","result":DEEP}']
-NO_ANSWERS = ["{'jsonrpc': '2.0', 'id': ID}", '{"level":"error","id":ID,"error":"no route"}', "ID", "[ID"]
 
 
 def failed(answer: Any, code: int = -32014) -> bool:
@@ -285,55 +192,11 @@ def failed(answer: Any, code: int = -32014) -> bool:
 def test_a_process_that_answers_unreadably_fails_its_call_at_once(
     probe: RunningGateway, http: httpx.Client, line: str
 ) -> None:
-    for client in (
-        Legacy(probe.at("probe"), http).open(),
-        Modern(probe.at("probe"), http),
-    ):
+    for client in (Legacy(probe.at("probe"), http).open(), Modern(probe.at("probe"), http)):
         began = time.monotonic()
         assert failed(messages(client.tool("broken", {"line": line}))[-1])
         assert time.monotonic() - began < 5
         assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-
-
-@requirement("rep.honest")
-def test_an_error_about_nothing_in_particular_is_that_of_the_only_call(
-    probe: RunningGateway, http: httpx.Client
-) -> None:
-    client = Legacy(probe.at("probe"), http).open()
-    line = '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"cannot parse this"}}'
-    assert messages(client.tool("broken", {"line": line}))[-1]["error"]["message"] == "cannot parse this"
-
-
-@requirement("rep.honest", "proc.noise")
-def test_only_calls_that_may_be_meant_fail(http: httpx.Client) -> None:
-    """The log of all levels says when a line was read."""
-    with in_process_gateway({"probe": server(PROBE)}, options={"log_level": "debug"}) as probe:
-        client = Legacy(probe.url, http).open()
-        hanging = Call(client, "hang", {"say": True})
-        assert hanging.next()["method"] == "notifications/message"
-        for line in NO_ANSWERS:
-            # It answers nobody: the call waits, and so does the other one.
-            told = probe.stderr().count("that is not a JSON-RPC message") + 1
-            noisy = threading.Thread(target=quietly, args=(client, line), daemon=True)
-            noisy.start()
-            assert eventually(functools.partial(is_told, probe, told), 10)
-            assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-            assert noisy.is_alive() and hanging.is_quiet
-        assert failed(messages(client.tool("broken", {"line": NAMED[0]}))[-1]), "the one that is named, and no other"
-        assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-        assert failed(messages(client.tool("broken", {"line": NAMELESS[0]}))[-1])
-        assert failed(hanging.next()), "which of them it was is not known: both are told so"
-
-
-def is_told(gateway: InProcessGateway, times: int) -> bool:
-    return gateway.stderr().count("that is not a JSON-RPC message") >= times
-
-
-def quietly(client: Legacy, line: str) -> None:
-    with httpx.Client(timeout=30) as http, contextlib.suppress(httpx.HTTPError):
-        body = {"jsonrpc": "2.0", "id": f"noisy {line}", "method": "tools/call"}
-        params = {"name": "broken", "arguments": {"line": line}}
-        http.post(client.url, json={**body, "params": params}, headers=client.request_headers())
 
 
 @requirement("rep.honest")

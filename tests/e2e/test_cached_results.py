@@ -12,7 +12,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, result_of, tool_text
+from tests.support.mcp_clients import Legacy, Modern, result_of, tool_text
 from tests.support.stdio_server import text, tools
 from tests.support.table_server import CHANGED, table_server
 from tests.support.waiting import eventually
@@ -140,40 +140,6 @@ def test_what_a_process_says_after_a_call_is_for_its_session_alone(served: Serve
     assert read(caller) == said and read(served.client("bob", "public", "other")) != said
 
 
-@requirement("cache.servers")
-def test_a_legacy_client_gets_it_in_the_form_of_its_era(served: Served) -> None:
-    before = served.asked("public")["tools/list"]
-    client = Legacy(served.url("public"), served.http, headers=bearer("ann")).open()
-    answer = result(client.call("tools/list"))
-    assert answer["tools"] and not answer.keys() & {"ttlMs", "cacheScope", "resultType"}
-    assert served.asked("public")["tools/list"] == before
-
-
-@requirement("cache.servers")
-def test_a_change_that_the_server_announces_ends_it(served: Served) -> None:
-    client = served.client("ann", "public", "changing")
-    first = result(client.send("tools/list"))["tools"][0]["description"]
-    before = served.asked("public")
-    body = modern_body("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
-    headers = {**modern_headers(body), **headers_of("ann", "changing")}
-    with served.http.stream("POST", served.url("public"), json=body, headers=headers) as stream:
-        lines = (line for line in stream.iter_lines() if "data:" in line)
-        assert "acknowledged" in next(lines)
-        client.tool("change")
-        assert "list_changed" in next(lines)
-        assert result(client.send("tools/list"))["tools"][0]["description"] != first
-    result(served.client("bob", "public").send("tools/list"))
-    assert served.asked("public")["tools/list"] - before["tools/list"] == 2, "the session's own, and one for the others"
-
-
-@requirement("cache.servers")
-def test_a_request_with_facts_that_only_the_server_knows_is_never_answered_from_what_is_kept(served: Served) -> None:
-    client, before = served.client("ann", "public"), served.asked("public")["tools/list"]
-    for _ in range(2):
-        result(client.send("tools/list", meta={"acme/tenant": "x"}))
-    assert served.asked("public")["tools/list"] == before + 2
-
-
 @requirement("cold.lists")
 @pytest.mark.parametrize("name", ["public", ""])
 def test_a_legacy_session_has_no_process_of_a_modern_server_before_its_first_call(served: Served, name: str) -> None:
@@ -220,86 +186,54 @@ FILED = {
 
 
 class Learnt(Asked):
-    """With servers of the handshake era."""
+    """With a server of the handshake era, whose lists the operator says to be fresh."""
 
-    def open(self, who: str, name: str = "one", client: str = "") -> Legacy:
+    def open(self, who: str) -> Legacy:
         self.http.cookies.clear()
-        return Legacy(self.url(name), self.http, headers=bearer(who)).open(name=client)
+        return Legacy(self.gateway.url, self.http, headers=bearer(who)).open()
 
     def lists(self, client: Legacy) -> dict[str, Any]:
         return {key: result_of(client.call(method))[key] for method, key in LISTS.items()}
 
-    def learn(self, who: str, name: str = "one") -> dict[str, Any]:
-        """The lists that a process of the principal's first session sends."""
-        return self.lists(self.open(who, name))
-
-    def all_processes(self) -> dict[str, set[str]]:
-        return {name: self.processes(name) for name in ("one", "two", "other")}
+    def started(self) -> set[str]:
+        return self.processes("one")
 
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learnt]:
     folder = tmp_path_factory.mktemp("asked")
-    servers = {
-        name: table_server(FILED, log=folder / name, lists_fresh_s=seconds)
-        for name, seconds in (("one", 600), ("two", 600), ("other", 0))
-    }
-    keys = {name: sha256(name) for name in ("ann", "bob", "cat", "dan", "eve")}
+    servers = {"one": table_server(FILED, log=folder / "one", lists_fresh_s=600)}
+    keys = {name: sha256(name) for name in ("ann", "cat", "dan", "eve")}
     with in_process_gateway(servers, options={"api_keys": keys}) as gateway, httpx.Client(timeout=30.0) as http:
         served = Learnt(gateway, folder, http)
-        for name in ("one", "two", "other"):  # the probe needs a process of its own
-            served.learn("dan", name)
+        served.lists(served.open("dan"))  # the probe needs a process of its own
         yield served
 
 
 @requirement("cold.lists")
 def test_a_session_like_an_earlier_one_gets_its_handshake_and_its_lists_without_a_process(learnt: Learnt) -> None:
-    learned = learnt.learn("ann")
-    before = learnt.all_processes()
+    learned = learnt.lists(learnt.open("ann"))
+    before = learnt.started()
     again = [learnt.open("ann") for _ in range(3)]
     assert [learnt.lists(client) for client in again] == [learned] * 3
-    assert learnt.all_processes() == before, "no process was started"
+    assert learnt.started() == before, "no process was started"
     pids = {tool_text(client.tool("add")) for client in again}
-    assert len(pids) == 3 and learnt.all_processes()["one"] - before["one"] == pids, (
-        "each call has its session's own process"
-    )
+    assert len(pids) == 3 and learnt.started() - before == pids, "each call has its session's own process"
     listed = [tool["name"] for tool in learnt.lists(again[0])["tools"]]
     assert listed == ["add", "announce", "mine"], "a session that has a process asks it"
-    assert learnt.learn("ann") == learned, "what a session does to its lists is not for others"
-
-
-@requirement("cold.lists")
-def test_several_servers_behind_one_url_need_no_process_either(learnt: Learnt) -> None:
-    for name in ("one", "two"):
-        learnt.learn("bob", name)
-    first = learnt.learn("bob", "")
-    before = learnt.all_processes()
-    client = learnt.open("bob", "")
-    assert learnt.lists(client) == first
-    after = learnt.all_processes()
-    assert {name: after[name] - before[name] for name in ("one", "two")} == {"one": set(), "two": set()}
-    assert len(after["other"] - before["other"]) == 1, "nobody has said that its lists are fresh"
-    assert tool_text(client.tool("two__add")) in learnt.all_processes()["two"] - before["two"]
-    assert learnt.all_processes()["one"] == before["one"], "only the server that was called has a process"
-
-
-@requirement("cold.lists")
-def test_lists_are_for_equal_sessions_only(learnt: Learnt) -> None:
-    ann, before = learnt.learn("ann"), learnt.all_processes()["one"]
-    for count, (who, client) in enumerate((("cat", ""), ("ann", "another client")), start=1):
-        lists = learnt.lists(learnt.open(who, client=client))
-        assert len(learnt.all_processes()["one"] - before) == count
-        assert (lists == ann) is (who == "ann"), "the lists have the principal in them"
+    assert learnt.lists(learnt.open("ann")) == learned, "what a session does to its lists is not for others"
+    before = learnt.started()
+    assert learnt.lists(learnt.open("cat")) != learned and len(learnt.started() - before) == 1, "nor are hers"
 
 
 @requirement("cold.lists")
 def test_a_change_that_a_server_announces_ends_what_is_known_of_its_lists(learnt: Learnt) -> None:
-    learnt.learn("eve")
-    changing, before = learnt.open("eve"), learnt.all_processes()["one"]
-    assert learnt.lists(changing) and learnt.all_processes()["one"] == before
+    learnt.lists(learnt.open("eve"))
+    changing, before = learnt.open("eve"), learnt.started()
+    assert learnt.lists(changing) and learnt.started() == before
     tool_text(changing.tool("announce"))
     assert eventually(lambda: "later" in [tool["name"] for tool in learnt.lists(changing)["tools"]])
-    before = learnt.all_processes()["one"]
+    before = learnt.started()
     fresh = learnt.lists(learnt.open("eve"))
     assert [tool["name"] for tool in fresh["tools"]] == ["add", "announce"]
-    assert len(learnt.all_processes()["one"] - before) == 1, "it had to be asked"
+    assert len(learnt.started() - before) == 1, "it had to be asked"

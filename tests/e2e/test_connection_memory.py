@@ -15,12 +15,11 @@ import pytest
 
 from gateway.calls.live_session import LiveSession
 from tests.requirements import requirement
-from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, server
 from tests.support.http_bytes import Answer, connected, listener_of, post, read_answers
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
-from tests.support.mcp_clients import CURL, Legacy, Modern, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.waiting import eventually
 from tests.tools.obtain import node
 
@@ -157,44 +156,6 @@ def test_calls_with_a_session_key_take_the_fast_path(gateway: InProcessGateway) 
         assert tool_text(other.tool("pid")) != first
 
 
-@requirement("cli.default")
-def test_calls_of_a_default_session_take_the_fast_path() -> None:
-    options = {**ON, "api_keys": {"alice": sha256(KEYS["alice"])}}
-    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
-        client = Modern(gateway.url, http, headers={**CURL, **bearer(KEYS["alice"])})
-        assert len({tool_text(client.tool("pid")) for _ in range(12)}) == 1
-        assert became(gateway)["fast"] >= 6
-
-
-@pytest.mark.parametrize("order", [(False, True), (True, False)])
-def test_calls_with_a_progress_token_and_without_one_take_the_fast_path(
-    gateway: InProcessGateway, order: tuple[bool, bool]
-) -> None:
-    with httpx.Client() as http:
-        client = Legacy(gateway.url, http).open()
-        for has_token in order:
-            meta = {"progressToken": 7} if has_token else None
-            for _ in range(4):
-                assert client.tool("pid", meta=meta).status_code == 200
-            counted = Counted(gateway)
-            for _ in range(3):
-                assert client.tool("pid", meta=meta).status_code == 200
-            assert counted("fast") == 3, has_token
-
-
-@requirement("wall.authority")
-def test_a_session_that_has_ended_is_unknown_on_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
-    with httpx.Client() as http, httpx.Client() as other:
-        legacy = Legacy(gateway.url, http).open()
-        for _ in range(4):
-            assert legacy.tool("pid").status_code == 200
-        counted = Counted(gateway)
-        assert legacy.tool("pid").status_code == 200 and counted("direct", "fast") == 1
-        other.delete(gateway.url, headers=legacy.request_headers())
-        assert legacy.tool("pid").status_code == 404 and counted("refused") == 1
-        assert legacy.tool("pid").status_code == 404
-
-
 def test_a_session_that_has_ended_is_not_kept_by_a_connection_that_remembers_it(gateway: InProcessGateway) -> None:
     def kept() -> bool:
         gc.collect()
@@ -225,64 +186,6 @@ def test_a_credential_that_has_expired_is_refused_on_a_connection_that_remembers
             time.sleep(0.05)  # a pace that leaves the machine to other tests
         assert statuses[-1] == 401 and set(statuses[:-1]) == {200} and len(statuses) > 6
         assert counted("direct") > 3 and counted("fast") == 0 and counted("refused") == 1
-
-
-def test_rates_count_what_is_served_from_memory() -> None:
-    options = {**ON, "policy": {"session_rate": {"per_s": 0.01, "burst": 20}}}
-    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
-        legacy = Legacy(gateway.url, http).open()
-        statuses = [legacy.tool("pid").status_code for _ in range(40)]
-        assert 429 in statuses and statuses.index(429) <= 21
-        found = became(gateway)
-        assert found["direct"] > 10 and found["refused"] >= 1
-
-
-def test_each_call_from_memory_has_a_log_line_with_a_correlation_id_of_its_own(gateway: InProcessGateway) -> None:
-    with Raw(gateway) as raw:
-        mark, counted = len(gateway.stderr()), Counted(gateway)
-        for tool in ("echo", "echo", "fail", "pid"):
-            assert raw.call(tool).status == 200
-        assert counted("direct", "fast") == 4
-
-    def calls() -> list[Any]:
-        lines = [json.loads(line) for line in gateway.stderr()[mark:].splitlines() if line.startswith("{")]
-        return [line for line in lines if line.get("event") == "tools/call"][-4:]
-
-    # A line may come after its answer.
-    assert eventually(lambda: [line["tool"] for line in calls()] == ["echo", "echo", "fail", "pid"]), calls()
-    assert len({line["correlation"] for line in calls()}) == 4, calls()
-
-
-@requirement("wall.before-auth")
-def test_a_body_that_does_not_come_is_refused_in_time() -> None:
-    options = {**ON, "limits": {"client_timeout_s": 1}}
-    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, Raw(gateway) as raw:
-        raw.send(raw.request("pid")[:-5])
-        began = time.monotonic()
-        answer = raw.answer()
-        assert answer.status == 408 and 0.5 < time.monotonic() - began < 5
-        assert became(gateway)["interrupted"] == 1
-
-
-def test_a_call_from_memory_outlives_a_legacy_client_and_not_a_modern_one(gateway: InProcessGateway) -> None:
-    with httpx.Client() as http:
-        legacy = Legacy(gateway.url, http).open()
-        with Raw(gateway, legacy) as raw:
-            counted = Counted(gateway)
-            raw.send(raw.request("sleep", {"seconds": 0.5}))
-            time.sleep(0.1)
-        assert tool_text(legacy.tool("cancelled")) == "[]" and counted("interrupted") == 1
-        modern = Modern(gateway.url, http)
-        token = {"MCP-Gateway-Session": modern.tool("pid").headers["mcp-gateway-session"]}
-        with Raw(gateway, modern=token["MCP-Gateway-Session"]) as raw:
-            raw.warm("sleep", {"seconds": 0})
-            raw.send(raw.request("sleep", {"seconds": 1}))
-            time.sleep(0.2)
-        ends_at = time.monotonic() + 10
-        while (told := tool_text(modern.tool("cancelled", headers=token))) == "[]" and time.monotonic() < ends_at:
-            pass
-        assert counted("interrupted") == 2, became(gateway)
-        assert told != "[]"
 
 
 def test_the_setting_turns_it_off() -> None:

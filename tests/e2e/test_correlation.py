@@ -18,7 +18,6 @@ from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
-from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import (
     ACCEPT,
     Legacy,
@@ -74,12 +73,6 @@ def of_traces(gateway: RunningGateway, traces: set[str]) -> list[Any]:
     return lines_of(gateway, lambda line: line.get("correlation") in traces)
 
 
-def sessions(gateway: RunningGateway) -> dict[str, str]:
-    """Start of a token → session id as logs show it. A token begins with the id."""
-    created = lines_of(gateway, lambda line: line["event"] == "session created")
-    return {line["session"]: line["correlation"] for line in created}
-
-
 @requirement("ctx.correlation-right", "ctx.isolated")
 def test_lines_of_in_process_tools_belong_to_the_call_that_runs(gateway: RunningGateway, http: httpx.Client) -> None:
     clients = [Traced(gateway, http, number) for number in (1, 2)]
@@ -105,24 +98,18 @@ def test_lines_of_in_process_tools_belong_to_the_call_that_runs(gateway: Running
 
 @requirement("ctx.correlation-right", "pol.slow")
 def test_a_slow_call_is_told_while_it_hangs_and_when_it_ends(gateway: RunningGateway, http: httpx.Client) -> None:
-    clients = [Traced(gateway, http, number) for number in (3, 4)]
-    calls = [(client, client.trace()) for client in clients for _ in range(3)]
-    quick = clients[0].trace()
-    assert tool_text(clients[0].traced("probe__sleep", quick, seconds=0)) == "slept"
-
-    def sleep(call: tuple[Traced, str]) -> None:
-        client, trace = call
-        assert tool_text(client.traced("probe__sleep", trace, seconds=SLOW_S + 0.7)) == "slept"
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        list(pool.map(sleep, calls))
-    for client, trace in calls:
-        assert eventually(lambda trace=trace: len(of_traces(gateway, {trace})) >= 3)  # type: ignore[misc]  # this round
-        told = [line for line in of_traces(gateway, {trace}) if line["event"].startswith("slow call")]
-        assert [line["event"] for line in told] == ["slow call, not answered yet", "slow call"]
-        assert all((line["session"], line["server"], line["tool"]) == (client.id, "probe", "sleep") for line in told)
-        assert SLOW_S < told[0]["took_s"] < told[1]["took_s"]
-    assert not any(line["event"].startswith("slow call") for line in of_traces(gateway, {quick}))
+    client = Traced(gateway, http, 3)
+    quick, slow = client.trace(), client.trace()
+    assert tool_text(client.traced("probe__sleep", quick, seconds=0)) == "slept"
+    assert tool_text(client.traced("probe__sleep", slow, seconds=SLOW_S + 0.7)) == "slept"
+    assert eventually(lambda: len(of_traces(gateway, {slow})) >= 3)
+    told = [line for line in of_traces(gateway, {quick, slow}) if line["event"].startswith("slow call")]
+    assert [(line["event"], line["correlation"]) for line in told] == [
+        ("slow call, not answered yet", slow),
+        ("slow call", slow),
+    ]
+    assert all((line["session"], line["server"], line["tool"]) == (client.id, "probe", "sleep") for line in told)
+    assert SLOW_S < told[0]["took_s"] < told[1]["took_s"]
 
 
 @requirement("ctx.correlation-right", "proc.crash")
@@ -139,15 +126,12 @@ def test_lines_of_a_child_name_the_only_call_in_flight_or_none(gateway: RunningG
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(mutter, range(4)))
-    crowd = [first.trace() for _ in range(5)]
-    with ThreadPoolExecutor(5) as pool:
-        list(pool.map(lambda trace: first.traced("probe__mutter", trace, line="crowd", seconds=0.8), crowd))
     assert "error" in messages(first.traced("probe__crash", dying))[-1]
 
     def muttered(word: str) -> list[Any]:
         return lines_of(gateway, lambda line: re.fullmatch(f"server probe: {word}", line["event"]) is not None)
 
-    assert eventually(lambda: len(muttered("crowd")) == 5)
+    assert eventually(lambda: len(muttered("m[0-3]")) == 4)
     (line,) = muttered("alone")
     assert (line["session"], line["correlation"], line["server"]) == (first.id, alone, "probe")
     for line in muttered("m[0-3]"):
@@ -155,8 +139,6 @@ def test_lines_of_a_child_name_the_only_call_in_flight_or_none(gateway: RunningG
         assert line["session"] == client.id
         named = {line["correlation"]} if "correlation" in line else set(line["correlations"].split())
         assert named <= set(traces) and len(named) == line.get("in_flight", 1)
-    last = muttered("crowd")[-1]
-    assert last["in_flight"] > 3 and "correlation" not in last and "correlations" not in last
 
     def crashed() -> list[Any]:
         return lines_of(
@@ -165,17 +147,6 @@ def test_lines_of_a_child_name_the_only_call_in_flight_or_none(gateway: RunningG
 
     assert eventually(lambda: len(crashed()) >= 2)
     assert all((line["session"], line["correlation"]) == (first.id, dying) for line in crashed()), crashed()
-
-
-@requirement("ctx.correlation-right", "ops.figures")
-def test_the_start_of_a_server_is_told_with_its_process_and_its_session(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
-    client = Traced(gateway, http, 7)
-    pid = int(tool_text(client.tool("probe__pid")))
-    (line,) = lines_of(gateway, lambda line: line["event"] == "process started" and line.get("pid") == pid)
-    assert (line["server"], line["session"], line["trust"]) == ("probe", client.id, "direct")
-    assert line["took_s"] >= 0 and sessions(gateway)[client.id] == line["correlation"]
 
 
 # -- one structured event for what happens to sessions, for each refusal and each tool call
@@ -203,8 +174,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
         assert tool_text(alice.tool("demo__remember", {"key": "k", "value": "a \n secret"}, headers=traced))
         assert "error" in messages(alice.tool("demo__recall", {"key": "k"}))[-1]
-        assert messages(alice.tool("probe__fail"))[-1]["result"]["isError"] is True
-        assert "arguments.steps" in failed_text(alice.tool("demo__slow", {"steps": "many"}))
+        assert failed_text(alice.tool("probe__fail"))
         while alice.tool("demo__count").status_code != 429:
             pass
         stolen = Legacy(gateway.url, http, headers=bearer("not-a-key"))
@@ -217,11 +187,9 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
         events = told()
         calls = {event["tool"]: event for event in events if event["event"] == "called"}
         assert calls["demo/remember"]["outcome"] == "ok" and calls["probe/fail"]["outcome"] == "tool error"
-        assert calls["demo/slow"]["outcome"] == "tool error", "arguments that the gateway has refused"
         remembered = calls["demo/remember"]
         assert remembered["correlation"] == TRACE and remembered["principal"] == "api-key:alice"
         assert 0 < remembered["took_s"] < 10 and len(remembered["session"]) < 16
-        assert remembered["trust"] == "sandboxed"
         refused = {event["tool"] or event["reason"]: event for event in events if event["event"] == "refused"}
         assert "direct trust" in refused["demo/recall"]["reason"]
         assert any("Too many requests" in name for name in refused)
@@ -232,21 +200,6 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
     assert printed.returncode == 0, printed.stderr
     kept = [json.loads(line) for line in printed.stdout.splitlines()]
     assert {"created", "called", "refused"} <= {event["event"] for event in kept}
-
-
-@requirement("life.events")
-def test_calls_are_not_told_unless_wanted(http: httpx.Client, tmp_path: Path) -> None:
-    file = tmp_path / "audit.jsonl"
-    with in_process_gateway({"demo": server(DEMO)}, options={"audit": {"file": str(file)}}) as gateway:
-        client = Legacy(gateway.url, http).open()
-        assert tool_text(client.tool("count")) == "1"
-        client.headers["traceparent"] = f"00-{TRACE}-b7ad6b7169203331-01"
-        assert client.delete().status_code == 200
-        assert eventually(lambda: file.exists() and '"ended"' in file.read_text())
-    created, ended = (json.loads(line) for line in file.read_text().splitlines())
-    assert (created["event"], ended["event"], ended["session"]) == ("created", "ended", created["session"])
-    assert (ended["principal"], ended["endpoint"], ended["correlation"]) == ("anonymous", "/mcp", TRACE)
-    assert 0 < ended["lasted_s"] < 60 and ended["calls"] == 1
 
 
 # -- every error answer has the correlation id of its request, and says nothing of what raised it
@@ -274,19 +227,12 @@ WAYS: dict[str, tuple[int, Way]] = {
         lambda g, h: h.post(g.url, content=b"{", headers={**ACCEPT, "Content-Type": "application/json"}),
     ),
     "no JSON-RPC": (-32600, lambda g, h: h.post(g.url, json={}, headers=ACCEPT)),
-    "not acceptable": (-32600, lambda g, h: h.post(g.url, json={}, headers={"Accept": "text/plain"})),
-    "another host": (-32600, lambda g, h: h.post(g.url, json={}, headers={**ACCEPT, "Host": "evil.example"})),
     "no stream": (-32600, lambda g, h: h.get(g.url)),
     "forged session": (-32010, lambda g, h: Modern(g.url, h).tool("pid", headers={"MCP-Gateway-Session": "x.y"})),
-    "unknown session ended": (
-        -32010,
-        lambda g, h: h.delete(g.url, headers={"Mcp-Session-Id": "x.y"}),
-    ),
     "notification": (
         -32010,
         lambda g, h: Legacy(g.url, h, headers={"Mcp-Session-Id": "x.y"}).notify("notifications/initialized"),
     ),
-    "no session": (-32600, lambda g, h: Legacy(g.url, h).call("tools/list")),
     "header mismatch": (-32020, lambda g, h: Modern(g.url, h).tool("pid", headers={"Mcp-Name": "other"})),
     "unknown tool": (-32602, lambda g, h: Modern(g.url, h).tool("nobody__nothing")),
     "server error": (
@@ -294,15 +240,12 @@ WAYS: dict[str, tuple[int, Way]] = {
         lambda g, h: legacy(g, h).open().tool("broken", {"line": SERVER_ERROR % '{"free":0}'}),
     ),
     "crash": (-32014, lambda g, h: legacy(g, h).open().tool("crash")),
-    "modern crash": (-32014, lambda g, h: Modern(g.at("probe"), h).tool("crash")),
     "refused handshake": (-32099, lambda g, h: legacy(g, h, "refusing").initialize()),
-    "no server": (-32013, lambda g, h: legacy(g, h, "missing").initialize()),
     "batch": (
         -32600,
         lambda g, h: legacy_batch(g, h, [{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}]),
     ),
     "event stream": (-32600, lambda g, h: h.get(f"{g.base}/sse", headers={"Host": "evil.example"})),
-    "posted to no stream": (-32600, lambda g, h: h.post(f"{g.base}/sse/messages?connection=x", json={})),
 }
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from gateway.sessions.cached_record import CACHED_FOR_S
 from tests.requirements import requirement
-from tests.support import mcp_clients
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, SIGNED, RunningGateway, running_gateway, server
@@ -74,23 +73,6 @@ def test_clients_go_on_after_a_restart(store: str, how: str, http: httpx.Client)
         assert json.loads(tool_text(client.tool("demo__whoami"))) == whoami and whoami["workspace"] == "mine"
         untouched = client.tool("probe__pid")
         assert untouched.status_code == 200 and restarted(untouched) is None, "nothing of that server was lost"
-
-
-@requirement("life.end", "life.default-only")
-def test_the_command_line_ends_a_session_and_its_process_in_a_running_gateway(
-    store: str, http: httpx.Client, cli: Any
-) -> None:
-    with in_process_gateway({"probe": server(PROBE)}, options={"store": store}, ring=RING) as gateway:
-        client = Legacy(gateway.url, http).open()
-        child = psutil.Process(int(tool_text(client.tool("pid"))))
-        listed = json.loads(cli("list", "--json", store=store).stdout)["sessions"]
-        assert [(s["principal"], s["client"]) for s in listed] == [("anonymous", f"{mcp_clients.client_name} 1")]
-        assert client.session[:8] == listed[0]["session"]
-        assert "ended" in cli("end", store=store).stdout
-        assert client.tool("pid").status_code == 404
-        assert gone([child], within_s=5)
-        again = cli("end", listed[0]["session"], store=store)
-        assert again.returncode == 2 and "no session begins with" in again.stderr
 
 
 @requirement("life.events")
@@ -225,16 +207,6 @@ def test_idle_time_slides_and_its_end_takes_the_process(short: InProcessGateway,
     assert client.tool("pid").status_code == 404
 
 
-@requirement("life.ttl")
-def test_age_ends_a_session_that_is_never_idle(short: InProcessGateway, http: httpx.Client) -> None:
-    opened = time.monotonic()
-    client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
-    child = process(client)
-    assert eventually(lambda: client.tool("pid").status_code == 404, within_s=8)
-    assert time.monotonic() - opened > 3.5
-    assert gone([child], within_s=4)
-
-
 @requirement("life.end")
 def test_delete_ends_a_session_at_once_and_twice_is_harmless(probe: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(probe.at("probe"), http).open()
@@ -262,27 +234,6 @@ def test_an_anonymous_session_nobody_returns_to_goes_with_its_process(
     stale = {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]}
     assert once.tool("pid", headers=stale).status_code == 404
     assert kept.is_running(), "a client that came back confirmed its session"
-
-
-@requirement("life.unconfirmed")
-def test_an_exchange_in_flight_keeps_an_unconfirmed_session_alive(short: InProcessGateway, http: httpx.Client) -> None:
-    client = Modern(f"{short.base}/servers/demo/mcp", http)
-    answer = client.tool("slow", {"steps": 5, "interval_s": 0.5})  # four times as long as it would live unused
-    assert tool_text(answer) == "done"
-    token = {"MCP-Gateway-Session": answer.headers["mcp-gateway-session"]}
-    assert tool_text(client.tool("count", headers=token)) == "1", "its time counts from the end of the exchange"
-
-
-@requirement("life.unconfirmed", "spec.legacy")
-def test_an_open_stream_keeps_a_session_alive(short: InProcessGateway, http: httpx.Client) -> None:
-    client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
-    with httpx.Client(timeout=20) as second:
-        listening = Legacy(client.url, second)
-        listening.session = client.session
-        with listening.get() as stream:
-            assert stream.status_code == 200
-            time.sleep(2.2)  # past the idle time, short of the absolute one
-            assert client.tool("pid").status_code == 200
 
 
 @requirement("life.bounded")

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Listener, answers, connected, listener_of, post, read_answers
-from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import ACCEPT, Legacy, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import ACCEPT, Legacy, Modern, modern_body, modern_headers, tool_text
 from tests.support.waiting import eventually
 from transports.inbound.connections import drop
 
@@ -124,13 +124,6 @@ def test_heads_have_a_size_and_a_number_of_headers(places: dict[str, Listener], 
         assert answers(places["main"], chunks, quiet_s=0.1).statuses == [status]
 
 
-def test_the_size_of_heads_is_the_operators_on_every_path() -> None:
-    limits = {"head_bytes": 200_000}
-    with in_process_gateway({"probe": server(PROBE)}, options={"limits": limits}) as gateway, httpx.Client() as http:
-        client = Legacy(gateway.url, http, headers={"X": "a" * 150_000}).open()
-        assert tool_text(client.tool("pid"))
-
-
 @pytest.mark.parametrize("start", [b"", b"G", GET, GET + H2C, GET + H2C + b"\r\n" + GET], ids=repr)
 def test_a_head_that_does_not_come_ends_the_connection(place: Listener, start: bytes) -> None:
     with connected(place) as sock:
@@ -197,29 +190,22 @@ def test_a_body_that_trickles_is_cut_and_one_that_is_slow_is_not(places: dict[st
 
 
 @pytest.mark.parametrize("offer", [b"", H2C], ids=["httptools", "h11"])
-def test_what_is_no_body_has_a_bound_as_well(places: dict[str, Listener], offer: bytes) -> None:
-    """Trailers and extensions of chunks."""
-    for endless in (b"0\r\nX: ", b"1;x="):
-        with connected(places["main"]) as sock:
-            sent = 0
-            with contextlib.suppress(ConnectionError):
-                sock.sendall(GET + offer + b"Transfer-Encoding: chunked\r\n\r\n" + endless)
-                while sent < 64 << 20:
-                    sock.sendall(b"a" * 65_536)
-                    sent += 65_536
-            assert sent < 64 << 20
-
-
-def test_a_body_behind_its_answer_is_read_up_to_the_bound_of_bodies(places: dict[str, Listener]) -> None:
-    for offer in (b"", H2C):
-        with connected(places["main"]) as sock:
-            sent = 0
-            with contextlib.suppress(ConnectionError):
-                sock.sendall(GET + offer + b"Content-Length: 9999999999\r\n\r\n")
-                while sent < 256 << 20:
-                    sock.sendall(b"a" * 65_536)
-                    sent += 65_536
-            assert sent < 64 << 20
+@pytest.mark.parametrize("endless", [
+    b"Content-Length: 9999999999\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+    b"Transfer-Encoding: chunked\r\n\r\n1;x=",
+], ids=["body", "trailer", "extension of a chunk"])  # fmt: skip
+def test_what_comes_behind_an_answer_is_read_up_to_a_bound(
+    places: dict[str, Listener], endless: bytes, offer: bytes
+) -> None:
+    with connected(places["main"]) as sock:
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(GET + offer + endless)
+            while sent < 64 << 20:
+                sock.sendall(b"a" * 65_536)
+                sent += 65_536
+        assert sent < 64 << 20
 
 
 def test_so_many_requests_wait_on_one_connection(gateway: RunningGateway, places: dict[str, Listener]) -> None:
@@ -257,18 +243,6 @@ def test_clients_that_do_not_read_are_cut_and_hold_nothing(
         assert eventually(lambda: psutil.Process(gateway.pid).memory_info().rss - memory < 60 << 20, 5)
         assert all(len(closed_after(sock, 10)[1]) < 11_000_000 for sock in deaf)
     assert tool_text(Legacy(gateway.url, http).open().tool("echo", {"a": 1})) == '{"a": 1}'
-
-
-def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(gateway: RunningGateway) -> None:
-    head, body = upload(3_000_000)
-    with connected(listener_of(gateway.url)) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-        sock.sendall(head[:-2] + b"Connection: close\r\n\r\n" + body)
-        received = b""
-        while data := sock.recv(60_000):
-            received += data
-            time.sleep(0.03)
-    assert read_answers(received, closed=True).answers[0].complete and len(received) > 3_000_000
 
 
 # -- connections
@@ -338,24 +312,6 @@ def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(s
         assert eventually(lambda: files() - before <= 12, 2), files() - before
 
 
-def test_a_connection_that_makes_room_waits_for_nobody_to_read() -> None:
-    async def drops() -> None:
-        closed = asyncio.Event()
-
-        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(bytes(32 << 20))
-            drop(writer.transport)  # type: ignore[arg-type]  # of a socket
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-            closed.set()
-
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server_:
-            with socket.create_connection(server_.sockets[0].getsockname()):
-                await asyncio.wait_for(closed.wait(), 5)
-
-    asyncio.run(drops())
-
-
 def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
     with started(connections=6, peer_connections=6) as gateway, httpx.Client() as http, contextlib.ExitStack() as stack:
         client = Legacy(gateway.url, http).open()
@@ -370,16 +326,6 @@ def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
         assert eventually(lambda: not served(listener_of(gateway.url), "127.0.0.9"), 3)
         assert all(b" 200 " in sock.recv(1 << 16) for sock in working), "those that work are left alone"
         assert limited(gateway, "connections") >= 1
-
-
-def test_a_peer_that_resets_its_connections_leaves_nothing(gateway: RunningGateway) -> None:
-    for _ in range(200):
-        sock = connected(listener_of(gateway.url))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.sendall(GET)
-        sock.close()
-    open_ = psutil.Process(gateway.pid)
-    assert eventually(lambda: len([c for c in open_.net_connections() if c.status == "ESTABLISHED"]) < 20, 5)
 
 
 def test_an_endless_head_and_half_sent_heads_are_not_felt_by_others(gateway: RunningGateway) -> None:
@@ -430,3 +376,120 @@ def test_sixty_idle_connections_at_64_files_shut_nobody_out(tmp_path: Path, http
     finally:
         if process.poll() is None:
             gateway.kill()
+
+
+def test_a_connection_that_makes_room_waits_for_nobody_to_read() -> None:
+    async def drops() -> None:
+        closed = asyncio.Event()
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(bytes(32 << 20))
+            drop(writer.transport)  # type: ignore[arg-type]  # of a socket
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            closed.set()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server_:
+            with socket.create_connection(server_.sockets[0].getsockname()):
+                await asyncio.wait_for(closed.wait(), 5)
+
+    asyncio.run(drops())
+
+
+# -- what calls that have no answer yet may hold of the gateway's memory, whether their clients are still there or not
+
+
+MB = 1 << 20
+LARGE = MB - 4_096
+"""Bytes of an argument. With them, a body is nearly as large as one may be."""
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[RunningGateway]:
+    with started(body_bytes=MB, all_in_flight_bytes=32 * MB) as running:
+        yield running
+
+
+def posting(gateway: RunningGateway, headers: dict[str, str], body: bytes, *, part: int | None = None) -> socket.socket:
+    """A connection on which that was posted, or the first part of it."""
+    connection = connected(listener_of(gateway.url))
+    lines = {**headers, "Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    connection.sendall(f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body[:part])
+    return connection
+
+
+def hanging(number: int, size: int) -> bytes:
+    params = {"name": "hang", "arguments": {"x": "y" * size}}
+    return json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}).encode()
+
+
+def in_flight(gateway: RunningGateway) -> int:
+    text = httpx.get(f"{operators_of(gateway)}/metrics").text
+    found = re.search(r"^mcp_gateway_exchanges_in_flight\S* (\S+)", text, re.MULTILINE)
+    assert found is not None, text
+    return int(float(found[1]))
+
+
+@requirement("wall.memory")
+def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(bounded: RunningGateway, http: httpx.Client) -> None:
+    """In the handshake era a call outlives its connection: it is not enough that connections are bounded."""
+    client = Legacy(bounded.url, http).open()
+    before = psutil.Process(bounded.pid).memory_info().rss
+    refused = limited(bounded, "in_flight")
+
+    def arrived(number: int) -> bool:
+        return in_flight(bounded) + limited(bounded, "in_flight") - refused == number
+
+    for number in range(12):
+        with posting(bounded, client.request_headers(), hanging(number, LARGE)):
+            assert eventually(partial(arrived, number + 1), within_s=10)
+    assert in_flight(bounded) == 8
+    assert limited(bounded, "in_flight") - refused == 4
+    grown = psutil.Process(bounded.pid).memory_info().rss - before
+    assert grown < 45 * MB, f"{grown / MB:.0f} MB for 8 MB in flight"
+
+    answer = client.tool("hang", {"x": "y" * LARGE})
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert "large requests of this session" in answer.json()["error"]["message"]
+    assert client.tool("echo", {"text": "small"}).status_code == 200, "small calls go on"
+    assert Legacy(bounded.url, http).open().tool("echo", {"text": "y" * LARGE}).status_code == 200
+
+    # What ends a call gives its bytes back, whoever does it.
+    client.notify("notifications/cancelled", {"requestId": 0})
+    assert eventually(lambda: client.tool("echo", {"text": "y" * LARGE}).status_code == 200, within_s=5)
+    assert client.delete().status_code == 200
+    assert eventually(lambda: in_flight(bounded) == 0, within_s=5)
+
+
+@requirement("wall.memory")
+def test_one_address_holds_half_of_what_all_may(bounded: RunningGateway, http: httpx.Client) -> None:
+    """Many sessions, and bodies that are never sent whole: all of it is one account of the process."""
+    clients = [Legacy(bounded.url, http).open() for _ in range(2)]
+    calls = [posting(bounded, c.request_headers(), hanging(n, LARGE)) for c in clients for n in range(7)]
+    assert eventually(lambda: in_flight(bounded) == 14, within_s=10)
+    refused = limited(bounded, "in_flight")
+    headers = clients[0].request_headers()
+    parts = [posting(bounded, headers, hanging(9, LARGE), part=LARGE) for _ in range(3)]
+    assert eventually(lambda: limited(bounded, "in_flight") > refused, within_s=10)
+    stranger = Legacy(bounded.url, http).open()
+    answer = stranger.tool("echo", {"text": "y" * LARGE})
+    assert answer.status_code == 429 and "of your address" in answer.json()["error"]["message"]
+    assert stranger.tool("echo", {"text": "small"}).status_code == 200
+
+    for connection in (*calls, *parts):
+        connection.close()
+    for client in clients:
+        assert client.delete().status_code == 200
+    assert eventually(lambda: stranger.tool("echo", {"text": "y" * LARGE}).status_code == 200, within_s=5)
+
+
+@requirement("wall.memory")
+def test_a_modern_call_gives_its_bytes_back_when_its_client_leaves(bounded: RunningGateway, http: httpx.Client) -> None:
+    token = Modern(bounded.url, http).tool("echo", {"text": "x"}).headers["mcp-gateway-session"]
+    body = modern_body("tools/call", {"name": "hang", "arguments": {"x": "y" * LARGE}})
+    headers = {**modern_headers(body), "MCP-Gateway-Session": token}
+    for _ in range(4):
+        with posting(bounded, headers, json.dumps(body).encode()):
+            assert eventually(lambda: in_flight(bounded) == 1, within_s=5)
+        assert eventually(lambda: in_flight(bounded) == 0, within_s=5)

@@ -1,11 +1,7 @@
 """The ready-made configurations under `examples/`, run as their README says."""
 
 import contextlib
-import json
 import os
-import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +9,9 @@ from pathlib import Path
 import httpx
 
 from tests.requirements import requirement
-from tests.support.commands import run_command, start_command
-from tests.support.gateway_process import ROOT, RunningGateway
-from tests.support.mcp_clients import Legacy, Modern, result_of, tool_text
-
-EXAMPLES = ROOT / "examples"
+from tests.support.commands import start_command
+from tests.support.gateway_process import RunningGateway
+from tests.support.mcp_clients import Legacy, result_of, tool_text
 
 
 @contextlib.contextmanager
@@ -72,44 +66,3 @@ def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
         assert tool_text(answer) == "dunes: search 1 of agent-1 for anonymous"
         trace = result_of(answer)["_meta"]["io.github.mcp-session-gateway/trace"]
         assert tool_text(two.tool("session")).startswith(trace["session"])
-
-
-@requirement("id.carriers")
-def test_cookies_alone_find_the_session(http: httpx.Client, tmp_path: Path) -> None:
-    block = re.findall(r"```sh\n(curl.*?)```", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
-    with running("cookies") as gateway:
-        words = shlex.split(block.replace("\\\n", " ").replace("http://127.0.0.1:8080/mcp", gateway.url))
-        answers = [
-            subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for _ in range(2)
-        ]
-        texts = [json.loads(answer)["result"]["content"][0]["text"] for answer in answers]
-        assert texts == ["apple", "apple, apple"]
-        assert tool_text(Modern(gateway.url, http).tool("add", {"item": "pear"})) == "pear"
-
-
-@requirement("box.hosted")
-def test_hosted_gives_each_server_the_sandbox_that_its_readme_says(tmp_path: Path) -> None:
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    for name in ("npx", "uvx"):
-        (tmp_path / name).touch(mode=0o755)
-    config = str(EXAMPLES / "hosted/mcp.json")
-
-    def told(*arguments: str) -> str:
-        env = {**os.environ, "PATH": path}
-        done = run_command(*arguments, "--config", config, env=env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "ok (files, git, fetch, browser)" in told("check", "--offline")
-    found = {}
-    for name in ("files", "git", "fetch", "browser"):
-        [found[name]] = json.loads(told("sandbox", "explain", name, "--json"))["sandboxes"]
-    assert {name: one["profile"] for name, one in found.items()} == {
-        **dict.fromkeys(("files", "git"), "strict"),
-        **dict.fromkeys(("fetch", "browser"), "standard"),
-    }
-    assert [one["required"] for one in found.values()] == [False, False, True, True]
-    assert found["files"]["own"] == ["HOME", "TMPDIR", "cwd"] and found["browser"]["limits"]["memory_mb"] == 6_144
-    for name, one in found.items():
-        assert all(written.startswith("/dev/") for written in one["write"]), name
-        assert not one["reach"]["hosts"] and one["reach"]["public"] is (name in ("fetch", "browser"))

@@ -3,9 +3,7 @@
 import asyncio
 import hashlib
 import json
-import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +18,7 @@ from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Answer
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import RESTARTED, Legacy, Modern, tool_text
-from tests.support.waiting import eventually
+from tests.support.mcp_clients import Legacy, Modern
 
 pytestmark = requirement("fast.same")
 
@@ -68,28 +65,6 @@ def is_general_once(gateway: InProcessGateway, raw: Raw) -> None:
 
 
 @ERAS
-def test_calls_of_a_plain_client_take_it(gateway: InProcessGateway, era: str) -> None:
-    raw, _ = raw_of(gateway, era)
-    with raw:
-        raw.warm("echo")
-        fast = Counted(gateway)
-        for number in range(20):
-            assert echoed(raw.call("echo", {"n": number, "text": '"},{%'})) == {"n": number, "text": '"},{%'}
-        assert fast("fast") >= 18, "all but those after a rest of the machine"
-
-
-@pytest.mark.parametrize("cut", [0, -1, 9])
-def test_a_head_and_a_body_in_two_segments_take_it(gateway: InProcessGateway, cut: int) -> None:
-    raw, _ = raw_of(gateway, "legacy")
-    with raw:
-        raw.warm("echo")
-        fast = Counted(gateway)
-        for number in range(10):
-            assert echoed(raw.call("echo", {"n": number}, cut=cut)) == {"n": number}
-        assert fast("fast") >= 5
-
-
-@ERAS
 def test_calls_of_httpx_take_it_with_their_own_ids(gateway: InProcessGateway, era: str) -> None:
     with httpx.Client() as http:
         fast = Counted(gateway)
@@ -118,13 +93,6 @@ async def test_calls_of_the_sdk_take_it(gateway: InProcessGateway, mode: Any, ar
             content: Any = (await client.call_tool("echo", arguments)).content[0]
             assert json.loads(content.text) == (arguments or {})
         assert await asyncio.to_thread(fast, "fast") >= 8, became(gateway)
-
-
-def test_calls_to_several_servers_take_it() -> None:
-    with in_process_gateway({"p": server(PROBE), "q": server(PROBE)}, options=ON) as gateway, httpx.Client() as http:
-        legacy, fast = Legacy(gateway.url, http).open(), Counted(gateway)
-        pids = {name: {tool_text(legacy.tool(f"{name}__pid")) for _ in range(10)} for name in ("p", "q")}
-        assert len(pids["p"]) == len(pids["q"]) == 1 and pids["p"] != pids["q"] and fast("fast") >= 10
 
 
 @requirement("spec.modern")
@@ -187,47 +155,6 @@ def test_a_list_that_has_changed_is_asked_for_before_the_next_call(gateway: InPr
         is_general_once(gateway, raw)
 
 
-@requirement("proc.crash", "proc.reset-told")
-@ERAS
-def test_a_server_that_was_killed_is_started_again_and_the_next_result_says_so(
-    gateway: InProcessGateway, era: str
-) -> None:
-    raw, _ = raw_of(gateway, era)
-    with raw:
-        raw.warm("pid")
-        fast = Counted(gateway)
-        pids = {int(result_of(raw.call("pid"))["content"][0]["text"]) for _ in range(10)}
-        assert fast("fast") >= 5
-        [pid] = pids
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not os.path.exists(f"/proc/{pid}"))
-        fast = Counted(gateway)
-        result = result_of(raw.call("pid"))
-        assert result["_meta"][RESTARTED]["reason"] == "crash" and int(result["content"][0]["text"]) != pid
-        assert fast("fast") == 0
-        for _ in range(10):
-            assert RESTARTED not in result_of(raw.call("pid")).get("_meta", {})
-        assert fast("fast") >= 5
-
-
-@requirement("ops.frames")
-@ERAS
-def test_an_operator_who_watches_sees_the_next_call(gateway: InProcessGateway, era: str) -> None:
-    raw, session = raw_of(gateway, era)
-    url = f"{operators_of(gateway)}/admin/api/sessions/{session[:8]}/frames"
-    with raw, httpx.Client(headers=AUTHORITY) as operator:
-        raw.warm("echo")
-        assert operator.put(url).status_code == 200
-        fast = Counted(gateway)
-        for number in range(3):
-            assert echoed(raw.call("echo", {"n": number})) == {"n": number}
-        seen = operator.get(url).json()["frames"]
-        assert [frame["kind"] for frame in seen] == ["request", "request", "response", "response"] * 3
-        assert fast("fast") == 0, "each message is shown"
-        assert operator.delete(url).status_code < 300
-        assert {echoed(raw.call("echo", {"n": 9}))["n"] for _ in range(10)} == {9} and fast("fast") >= 5
-
-
 @requirement("fast.rest")
 @ERAS
 def test_calls_that_take_longer_than_a_record_is_good_for_take_it(gateway: InProcessGateway, era: str) -> None:
@@ -236,17 +163,6 @@ def test_calls_that_take_longer_than_a_record_is_good_for_take_it(gateway: InPro
     assert {raw.call("sleep", {"seconds": 0.08 + n / 1_000}).status for n in range(12)} == {200}
     assert fast("fast") >= 6, "each of them reads the record of its session first"
     raw.close()
-
-
-def test_a_session_that_calls_too_often_waits_as_ever() -> None:
-    options = {**ON, "policy": {"session_rate": {"per_s": 100, "burst": 100}}}
-    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway:
-        raw, _ = raw_of(gateway, "legacy")
-        began = time.monotonic()
-        assert {raw.call("echo").status for _ in range(300)} == {200}
-        assert time.monotonic() - began > 1.5, "two hundred of them waited for a token each"
-        assert became(gateway)["fast"] > 20
-        raw.close()
 
 
 def test_a_gateway_that_stops_answers_what_is_on_the_fast_path() -> None:
@@ -269,14 +185,3 @@ def test_a_call_that_a_gateway_cannot_wait_for_is_told_before_it_is_cut(era: str
         gateway.process.wait(20)
         assert "Traceback" not in gateway.stderr()
         raw.close()
-
-
-@ERAS
-def test_what_a_server_sends_before_its_answer_reaches_the_client(gateway: InProcessGateway, era: str) -> None:
-    raw, _ = raw_of(gateway, era)
-    with raw:
-        raw.warm("sleep", {"seconds": 0})
-        fast = Counted(gateway)
-        answer = raw.call("sleep", {"seconds": 1.5})  # it leaves the fast path after a second
-        assert b"slept" in answer.body and answer.status == 200 and fast("fast") == 0
-        assert b"it failed" in raw.call("fail").body

@@ -128,22 +128,6 @@ def test_run_greets_with_one_screen(terminal: Terminal) -> None:
     assert re.match(r"\d\d:\d\d:\d\d  whoami +ok +[\d.]+ ms  main  \S+$", line), line
 
 
-@requirement("first.link")
-def test_the_link_of_the_greeting_signs_in_once(terminal: Terminal) -> None:
-    link = found(r"Console +(http://\S+/admin/sign-in/\S{43})\n", terminal)
-    base = link.partition("/admin")[0]
-    with httpx.Client() as browser, httpx.Client() as other:
-        assert browser.get(f"{base}/admin").status_code == 303
-        assert browser.get(link).status_code == 200
-        assert browser.get(f"{base}/admin").status_code == 200
-        assert browser.get(f"{base}/admin/api/sessions").status_code == 200
-        for again in (browser, other):
-            refused = again.get(link)
-            assert refused.status_code == 403 and "has been used" in refused.text
-        assert other.get(f"{base}/admin").status_code == 303
-    assert terminal.text.count(link.rpartition("/")[2]) == 1, "only the greeting has it"
-
-
 @requirement("first.local")
 def test_commands_in_a_second_terminal_find_the_gateway(terminal: Terminal) -> None:
     url = found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", terminal)

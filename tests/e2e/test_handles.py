@@ -9,7 +9,6 @@ import httpx
 import psutil
 import pytest
 
-from gateway.protocol.listing import Tools
 from gateway.sessions.child_sessions import MAX_CHILDREN, with_handles
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
@@ -62,17 +61,6 @@ def test_sessions_that_are_opened_at_the_same_time_have_one_bound(
     assert tool_text(client.tool("open_session"))
 
 
-@requirement("id.carriers", "spec.complete")
-def test_the_tools_say_how_and_the_server_never_sees_it(gateway: InProcessGateway, http: httpx.Client) -> None:
-    for client in clients(gateway, http, "probe"):
-        listed = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
-        tools = {tool["name"]: tool for tool in result_of(listed)["tools"]}
-        assert {"open_session", "close_session"} < tools.keys()
-        assert "session" in tools["echo"]["inputSchema"]["properties"]
-        handle = tool_text(client.tool("open_session"))
-        assert tool_text(client.tool("echo", {"a": 1, "session": handle})) == '{"a": 1}'
-
-
 @requirement("id.bound", "life.end", "proc.gone")
 def test_closed_foreign_and_ended_handles_are_unknown(gateway: InProcessGateway, http: httpx.Client) -> None:
     url = f"{gateway.base}/servers/probe/mcp"
@@ -120,30 +108,6 @@ def test_a_call_that_names_a_session_is_never_done_in_another_one(
         assert tool_text(client.tool("count")) == "1", "only absence means the session around it"
 
 
-@requirement("wall.authority")
-def test_a_tool_with_such_an_argument_of_its_own_keeps_it(http: httpx.Client) -> None:
-    mine = {"type": "object", "properties": {"session": {"type": "string"}}}
-    listed = [{"name": "named", "inputSchema": mine}, {"name": "plain", "inputSchema": {"type": "object"}}]
-    assert with_handles(listed)[0] == listed[0] and "session" in with_handles(listed)[1]["inputSchema"]["properties"]
-    tools = Tools(listed)
-    assert tools.takes("named", "session") and not tools.takes("plain", "session")
-    odd: list[Any] = [[], "object", {"properties": []}, None]
-    for schema in odd:
-        assert not Tools([{"name": "odd", "inputSchema": schema}]).takes("odd", "session")
-        assert with_handles([{"name": "odd", "inputSchema": schema}])
-
-
-@requirement("wall.authority", "id.carriers")
-def test_what_a_client_carries_is_the_session_around_the_one_it_names(
-    gateway: InProcessGateway, http: httpx.Client
-) -> None:
-    client = Modern(f"{gateway.base}/servers/demo/mcp", http)
-    first = client.tool("open_session")
-    carried = {"MCP-Gateway-Session": first.headers["mcp-gateway-session"]}
-    within = client.tool("count", {"session": tool_text(first)}, headers=carried)
-    assert within.headers["mcp-gateway-session"] == carried["MCP-Gateway-Session"]
-
-
 # -- the gateway's own tools
 
 
@@ -178,12 +142,15 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
         assert tool_text(foreign.tool("probe__pid"))
 
 
-@requirement("pol.tools")
-@pytest.mark.parametrize("tools", [True, False])
-def test_without_a_name_there_is_only_ones_own_session_and_off_means_off(http: httpx.Client, tools: bool) -> None:
-    with in_process_gateway({"probe": server(PROBE)}, options={"tools": tools}) as gateway:
-        one, _ = (Legacy(gateway.url, http).open() for _ in range(2))
-        names = {tool["name"] for tool in result_of(one.call("tools/list"))["tools"]}
-        assert ("gateway__list_sessions" in names) is tools
-        if tools:
-            assert [s["here"] for s in listed(one)] == [True]
+@requirement("id.carriers", "spec.complete", "wall.authority")
+def test_the_tools_say_how_and_the_server_never_sees_it(gateway: InProcessGateway, http: httpx.Client) -> None:
+    for client in clients(gateway, http, "probe"):
+        listed = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
+        tools = {tool["name"]: tool for tool in result_of(listed)["tools"]}
+        assert {"open_session", "close_session"} < tools.keys()
+        assert "session" in tools["echo"]["inputSchema"]["properties"]
+        handle = tool_text(client.tool("open_session"))
+        assert tool_text(client.tool("echo", {"a": 1, "session": handle})) == '{"a": 1}'
+    own = {"name": "own", "inputSchema": {"type": "object", "properties": {"session": {"type": "string"}}}}
+    odd = {"name": "odd", "inputSchema": "object"}
+    assert with_handles([own, odd])[:2] == [own, odd], "a tool with such an argument of its own keeps it"

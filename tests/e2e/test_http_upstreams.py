@@ -1,7 +1,6 @@
 """Servers behind URLs: a session there for each of ours, which outlives our processes, and what becomes of failures."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,7 @@ import jwt
 import pytest
 
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, replicas, server
+from tests.support.gateway_process import PROBE, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, error_of, restarted, tool_text
 from tests.support.redis_server import RunningRedis
@@ -88,44 +87,9 @@ def test_what_goes_wrong_there_is_told_and_stays_there(remote: HttpProbe, http: 
             assert error["code"] == code and str(status) in error["message"] and "'remote'" in error["message"]
             assert tool_text(client.tool("local__pid"))
         remote.answer_with = 0
+
         assert error_of(client.tool("remote__reset"))["code"] == -32014, "nobody knows"
         assert tool_text(client.tool("remote__count")) == "3" and tool_text(client.tool("remote__drip")) == "4"
-
-
-@requirement("up.retry")
-def test_a_stream_that_the_server_refused_once_is_opened_again(remote: HttpProbe, gateway: InProcessGateway) -> None:
-    remote.gets = [503, 200, 200]
-    with httpx.Client(timeout=20) as own:
-        client = Legacy(gateway.url, own).open()
-        assert tool_text(client.tool("count")) == "1"
-        with client.get() as response:
-            text, chunks = "", response.iter_text()
-            while text.count("notifications/tools/list_changed") < 2:
-                text += next(chunks)
-    assert not remote.gets
-
-
-@requirement("spec.bridge")
-def test_a_server_that_is_not_there_takes_nothing_from_the_others(probe: RunningGateway, http: httpx.Client) -> None:
-    for client in (Legacy(probe.url, http).open(), Modern(probe.url, http)):
-        assert tool_text(client.tool("probe__pid"))
-        error = error_of(client.tool("gone__anything"))
-        assert error["code"] == -32013 and "cannot be reached" in error["message"]
-
-
-@requirement("spec.complete", "rep.honest")
-def test_of_two_servers_one_that_is_killed_mid_call_is_back_with_the_next(
-    probe: RunningGateway, http: httpx.Client
-) -> None:
-    client = Legacy(probe.url, http).open()
-    assert tool_text(client.tool("other__pid"))
-    with ThreadPoolExecutor() as pool:
-        sleeping = pool.submit(client.tool, "probe__sleep", {"seconds": 1.0})
-        time.sleep(0.3)  # so that the two overlap; nothing depends on it
-        assert error_of(client.tool("other__crash"))["code"] == -32014
-        back = client.tool("other__pid")
-        assert tool_text(back) and restarted(back) == {"reason": "crash"}
-        assert tool_text(sleeping.result()) == "slept" and restarted(sleeping.result()) is None
 
 
 @requirement("ctx.state", "ctx.unforgeable", "id.purpose")

@@ -1,18 +1,39 @@
 """Whose session it is, and by what a client carries it."""
 
 import json
+import os
 import re
+import secrets
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from mcp import ClientSession
+from mcp.client.sse import sse_client
+from mcp.types import TextContent
 
-from tests.conftest import NoCookies
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
-from tests.support.in_process_gateway import in_process_gateway
-from tests.support.mcp_clients import SESSION_KEY, Legacy, Modern, messages, tool_text, without_id
+from tests.support.gateway_process import DEMO, PROBE, UNLIMITED, RunningGateway, replicas, server
+from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.mcp_clients import (
+    CURL,
+    RESTARTED,
+    SESSION_KEY,
+    Legacy,
+    Modern,
+    error_of,
+    messages,
+    modern_body,
+    modern_headers,
+    result_of,
+    tool_text,
+    without_id,
+)
+from tests.support.redis_server import RunningRedis
+from tests.support.waiting import descendants, eventually
 
 
 def who(response: httpx.Response) -> str:
@@ -51,47 +72,18 @@ def test_a_modern_client_finds_its_session_by_header_meta_or_cookie(demo: Runnin
     assert who(client.tool("whoami", headers={"Mcp-Session-Id": token})) != session
 
 
-@requirement("id.carriers")
-def test_carriers_count_in_the_documented_order(demo: RunningGateway, http: httpx.Client) -> None:
-    client = Modern(demo.url, http)
-    opened = [client.tool("whoami") for _ in range(3)]
-    by_header, by_meta, by_cookie = opened
-    carried = {
-        "headers": {"MCP-Gateway-Session": by_header.headers["mcp-gateway-session"], "Cookie": cookie_of(by_cookie)},
-        "meta": {SESSION_KEY: by_meta.headers["mcp-gateway-session"]},
-    }
-    assert who(client.tool("whoami", **carried)) == who(by_header)
-    del carried["headers"]["MCP-Gateway-Session"]
-    assert who(client.tool("whoami", **carried)) == who(by_meta)
-    # A sealed requestState comes before them all.
-    asked = messages(client.tool("ask", headers={"Cookie": cookie_of(by_cookie)}))[0]["result"]
-    retry = {
-        "name": "ask",
-        "arguments": {},
-        "requestState": asked["requestState"],
-        "inputResponses": {"name": {"action": "accept", "content": {"name": "Ada"}}},
-    }
-    token = by_header.headers["mcp-gateway-session"]
-    answer = client.send("tools/call", retry, headers={"MCP-Gateway-Session": token})
-    assert tool_text(answer) == "Hello, Ada!"
-    assert answer.headers["mcp-gateway-session"] != token
-
-
 @requirement("id.carriers", "id.forged")
-@pytest.mark.parametrize("carrier", ["header", "meta"])
-@pytest.mark.parametrize("token", ["nonsense", "x" * 24 + "." + "y" * 43, "", "a" * 5_000])
+@pytest.mark.parametrize("token", ["x" * 24 + "." + "y" * 43, "", "a" * 5_000], ids=["forged", "empty", "long"])
 def test_an_invalid_explicit_carrier_is_404_and_never_falls_through(
-    demo: RunningGateway, http: httpx.Client, carrier: str, token: str
+    demo: RunningGateway, http: httpx.Client, token: str
 ) -> None:
     client = Modern(demo.url, http)
     cookie = {"Cookie": cookie_of(client.tool("whoami"))}
-    if carrier == "header":
-        answer = client.tool("whoami", headers={**cookie, "MCP-Gateway-Session": token})
-    else:
-        answer = client.tool("whoami", headers=cookie, meta={SESSION_KEY: token})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] not in (-32601, *range(-32099, -32019))
-    assert answer.json()["id"] == 1
+    for answer in (
+        client.tool("whoami", headers={**cookie, "MCP-Gateway-Session": token}),
+        client.tool("whoami", headers=cookie, meta={SESSION_KEY: token}),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"], answer.json()["id"]) == (404, -32010, 1)
 
 
 @requirement("id.forged")
@@ -191,26 +183,6 @@ def test_a_replaced_key_of_the_same_principal_keeps_the_session(keyed: RunningGa
     assert who(session.tool("whoami")) == before
 
 
-@requirement("life.affinity")
-def test_an_api_key_is_enough_to_meet_ones_own_session_again(keyed: RunningGateway) -> None:
-    def calls(key: str, name: str) -> tuple[set[str], list[int]]:
-        sessions, counts = set(), []
-        for _ in range(3):  # a new connection each time
-            with httpx.Client(timeout=20) as http:
-                http.cookies.jar._policy = NoCookies()  # type: ignore[attr-defined]  # httpx has no switch for it
-                client = Modern(keyed.at("demo"), http, headers=bearer(KEYS[key]))
-                meta = {"io.modelcontextprotocol/clientInfo": {"name": name, "version": "1"}}
-                sessions.add(who(client.tool("whoami", meta=meta)))
-                counts.append(int(tool_text(client.tool("count", meta=meta))))
-        return sessions, counts
-
-    alice, counts = calls("alice", "affine")
-    assert len(alice) == 1 and counts == [1, 2, 3]
-    bob, counts = calls("bob", "affine")
-    assert len(bob) == 1 and counts == [1, 2, 3] and bob != alice
-    assert calls("alice", "another-host")[0] != alice
-
-
 @requirement("id.reattach")
 def test_initialize_with_an_explicit_token_resumes_session_state_and_process(
     demo: RunningGateway, http: httpx.Client
@@ -230,24 +202,17 @@ def test_initialize_with_an_explicit_token_resumes_session_state_and_process(
 
 @requirement("id.reattach")
 def test_by_cookie_or_principal_initialize_resumes_only_where_switched_on(http: httpx.Client) -> None:
-    def sessions(url: str, key: str, name: str) -> list[str]:
-        found: list[str] = []
-        cookie: dict[str, str] = {}
-        for _ in range(2):
-            client = Legacy(url, http, headers={**bearer(key), **cookie})
-            opened = client.initialize(name=name)
-            cookie = {"Cookie": cookie_of(opened)} if "set-cookie" in opened.headers else cookie
-            client.notify("notifications/initialized")
-            found.append(who(client.tool("whoami")))
-        return found
-
-    options = {"api_keys": {name: sha256(key) for name, key in KEYS.items()}}
+    keys = {name: sha256(key) for name, key in KEYS.items()}
     for reattach, resumes in ((["cookie"], True), (["principal"], True), ([], False)):
-        settings = {**options, "session": {"reattach": reattach}}
-        with in_process_gateway({"main": server(DEMO)}, options=settings) as gateway:
-            first, second = sessions(gateway.url, KEYS["alice"], "host")
-            assert (first == second) is resumes, reattach
-            assert sessions(gateway.url, KEYS["bob"], "host")[0] != first
+        options = {"api_keys": keys, "session": {"reattach": reattach}}
+        with in_process_gateway({"main": server(DEMO)}, options=options) as gateway:
+            alice, bob = (bearer(KEYS[name]) for name in ("alice", "bob"))
+            opened = Legacy(gateway.url, http, headers=alice).initialize()
+            cookie = {"Cookie": cookie_of(opened)}
+            again = Legacy(gateway.url, http, headers={**alice, **cookie}).initialize()
+            other = Legacy(gateway.url, http, headers={**bob, **cookie}).initialize()
+            tokens = [answer.headers["mcp-session-id"] for answer in (opened, again, other)]
+            assert (tokens[0] == tokens[1]) is resumes and tokens[2] not in tokens[:2], reattach
 
 
 @requirement("ops.redact")
@@ -272,3 +237,147 @@ def test_no_token_credential_or_whole_id_in_logs_errors_or_health(http: httpx.Cl
     for secret in secrets:
         assert secret not in told
         assert secret.partition("=")[2] not in told or not secret.partition("=")[2]
+
+
+# -- session keys, default sessions and idle sessions, at two replicas on one Redis and at a gateway for everybody
+
+
+NEWCOMER = secrets.token_hex(8)
+"""The key of a principal that no other test has opened a default session for."""
+KEY_META = "io.github.mcp-session-gateway/session-key"
+PYTHON = {"User-Agent": "python-httpx2/2.16.2"}
+HOSTS = "X-Conversation-Id"
+OPTIONS: dict[str, Any] = {
+    "api_keys": {"alice": sha256(KEYS["alice"]), "bob": sha256(KEYS["bob"]), NEWCOMER: sha256(NEWCOMER)},
+    "sse": True,
+    "session": {"key_headers": ["MCP-Gateway-Session-Key", HOSTS]},
+    "policy": UNLIMITED,
+}
+
+
+@pytest.fixture(scope="module")
+def pair(redis_server: RunningRedis) -> Iterator[list[RunningGateway]]:
+    with replicas(redis_server.url, {"main": server(DEMO)}, **OPTIONS) as gateways:
+        yield gateways
+
+
+def keyed(key: str, who: str = "alice", **more: str) -> dict[str, str]:
+    return {**PYTHON, **bearer(KEYS[who]), "MCP-Gateway-Session-Key": key, **more}
+
+
+def count(gateway: RunningGateway, http: httpx.Client, headers: dict[str, str], **more: Any) -> str:
+    return tool_text(Modern(gateway.url, http, headers=headers).tool("count", **more))
+
+
+@requirement("cli.session-key", "cli.session-key-bound", "rep.any")
+def test_one_key_is_one_session_of_its_principal_at_any_replica(pair: list[RunningGateway], http: httpx.Client) -> None:
+    here, there = pair
+    key = f"agent {secrets.token_hex(4)}"
+    assert [count(gateway, http, keyed(key)) for gateway in (here, there, here)] == ["1", "2", "3"]
+    by_meta = Modern(there.url, http, headers={**PYTHON, **bearer(KEYS["alice"])})
+    assert tool_text(by_meta.tool("count", meta={KEY_META: key})) == "4"
+    assert count(there, http, {**PYTHON, **bearer(KEYS["alice"]), HOSTS: key}) == "5"
+    assert [count(there, http, other) for other in (keyed(key, who="bob"), keyed(f"{key}2"))] == ["1", "1"]
+    # The other era meets the same session and its state; its process knows the handshake of its own client.
+    legacy = Legacy(there.url, http, headers=keyed(key)).open()
+    again = Legacy(here.url, http, headers=keyed(key)).open()
+    assert legacy.session == again.session
+    tool_text(legacy.tool("remember", {"key": "colour", "value": "green"}))
+    recalled = Modern(here.url, http, headers=keyed(key)).tool("recall", {"key": "colour"})
+    assert "green" in tool_text(recalled)
+    for gateway in pair:
+        assert key not in gateway.stderr()
+
+
+@requirement("cli.default", "cli.default-learnt")
+def test_a_client_that_brings_nothing_back_meets_its_default_session(
+    pair: list[RunningGateway], http: httpx.Client
+) -> None:
+    here, there = pair
+    curl = {**CURL, **bearer(NEWCOMER)}
+    calls = [count(gateway, http, curl) for gateway in (here, there, *[here] * 5)]  # the last ones on the fast path
+    assert calls == ["1", "2", "3", "4", "5", "6", "7"]
+    assert count(here, http, curl | {"MCP-Gateway-Session": "new"}) == "1"
+    answer = Modern(here.url, http, headers=curl).tool("count")
+    echoing = curl | {"MCP-Gateway-Session": answer.headers["mcp-gateway-session"]}
+    assert (tool_text(answer), count(there, http, echoing)) == ("8", "9")
+    assert count(here, http, curl) == "1", "it has brought its token back"
+    assert eventually(lambda: count(there, http, curl) == "1"), "which the other replica learns within a second"
+
+
+@pytest.fixture(scope="module")
+def everybody() -> Iterator[InProcessGateway]:
+    """Serves anonymous clients, and gives idle processes of sessions that nobody came back to up at once."""
+    servers = {"main": server(PROBE), "kept": server(PROBE, idle_stop_s=0)}
+    with in_process_gateway(servers, options={"session": {"unreturned_stop_s": 0.3}, "policy": UNLIMITED}) as gateway:
+        yield gateway
+
+
+@requirement("cli.session-key-anonymous", "cli.session-key-refused")
+def test_an_anonymous_key_must_be_hard_to_guess(everybody: InProcessGateway, http: httpx.Client) -> None:
+    def ask(key: str) -> httpx.Response:
+        headers = {"MCP-Gateway-Session-Key": key}
+        return Modern(f"{everybody.base}/servers/main/mcp", http, headers=headers).tool("pid")
+
+    good = secrets.token_hex(16)
+    assert tool_text(ask(good)) == tool_text(ask(good)) != tool_text(ask(secrets.token_urlsafe(16)))
+    refused = ask("agent-1")
+    error = error_of(refused)
+    assert (refused.status_code, error["data"]["reason"]) == (400, "invalid_session_key")
+    assert "session key" in error["message"] and "agent-1" not in error["message"]
+    body, key = modern_body("tools/list"), ("MCP-Gateway-Session-Key", good)
+    twice = http.post(everybody.url, json=body, headers=[*modern_headers(body).items(), key, key])
+    assert twice.status_code == 400 and "appears more than once" in twice.text
+
+
+@requirement("cli.idle")
+def test_a_session_that_nobody_came_back_to_gives_its_idle_process_up(
+    everybody: InProcessGateway, http: httpx.Client
+) -> None:
+    opened = [Modern(f"{everybody.base}/servers/main/mcp", http).tool("pid") for _ in range(4)]
+    kept = Modern(f"{everybody.base}/servers/kept/mcp", http).tool("pid")
+    pids = {int(tool_text(answer)) for answer in opened}
+    assert eventually(lambda: not pids & {p.pid for p in descendants(os.getpid())})
+    assert int(tool_text(kept)) in {p.pid for p in descendants(os.getpid())}, "its server does not allow it"
+    token = {"MCP-Gateway-Session": opened[0].headers["mcp-gateway-session"]}
+    again = Modern(f"{everybody.base}/servers/main/mcp", http, headers=token)
+    woken = again.tool("pid")
+    assert result_of(woken)["_meta"][RESTARTED] == {"reason": "idle_stop"}
+    threading.Event().wait(1.0)  # longer than the process of a session without its client may be idle
+    assert tool_text(again.tool("pid")) == tool_text(woken), "its client is back: the process stays"
+
+
+@requirement("cli.session-key-lasts")
+def test_a_connection_that_closes_does_not_end_the_session_of_a_key(
+    pair: list[RunningGateway], http: httpx.Client
+) -> None:
+    here, there = pair
+    key = secrets.token_hex(4)
+    client = Legacy(here.url, http, headers=keyed(key)).open()
+    assert tool_text(client.tool("count")) == "1"
+    kept = client.delete()  # as SDKs do when they close
+    assert (kept.status_code, kept.headers["allow"]) == (405, "POST, GET")
+    again = Legacy(there.url, http, headers=keyed(key)).open()
+    assert (again.session, tool_text(again.tool("count"))) == (client.session, "2")
+    own = Legacy(there.url, http, headers={**PYTHON, **bearer(KEYS["alice"])}).open()
+    own.headers |= keyed(key)
+    assert own.delete().status_code == 200, "the token names another session, and wins"
+    again.headers = bearer(KEYS["alice"])
+    assert again.delete().status_code == 200
+    assert Legacy(here.url, http, headers=keyed(key)).open().session != client.session
+
+
+@requirement("cli.session-key", "cli.session-key-lasts")
+@pytest.mark.anyio
+async def test_a_client_of_http_sse_names_its_session_by_a_key(pair: list[RunningGateway]) -> None:
+    key, counts = secrets.token_hex(4), []
+    for gateway in (*pair, pair[0]):
+        async with (
+            sse_client(f"{gateway.base}/sse", headers=keyed(key)) as (read, write),
+            ClientSession(read, write) as session,
+        ):
+            await session.initialize()
+            content = (await session.call_tool("count", {})).content[0]
+            assert isinstance(content, TextContent)
+            counts.append(content.text)
+    assert counts == ["1", "2", "3"]

@@ -1,9 +1,9 @@
 """Policy decides on what a server lists, and on methods that are known; the same for tools, prompts and resources."""
 
-import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -11,13 +11,13 @@ from mcp.shared.inbound import NAME_BEARING_METHODS, encode_header_value
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.gateway_process import WORK, server
+from tests.support.gateway_process import DEMO, WORK, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import (
+    ACCEPT,
     Legacy,
     Modern,
     error_of,
-    failed_text,
     messages,
     modern_body,
     modern_headers,
@@ -27,7 +27,6 @@ from tests.support.mcp_clients import (
     without_id,
 )
 from tests.support.table_server import listing, table_server
-from tests.support.waiting import eventually
 
 SCHEMA = {"type": "object"}
 LISTS: dict[str, Any] = {
@@ -180,61 +179,14 @@ def test_nobody_hears_of_resources_that_are_hidden(gateway: InProcessGateway, ht
     bob = Legacy(gateway.url, http, headers=bearer(KEYS["bob"])).open()
     error = error_of(bob.call("resources/subscribe", {"uri": "note://secret/b"}))
     assert error["message"] == "Resource not found: note://secret/b"
-    assert "result" in messages(bob.call("resources/subscribe", {"uri": "note://open/a"}))[-1]
+    for method in ("resources/subscribe", "resources/unsubscribe"):
+        assert "result" in messages(bob.call(method, {"uri": "note://open/a"}))[-1]
     wanted = {"notifications": {"resourceSubscriptions": ["note://open/a", "note://secret/b"]}}
     body = modern_body("subscriptions/listen", wanted)
     headers = {**modern_headers(body), **bearer(KEYS["bob"])}
     with http.stream("POST", gateway.url, json=body, headers=headers) as response:
         acknowledged = next(streamed(response))["params"]["notifications"]
     assert acknowledged["resourceSubscriptions"] == ["note://open/a"]
-
-
-@requirement("wall.decoded")
-@pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_lists_that_change_are_read_anew(era: str, http: httpx.Client, tmp_path: Path) -> None:
-    table = tmp_path / "table.json"
-    tools = [{"name": "relist", "inputSchema": SCHEMA}]
-    table.write_text(json.dumps(listing(tools=tools)))
-    entry = table_server(table, tools={"delete_*": BOSS})
-    with in_process_gateway({"s": entry}, options={"policy": {"unmatched_patterns": "allow"}}) as gateway:
-        client = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
-        assert "Unknown tool" in error_of(client.tool("newcomer"))["message"]
-        strict = {"type": "object", "required": ["n"]}
-        table.write_text(json.dumps(listing(tools=[*tools, {"name": "newcomer", "inputSchema": strict}])))
-        if isinstance(client, Legacy):
-            assert "did" in tool_text(client.tool("relist"))  # the server says so
-        else:
-            client.send("tools/list")  # a client without a session sees the new list, and the gateway with it
-        assert eventually(lambda: "did" in client.tool("newcomer", {"n": 1}).text, within_s=10)
-        assert "Invalid arguments" in failed_text(client.tool("newcomer"))
-
-
-@requirement("wall.decoded")
-def test_a_workspace_has_its_prompts_and_resources(http: httpx.Client) -> None:
-    entry = {"tools": ["s__read"], "prompts": ["s__greet"], "resources": ["s__note://open/*"]}
-    options = {
-        "api_keys": {"bob": sha256("bob-key")},
-        "policy": {"rules": [{"principals": ["*"], "workspace": "w"}], "workspaces": {"w": entry}},
-    }
-    with in_process_gateway({"s": table_server(listing(**LISTS))}, options=options) as gateway:
-        bob = Legacy(gateway.url, http, headers=bearer("bob-key")).open()
-        for method, key, name, seen in (
-            ("tools/list", "tools", "name", {"read"}),
-            ("prompts/list", "prompts", "name", {"greet"}),
-            ("resources/list", "resources", "uri", {"note://open/a"}),
-            ("resources/templates/list", "resourceTemplates", "uriTemplate", {"note://open/{id}"}),
-        ):
-            assert {item[name] for item in result_of(bob.call(method))[key]} == seen
-        for uri in ("note://secret/b", "note://open/../secret/b", "file:///pub/x"):
-            assert "not found" in error_of(bob.call("resources/read", {"uri": uri}))["message"]
-
-
-CALL = {"name": "work", "arguments": {"job": "hidden"}}
-
-
-@pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ledger") / "ledger"
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +208,7 @@ def test_a_request_without_an_id_reaches_no_server(
         look = "legacy__look" if path == "/mcp" else "look"
         assert tool_text(client.tool(look, {"job": "before"})) == "done before"
         for name in ("work", "legacy__work"):
-            params = CALL | {"name": name}
+            params = {"name": name, "arguments": {"job": "hidden"}}
             assert client.notify("tools/call", params).status_code == 202
             if version == "2025-03-26":
                 body = [{"jsonrpc": "2.0", "method": "tools/call", "params": params}]
@@ -275,3 +227,96 @@ def test_requests_of_the_other_era_reach_no_server(working: InProcessGateway, ht
     for method in ("tasks/list", "tasks/result", "roots/list", "notifications/initialized"):
         answer = new.send(method)
         assert (answer.status_code, error_of(answer)["code"]) == (404, -32601), answer.text
+
+
+# -- names and resources of several servers behind one URL: known to those who see the servers, and to nobody else
+
+
+SERVERS: Final = {"seen-one": server(DEMO), "hidden": server(DEMO, direct_only=True)}
+GUESTS: Final = [{"principals": ["api-key:bob"], "trust": "sandboxed"}]
+_TELLING: Final = frozenset({"content-length", "date", "mcp-session-id", "mcp-gateway-session", "set-cookie"})
+"""Headers that differ with each request. Of which there is one is compared."""
+_RANDOM: Final = re.compile(r'"(correlation_id|io\\.github\\.mcp-session-gateway/[a-z]+)":"[^"]*"')
+
+
+@pytest.fixture(scope="module")
+def hiding() -> Iterator[InProcessGateway]:
+    keys = {name: sha256(key) for name, key in KEYS.items()}
+    options = {"api_keys": keys, "policy": {"rules": GUESTS}, "sse": True}
+    with in_process_gateway(SERVERS, options=options) as running:
+        yield running
+
+
+def told(answer: httpx.Response) -> Any:
+    headers = {name: "" if name in _TELLING else value for name, value in answer.headers.items()}
+    return answer.status_code, headers, _RANDOM.sub("", answer.text)
+
+
+def answers(base: str, name: str, http: httpx.Client, headers: dict[str, str]) -> Iterator[Any]:
+    """What is told to whoever sends these headers to the URL of that server."""
+    url = f"{base}/servers/{name}/mcp"
+    for method in ("GET", "DELETE", "OPTIONS", "PUT"):
+        yield method, told(http.request(method, url, headers=headers))
+    for kind in ("text/plain", "application/json"):
+        yield kind, told(http.post(url, content=b"{", headers={**ACCEPT, "Content-Type": kind, **headers}))
+    yield "host", told(http.post(url, json={}, headers={**ACCEPT, "Host": "evil.example", **headers}))
+    for path in ("sse", "sse/messages", "mcp/", "other"):
+        yield path, told(http.post(f"{base}/servers/{name}/{path}", json={}, headers={**ACCEPT, **headers}))
+    status, fields, page = told(http.get(url, headers={"Accept": "text/html", **headers}))
+    yield "page", (status, fields, page.replace(name, "NAME"))  # it repeats its own address
+    legacy = Legacy(url, http, headers=headers)
+    yield "initialize", told(legacy.initialize())
+    legacy.session = ""
+    modern: list[tuple[str, Any]] = [
+        *((method, {}) for method in ("server/discover", "tools/list", "prompts/list", "resources/list")),
+        ("tools/call", {"name": "count", "arguments": {}}),
+        ("prompts/get", {"name": "introduce"}),
+        ("resources/read", {"uri": "note://one"}),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "a"}, "argument": {"name": "a", "value": ""}}),
+        ("com.example/method", {}),
+    ]
+    for method, params in modern:
+        body = modern_body(method, params)
+        yield method, told(http.post(url, json=body, headers={**modern_headers(body), **headers}))
+
+
+@requirement("wall.order", "pol.trust")
+@pytest.mark.parametrize("who", ["nobody", "a wrong key", "a guest"])
+def test_a_server_that_may_not_be_seen_and_one_that_is_not_there_answer_alike(
+    hiding: InProcessGateway, http: httpx.Client, who: str
+) -> None:
+    headers = {"nobody": {}, "a wrong key": {"Authorization": "Bearer wrong"}, "a guest": bearer(KEYS["bob"])}[who]
+    hidden = dict(answers(hiding.base, "hidden", http, headers))
+    absent = dict(answers(hiding.base, "absent", http, headers))
+    different = {what for what in hidden if hidden[what] != absent[what]}
+    assert not different, {what: (hidden[what], absent[what]) for what in sorted(different)}
+    if who != "a guest":
+        seen = dict(answers(hiding.base, "seen-one", http, headers))
+        assert seen == absent
+        assert hidden["initialize"][0] == 401
+
+
+@requirement("wall.order")
+def test_who_sees_a_server_is_served_and_an_open_gateway_says_what_is_not_there(
+    hiding: InProcessGateway, demo: RunningGateway, http: httpx.Client
+) -> None:
+    client = Modern(f"{hiding.base}/servers/hidden/mcp", http, headers=bearer(KEYS["alice"]))
+    assert tool_text(client.tool("count")) == "1"
+    assert http.post(demo.at("absent"), json={}, headers=ACCEPT).status_code == 404
+
+
+@requirement("ext.resource-owner")
+def test_a_resource_that_no_server_lists_is_found_by_asking(http: httpx.Client) -> None:
+    def shelf(name: str, era: str) -> Any:
+        content = {"contents": [{"uri": "@URI", "text": f"of {name}"}]}
+        missing = [["error", -32602 if era == "modern" else -32002, "not found"]]
+        listed: Any = {"resources": []}
+        answers = {"resources/list": listed, f"resources/read {name}://*": content, "resources/read": missing}
+        return table_server({"era": era, "capabilities": {"resources": {}}, "answers": answers, "scope": "private"})
+
+    with in_process_gateway({era: shelf(era, era) for era in ("legacy", "modern")}) as gateway:
+        for client in (Legacy(gateway.url, http).open(), Modern(gateway.url, http)):
+            ask = client.call if isinstance(client, Legacy) else client.send
+            for name in ("legacy", "modern"):
+                found = result_of(ask("resources/read", {"uri": f"{name}://hidden"}))
+                assert found["contents"][0]["text"] == f"of {name}"

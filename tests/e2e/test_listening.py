@@ -16,7 +16,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Modern, events, messages, modern_body, modern_headers, tool_text
+from tests.support.mcp_clients import Legacy, Modern, events, messages, modern_body, modern_headers, streamed, tool_text
 from tests.support.scripted_http_server import Reply, Seen, discovered, event, result_of, running_scripted_server
 from tests.support.waiting import eventually
 
@@ -86,26 +86,6 @@ def test_a_stream_ends_with_an_error_if_its_only_server_does_not_start(cold: Col
     with listening(cold.url(f"/servers/{name}/mcp")) as stream:
         _, last = stream.rest()
     assert last["id"] == "mine" and last["error"]["code"] == code and name in last["error"]["message"]
-
-
-@requirement("spec.cold-listen")
-def test_a_stream_of_several_servers_waits_for_those_that_do_not_start(cold: Cold, http: httpx.Client) -> None:
-    cold.start_with("exit 3")
-    with listening(cold.url("/mcp")) as stream:
-        cold.start_with("true")
-        client = Modern(cold.url("/mcp"), http, headers={"MCP-Gateway-Session": stream.session})
-        assert eventually(lambda: "result" in messages(client.tool("old__change"))[-1])
-        assert stream.until(2)[1]["method"] == CHANGED
-
-
-@requirement("spec.cold-listen", "proc.late")
-def test_lists_of_a_session_that_listens_wait_for_its_servers(cold: Cold, http: httpx.Client) -> None:
-    cold.start_with("sleep 0.8")
-    with listening(cold.url("/mcp")) as stream:
-        client = Modern(cold.url("/mcp"), http, headers={"MCP-Gateway-Session": stream.session})
-        listed = client.send("tools/list").json()["result"]
-    assert "io.github.mcp-session-gateway/missing" not in listed.get("_meta", {})
-    assert {tool["name"].split("__")[0] for tool in listed["tools"]} == {"new", "old"}
 
 
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
@@ -208,6 +188,26 @@ def test_a_server_that_was_killed_has_its_part_of_a_stream_again_once_it_is_used
     assert {message["params"]["_meta"][SUBSCRIPTION] for message in seen} == {9}
 
 
+@requirement("spec.relayed-changes")
+def test_a_legacy_client_misses_no_change_from_its_first_call_on_and_after_a_server_was_killed(
+    http: httpx.Client,
+) -> None:
+    """The server has the subscription 0.4 s after it was asked for it, and calls overtake that."""
+    late = server((*NOTIFIES, "listens-late"))
+    with in_process_gateway({"one": late, "two": late}) as gateway, httpx.Client(timeout=20) as own:
+        client, listener = Legacy(gateway.url, http).open(), Legacy(gateway.url, own)
+        listener.session = client.session
+        with listener.get() as response:
+            told = streamed(response)
+            client.tool("one__announce")
+            assert next(told)["method"] == CHANGED
+            os.kill(int(tool_text(client.tool("one__pid"))), signal.SIGKILL)
+            assert eventually(lambda: "restarted" in client.tool("one__pid").text)
+            assert next(told)["method"] == CHANGED, "what it has changed meanwhile may be missed"
+            client.tool("one__announce")
+            assert next(told)["method"] == CHANGED
+
+
 @requirement("spec.lost-listen")
 def test_a_server_behind_a_url_has_its_part_of_a_stream_again_after_its_connection_was_cut() -> None:
     def script(seen: Seen) -> Reply:
@@ -230,14 +230,3 @@ def test_a_server_behind_a_url_has_its_part_of_a_stream_again_after_its_connecti
         assert len(remote.posted("subscriptions/listen")) == 2
         before = stream.seen[-2]
         assert before["method"] == "notifications/tools/list_changed", "what it changed meanwhile may be missed"
-
-
-@requirement("spec.ended-listen")
-def test_a_legacy_server_keeps_the_stream_open(http: httpx.Client) -> None:
-    servers = {"new": server(NOTIFIES, shared=True), "old": server((*PROBE, "legacy-only"), shared=True)}
-    with in_process_gateway(servers) as gateway:
-        client = Modern(gateway.url, http)
-        with listening(gateway.url, 1) as stream:
-            client.tool("new__unlisten")
-            client.tool("old__change")
-            assert stream.until(2)[1]["method"] == "notifications/tools/list_changed"

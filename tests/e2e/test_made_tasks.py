@@ -1,9 +1,8 @@
 """Slow calls become tasks, whoever wrote the server: in both eras, with progress, questions, errors and limits."""
 
-import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +10,32 @@ import anyio
 import httpx
 import pytest
 
-from gateway import Gateway, Settings, create_app
-from session_store import KeyRing, Task
 from session_store.connect import backend_for
 from tests.requirements import requirement
-from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import WORK, server
-from tests.support.http_bytes import connected, listener_of, post
+from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.gateway_process import WORK, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
 from tests.support.issuer import Issuer
-from tests.support.legacy_task_client import Tasks
+from tests.support.legacy_task_client import Listening, Tasks
 from tests.support.mcp_clients import (
     DECLARES_TASKS,
     Legacy,
     Modern,
     error_of,
     modern_body,
-    modern_headers,
     result_of,
     tool_text,
     without_id,
 )
 from tests.support.stdio_client import Typed
 from tests.support.task_client import ACCEPT, TaskClient
+from tests.support.task_server import RELATED
 from tests.support.waiting import descendants, eventually, gone
 
 ERAS = ("legacy", "modern")
 SLOW = 0.4
 AFTER_S = 0.2
-ALICE, BOB = (bearer(letter * 40) for letter in "ab")
-KEYS = {"alice": sha256("a" * 40), "bob": sha256("b" * 40)}
-
-
-@pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ledger") / "ledger"
-    path.touch()
-    return path
+ALICE, BOB = (bearer(KEYS[name]) for name in ("alice", "bob"))
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +56,10 @@ def gateway(ledger: Path) -> Iterator[InProcessGateway]:
 
 @pytest.fixture(scope="module")
 def patient(ledger: Path) -> Iterator[InProcessGateway]:
-    """The same servers for alice and bob. Calls of some tools become tasks at once, and slow ones do not. Clients have
-    to answer within a second."""
+    """The same servers for alice and bob. Calls of `work` become tasks at once, and slow ones do not."""
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox="off") for era in ERAS}
-    options = {"api_keys": KEYS, "tasks": {"after_s": 60, "at_once": ["*/work", "*/give_up"], "answer_s": 1.0}}
+    keys = {name: sha256(KEYS[name]) for name in ("alice", "bob")}
+    options = {"api_keys": keys, "tasks": {"after_s": 60, "at_once": ["*/work"]}}
     with in_process_gateway(servers, options=options) as running:
         yield running
 
@@ -154,45 +142,12 @@ def test_a_server_asks_during_its_task(client: TaskClient, era: str) -> None:
 
 @requirement("task.make")
 def test_what_is_asked_before_the_task_is_asked_by_the_call(patient: InProcessGateway, http: httpx.Client) -> None:
-    client, arguments = Modern(patient.url, http, headers=ALICE), {"times": 2}
-    first = result_of(client.tool("legacy__ask", arguments, meta=DECLARES_TASKS))
+    client, call = Modern(patient.url, http, headers=ALICE), {"name": "legacy__ask", "arguments": {"times": 2}}
+    first = result_of(client.send("tools/call", call, meta=DECLARES_TASKS))
     assert first["resultType"] == "input_required"
-    back = {
-        "name": "legacy__ask",
-        "arguments": arguments,
-        "requestState": first["requestState"],
-        "inputResponses": dict.fromkeys(first["inputRequests"], ACCEPT),
-    }
-    second = result_of(client.send("tools/call", back, meta=DECLARES_TASKS))
+    back = {"requestState": first["requestState"], "inputResponses": dict.fromkeys(first["inputRequests"], ACCEPT)}
+    second = result_of(client.send("tools/call", call | back, meta=DECLARES_TASKS))
     assert second["resultType"] == "input_required", second
-
-
-@requirement("task.make")
-def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> None:
-    task = client.begin("modern__late", seconds=SLOW)
-    client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "late"}})
-    done = client.until(task, "completed")
-    assert json.loads(text(done))["content"] == {"name": "late"}
-
-
-@requirement("task.make")
-def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Path) -> None:
-    withdraws, end = tmp_path / "withdraws", tmp_path / "end"
-    task = client.begin("legacy__give_up", seconds=SLOW, withdraws=str(withdraws), until=str(end))
-    asked(client, task)
-    withdraws.touch()
-    client.until(task, "working")
-    end.touch()
-    assert text(client.until(task, "completed")) == "went on without an answer"
-
-
-@requirement("task.make")
-def test_a_question_that_nobody_answers_ends_the_task(patient: InProcessGateway, http: httpx.Client) -> None:
-    client = TaskClient(patient.url, http, headers=ALICE)
-    task = client.begin("legacy__give_up", withdraws="/never")
-    asked(client, task)
-    failed = client.until(task, "failed")
-    assert failed["error"]["code"] == -32015 and "did not send its answers" in failed["statusMessage"]
 
 
 @requirement("task.make")
@@ -217,29 +172,6 @@ def test_a_task_is_cancelled_at_its_server(client: TaskClient, ledger: Path, era
     client.cancel(task)
     client.answer(task, {"q1": ACCEPT})
     assert client.get(task)["status"] == "cancelled", "an outcome stays"
-
-
-@requirement("task.make")
-def test_a_client_that_leaves_before_the_task_cancels_its_call(patient: InProcessGateway, ledger: Path) -> None:
-    arguments = {"job": "left", "seconds": 30}
-    body = modern_body("tools/call", {"name": "legacy__look", "arguments": arguments}, meta=DECLARES_TASKS)
-    headers = {**modern_headers(body), **ALICE, "Host": "127.0.0.1", "Content-Type": "application/json"}
-    lines = (f"{name}: {value}" for name, value in headers.items())
-    with connected(listener_of(patient.url)) as connection:
-        connection.sendall(post("/mcp", json.dumps(body).encode(), *lines))
-        assert eventually(lambda: "began left" in ledger.read_text())
-        before = ledger.read_text().count("cancelled the client disconnected")
-    assert eventually(lambda: ledger.read_text().count("cancelled the client disconnected") == before + 1)
-
-
-@requirement("task.make")
-def test_too_many_tasks_leave_calls_what_they_are(gateway: InProcessGateway, http: httpx.Client) -> None:
-    session = Legacy(gateway.url, http).open().session
-    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": session})
-    tasks = [client.begin("legacy__slow_build", job=number, seconds=1.0) for number in range(3)]
-    plain = client.call("legacy__slow_build", job="last", seconds=AFTER_S)
-    assert plain["resultType"] == "complete" and text(plain) == "done last"
-    assert all(client.until(task, "completed") for task in tasks)
 
 
 @requirement("task.make", "id.bound")
@@ -280,42 +212,7 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: InProcess
 @requirement("task.make", "life.unconfirmed")
 def test_a_working_task_keeps_its_session_and_a_result_outlives_it(client: TaskClient) -> None:
     task = client.begin("modern__work", job="long", seconds=2.2)  # longer than a call may take, or an unused session
-    assert text(client.until(task, "completed")) == "done long"
-    later = client.get(task)
-    assert text(later) == "done long"
-
-
-# -- who may ask for a task, and what the rates count, however the task was made
-
-
-BURST = 12
-
-
-def served(client: Tasks, method: str, params: Any) -> int:
-    """How many of more requests than the session may send are answered. The others are refused."""
-    statuses = [client.client.call(method, params).status_code for _ in range(BURST + 3)]
-    assert sorted(set(statuses)) == [200, 429]
-    return statuses.count(200)
-
-
-@requirement("task.asked", "pol.limits")
-def test_each_request_counts_once_and_before_a_task_is_made(http: httpx.Client) -> None:
-    rate = {"session_rate": {"burst": BURST, "per_s": 0.01}}
-    options = {"policy": rate, "admin": {"keys": {"olga": sha256("olga")}}}
-    with in_process_gateway({"work": server((*WORK, "legacy"))}, options=options) as gateway:
-        plain, asked, results, waits = (Tasks(gateway.url, http) for _ in range(4))
-        call: Any = {"name": "work", "arguments": {"job": "one"}}
-        most = served(plain, "tools/call", call)
-        assert served(asked, "tools/call", call | {"task": {}}) == most
-        metrics = http.get(f"{gateway.base}/metrics", headers=bearer("olga")).text.splitlines()
-        made = next(line for line in metrics if line.startswith('mcp_gateway_tasks_total{event="made"} '))
-        assert float(made.split()[1]) == most, "what is refused has no task"
-        task = results.begin("work", job="three")["taskId"]
-        assert served(results, "tasks/result", {"taskId": task}) == most - 1
-        long = waits.begin("work", job="long", seconds=2.5)["taskId"]
-        done = waits.ask("tasks/result", {"taskId": long})
-        assert done["content"][0]["text"] == "done long"
-        assert served(waits, "tools/call", call) == most - 2, "the wait is one call"
+    assert text(client.until(task, "completed")) == text(client.get(task)) == "done long"
 
 
 @requirement("task.rights")
@@ -346,60 +243,189 @@ def test_a_weaker_credential_of_the_same_principal_reaches_no_task_of_a_stronger
         assert weak.until(mine, "completed") and strong.get(mine)["status"] == "completed"
 
 
-# -- gateways in other programs and on stdin end as orderly as a served one
-
-
-CALL = modern_body("tools/call", {"name": "work", "arguments": {"seconds": 0.8}}, meta=DECLARES_TASKS)
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    options = {"store": f"sqlite:///{folder}/store.db", "tasks": {"at_once": ["*"]}, "anonymous": True}
-    return {"mcpServers": {"work": server((*WORK, "legacy"))}, "gateway": options}
-
-
-@contextlib.asynccontextmanager
-async def inside(folder: Path) -> AsyncIterator[None]:
-    """A program with a gateway that has a task."""
-    settings = Settings.model_validate(settings_of(folder))
-    gateway = Gateway(settings, ring=KeyRing(["k" * 40]))
-    transport = httpx.ASGITransport(app=create_app(settings, gateway=gateway))
-    async with gateway.running(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        answer = await client.post("/mcp", json=CALL, headers=modern_headers(CALL))
-        assert result_of(answer)["status"] == "working"
-        yield
-
-
-async def outcome(folder: Path) -> Task:
-    """The task, as the next gateway finds it."""
-    store = backend_for(f"sqlite:///{folder}/store.db")
-    await store.open()
-    (task,) = await store.tasks.page()
-    await store.close()
-    return task
-
-
-@pytest.mark.anyio
-@requirement("task.durable")
-async def test_an_orderly_end_of_a_program_waits_for_its_tasks_and_a_crash_does_not(tmp_path: Path) -> None:
-    orderly, crash = tmp_path / "orderly", tmp_path / "crash"
-    for folder in (orderly, crash):
-        folder.mkdir()
-    async with inside(orderly):
-        pass
-    assert (await outcome(orderly)).status == "completed"
-    with pytest.raises(ZeroDivisionError):
-        async with inside(crash):
-            raise ZeroDivisionError
-    left = await outcome(crash)
-    assert left.status in ("failed", "cancelled") and "the gateway was stopped before the call" in left.message
-
-
 @requirement("task.durable", "ctx.stdio-front")
 def test_the_end_of_stdin_waits_for_tasks_that_outlive_it(tmp_path: Path) -> None:
-    config = tmp_path / "mcp.json"
-    config.write_text(json.dumps(settings_of(tmp_path)))
+    config, url = tmp_path / "mcp.json", f"sqlite:///{tmp_path}/store.db"
+    options = {"store": url, "tasks": {"at_once": ["*"]}, "anonymous": True}
+    config.write_text(json.dumps({"mcpServers": {"work": server((*WORK, "legacy"))}, "gateway": options}))
     client = Typed("--config", str(config), env={"MCP_GATEWAY_KEYS": "k" * 40}, child=[])
-    client.write(json.dumps(CALL).encode())
+    call = modern_body("tools/call", {"name": "work", "arguments": {"seconds": 0.8}}, meta=DECLARES_TASKS)
+    client.write(json.dumps(call).encode())
     assert client.read()["result"]["status"] == "working"
     assert client.end() == 0
-    assert anyio.run(outcome, tmp_path).status == "completed"
+
+    async def outcome() -> str:
+        """That of the task, as the next gateway finds it."""
+        store = backend_for(url)
+        await store.open()
+        (task,) = await store.tasks.page()
+        await store.close()
+        return task.status
+
+    assert anyio.run(outcome) == "completed"
+
+
+# -- the gateway's tasks for clients of 2025-11-25: `params.task` at servers of each era that make no tasks themselves
+
+
+FIELDS = {"taskId", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval"}
+INVALID, UNKNOWN_METHOD, CANCELLED, TOO_OFTEN = -32602, -32601, -32016, -32018
+
+
+def client_of(gateway: RunningGateway, http: httpx.Client, server: str, who: str = "alice") -> Tasks:
+    """A client with a session of its own, at one server."""
+    return Tasks(gateway.at(server), http, headers=bearer(KEYS[who]))
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("era", ERAS)
+def test_a_call_that_asks_for_a_task_becomes_one(tasked: RunningGateway, http: httpx.Client, era: str) -> None:
+    client = client_of(tasked, http, era)
+    offered = client.handshake["capabilities"]["tasks"]
+    assert offered == {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    made = client.begin("work", task={"ttl": 90_000}, job="quick", seconds=0.3)
+    assert made.keys() == FIELDS and (made["status"], made["ttl"]) == ("working", 90_000)
+    handle = made["taskId"]
+    related = {RELATED: {"taskId": handle}}
+    done = {"content": [{"type": "text", "text": "done quick"}], "_meta": related}
+    assert without_trace(client.ask("tasks/result", {"taskId": handle})) == done
+    task = client.get(handle)
+    assert (task["taskId"], task["status"]) == (handle, "completed") and task.keys() == FIELDS
+    assert 90_000 <= task["ttl"] < 150_000, "from its creation"
+    assert client.listed()[0] == handle, "those of other sessions follow"
+    ended = client.error("tasks/cancel", {"taskId": handle})
+    assert ended["code"] == INVALID and "completed already" in ended["message"]
+    again = Tasks(client.client.url, http, headers=bearer(KEYS["alice"]))  # a client that has started again
+    assert without_trace(again.ask("tasks/result", {"taskId": handle})) == done and handle in again.listed()
+
+
+def without_trace(result: Any) -> Any:
+    """A result without what the gateway says of the request."""
+    return result | {"_meta": {key: value for key, value in result["_meta"].items() if key == RELATED}}
+
+
+@requirement("task.asked")
+@pytest.mark.parametrize("name", [*ERAS, "extension"])
+def test_a_task_asks_on_the_call_for_its_result(tasked: RunningGateway, http: httpx.Client, name: str) -> None:
+    client, later = (client_of(tasked, http, name) for _ in range(2))
+    task = client.begin("ask", seconds=0.2)["taskId"]
+    client.until(task, "input_required")
+    *told, answer = later.answered(task, "Ada")  # any session of the principal: the client may have started again
+    questions = [message["params"] for message in told if message["method"] == "elicitation/create"]
+    assert len(questions) == (1 if name == "extension" else 2)
+    assert all(question["_meta"][RELATED] == {"taskId": task} for question in questions)
+    text = answer["result"]["content"][0]["text"]
+    assert text == "hello Ada" if name == "extension" else [one["content"]["name"] for one in json.loads(text)]
+    assert client.ask("tasks/result", {"taskId": task})["content"] == answer["result"]["content"]
+
+
+@requirement("task.asked")
+def test_a_task_that_was_asked_for_is_cancelled(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
+    task = client.begin("work", seconds=60)["taskId"]
+    assert client.ask("tasks/cancel", {"taskId": task})["status"] == client.get(task)["status"] == "cancelled"
+    assert client.error("tasks/result", {"taskId": task})["code"] == CANCELLED
+    assert client.error("tasks/cancel", {"taskId": task})["code"] == INVALID
+
+
+@requirement("task.asked")
+def test_what_goes_wrong_is_the_outcome(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
+    task = client.begin("wrong")["taskId"]
+    assert client.error("tasks/result", {"taskId": task})["code"] == 4711
+    assert client.get(task) | {"status": "failed", "statusMessage": "there is no such thing"} == client.get(task)
+    large = client.begin("large", size=10_000)["taskId"]
+    assert "result_bytes" in client.error("tasks/result", {"taskId": large})["message"]
+    before = client.listed()
+    nobody = client.error("tools/call", {"name": "nobody", "task": {}})
+    assert (nobody["code"], nobody["message"]) == (INVALID, "Unknown tool: nobody")
+    plain = client.ask("tools/call", {"name": "work", "arguments": {"job": "plain"}, "task": None})
+    assert "content" in plain, "null asks for nothing: some clients write what they leave out"
+    forbidden = client.error("tools/call", {"name": "give_up", "task": {}})
+    assert forbidden["code"] == UNKNOWN_METHOD and client.listed() == before
+    for number in range(6):  # with the two that have failed
+        client.begin("work", job=number)
+    assert client.error("tools/call", {"name": "work", "task": {}})["code"] == TOO_OFTEN
+    assert client.error("tasks/list", {"cursor": "forged"})["code"] == INVALID
+
+
+@requirement("task.asked", "id.bound")
+def test_a_task_that_was_asked_for_is_known_to_nobody_else(tasked: RunningGateway, http: httpx.Client) -> None:
+    mine, other = (client_of(tasked, http, "legacy", key) for key in ("alice", "bob"))
+    task = mine.begin("work", seconds=0.2)["taskId"]
+    elsewhere = client_of(tasked, http, "modern")
+    for each in (other, elsewhere):  # another principal, and another endpoint
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            assert each.error(method, {"taskId": task})["code"] == INVALID
+        assert task not in each.listed()
+    modern = TaskClient(mine.client.url, http, headers=bearer(KEYS["alice"]))
+    assert modern.until(task, "completed")["result"]["resultType"] == "complete", "both eras read one task"
+    later = client_of(tasked, http, "legacy")
+    assert task in later.listed(), "what is found is listed"
+
+
+@requirement("task.asked")
+def test_lists_say_which_tools_are_offered_as_tasks(tasked: RunningGateway, http: httpx.Client) -> None:
+    def listed(version: str) -> dict[str, Any]:
+        client = Legacy(tasked.url, http, version=version, headers=bearer(KEYS["alice"])).open()
+        tools = result_of(client.call("tools/list"))["tools"]
+        return {tool["name"]: tool.get("execution", {}).get("taskSupport") for tool in tools}
+
+    now = listed("2025-11-25")
+    assert (now["legacy__work"], now["own__plain"], now["legacy__give_up"]) == ("optional", "optional", "forbidden")
+    assert now["own__must"] == "required", "it says so itself"
+    assert now["modern__work"] is None, "it is not offered"
+    assert listed("2025-06-18")["legacy__work"] is None
+
+
+@requirement("task.asked")
+def test_earlier_clients_get_ordinary_results(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(tasked.at("legacy"), http, version="2025-06-18", headers=bearer(KEYS["alice"]))
+    handshake = result_of(client.initialize())
+    assert "tasks" not in handshake["capabilities"]
+    answer = client.call("tools/call", {"name": "work", "arguments": {"job": "plain"}, "task": {"ttl": 60_000}})
+    assert tool_text(answer) == "done plain"
+    assert error_of(client.call("tasks/list"))["code"] == UNKNOWN_METHOD
+
+
+@requirement("task.asked")
+def test_a_client_that_listens_is_notified_of_its_task(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
+    with Listening(client.client) as told:
+        task = client.begin("steps", meta={"progressToken": "p1"}, seconds=0.1)["taskId"]
+        client.until(task, "completed")
+        assert eventually(lambda: len(told.of("notifications/tasks/status")) == 1)
+        (status,) = told.of("notifications/tasks/status")
+        assert (status["taskId"], status["status"]) == (task, "completed") and "_meta" not in status
+        steps = told.of("notifications/progress")
+        assert [step["progress"] for step in steps] == [1, 2, 3]
+        assert {(step["progressToken"], step["_meta"][RELATED]["taskId"]) for step in steps} == {("p1", task)}
+
+
+@requirement("task.make")
+def test_a_task_that_the_server_makes_late_is_followed(client: TaskClient) -> None:
+    task = client.begin("modern__late", seconds=SLOW)
+    client.answer(task, asked(client, task), {"action": "accept", "content": {"name": "late"}})
+    done = client.until(task, "completed")
+    assert json.loads(text(done))["content"] == {"name": "late"}
+
+
+@requirement("task.make")
+def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Path) -> None:
+    withdraws, end = tmp_path / "withdraws", tmp_path / "end"
+    task = client.begin("legacy__give_up", seconds=SLOW, withdraws=str(withdraws), until=str(end))
+    asked(client, task)
+    withdraws.touch()
+    client.until(task, "working")
+    end.touch()
+    assert text(client.until(task, "completed")) == "went on without an answer"
+
+
+@requirement("task.make")
+def test_too_many_tasks_leave_calls_what_they_are(gateway: InProcessGateway, http: httpx.Client) -> None:
+    session = Legacy(gateway.url, http).open().session
+    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": session})
+    tasks = [client.begin("legacy__slow_build", job=number, seconds=1.0) for number in range(3)]
+    plain = client.call("legacy__slow_build", job="last", seconds=AFTER_S)
+    assert plain["resultType"] == "complete" and text(plain) == "done last"
+    assert all(client.until(task, "completed") for task in tasks)

@@ -1,5 +1,6 @@
 """The wire of 2026-07-28, as a client that writes every byte itself sees it."""
 
+import json
 from typing import Any
 
 import httpx
@@ -11,10 +12,14 @@ from tests.support.gateway_process import PROBE, RunningGateway, server
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import (
     ACCEPT,
+    Legacy,
     Modern,
+    error_of,
     messages,
     modern_body,
     modern_headers,
+    result_of,
+    streamed,
     tool_text,
     without_id,
 )
@@ -81,17 +86,22 @@ def test_what_is_no_request_is_refused(demo: RunningGateway, http: httpx.Client)
 
 @requirement("spec.modern", "id.carriers")
 def test_an_elicitation_retried_on_a_new_connection_reaches_its_own_process(demo: RunningGateway) -> None:
-    """No header, no cookie, a new connection: the sealed state alone brings the retry home."""
+    """No header, no cookie, a new connection: the sealed state alone brings the retry home, also past the token of
+    another session."""
     states = []
-    for _ in range(5):
+    for _ in range(3):
         with httpx.Client(timeout=20) as http:
             asked = messages(Modern(demo.url, http).tool("ask"))[0]["result"]
         assert asked["resultType"] == "input_required" and asked["inputRequests"]["name"]
         states.append(asked["requestState"])
-    for state in states:
+    with httpx.Client(timeout=20) as http:
+        other = {"MCP-Gateway-Session": Modern(demo.url, http).tool("whoami").headers["mcp-gateway-session"]}
+    for state, carried in zip(states, ({}, {}, other), strict=True):
         with httpx.Client(timeout=20) as http:
             retry = {"name": "ask", "arguments": {}, "requestState": state, "inputResponses": FORM}
-            assert tool_text(Modern(demo.url, http).send("tools/call", retry)) == "Hello, Ada!"
+            answer = Modern(demo.url, http, headers=carried).send("tools/call", retry)
+        assert tool_text(answer) == "Hello, Ada!"
+        assert answer.headers.get("mcp-gateway-session") != other["MCP-Gateway-Session"]
 
 
 @requirement("id.purpose", "id.bound")
@@ -128,18 +138,6 @@ def test_leaving_cancels(probe: RunningGateway, http: httpx.Client) -> None:
     assert heard, "the server was told that the call is cancelled"
 
 
-@requirement("spec.modern")
-def test_a_refused_request_that_has_opened_a_session_gives_it_to_its_client(http: httpx.Client) -> None:
-    with in_process_gateway({"p": server(PROBE), "q": server(PROBE)}) as gateway:
-        refused = Modern(gateway.url, http).tool("nope")
-        assert refused.json()["error"]["code"] == -32602
-        token = refused.headers["mcp-gateway-session"]
-        again = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token}).tool("p__pid")
-        assert again.json()["result"] and again.headers.get("mcp-gateway-session", token) == token
-        other = Modern(gateway.url, http).tool("nope")
-        assert other.headers["mcp-gateway-session"] != token
-
-
 @requirement("wall.before-auth")
 def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None:
     """Neither a stranger nor somebody who may not see it can tell it from a tool that is not there."""
@@ -159,3 +157,115 @@ def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None
             assert without_id(hidden.json()["error"]) == {"code": -32602, "message": "Unknown tool: echo"}
         seen = [eve.tool("env", {"region": "eu"}, headers={"Mcp-Param-Region": region}) for region in ("us", "eu")]
         assert [answer.status_code for answer in seen] == [400, 200]
+
+
+# -- what a message does not have is not added to it, and what it has stays: between clients and servers of both eras
+
+
+INFO = "io.modelcontextprotocol/serverInfo"
+OURS = "io.github.mcp-session-gateway"
+CONTEXT = f"{OURS}/context"
+
+
+def say(*lines: str, result: Any = None) -> dict[str, Any]:
+    text = json.dumps({"content": []} if result is None else result)
+    return {"name": "say", "arguments": {"lines": list(lines), "result": text}}
+
+
+@requirement("spec.nothing-invented", "spec.bridge")
+def test_a_legacy_clients_messages_and_results_gain_and_lose_nothing(
+    scripted: RunningGateway, http: httpx.Client
+) -> None:
+    client = Legacy(scripted.at("legacy"), http).open()
+    bare = '{"jsonrpc":"2.0","method":"notifications/vendor"}'
+    empty = '{"jsonrpc":"2.0","method":"notifications/vendor","params":{ }}'
+    said = messages(client.call("tools/call", say(bare, empty, bare)))
+    assert [message.get("params", "none") for message in said[:-1]] == ["none", {}, "none"]
+    assert said[-1]["result"] == {"content": []}
+    assert result_of(client.call("tools/call", say(result={"content": [], "_meta": {}})))["_meta"] == {}
+
+    modern = Legacy(scripted.at("modern"), http).open()
+    result = {"resultType": "complete", "content": [], "_meta": {INFO: {"name": "scripted"}}}
+    assert result_of(modern.call("tools/call", say(result=result))) == {"content": []}
+    listed = result_of(modern.call("tools/list"))
+    assert set(listed) == {"tools"}, "neither of a list"
+
+
+@requirement("spec.nothing-invented", "spec.bridge")
+def test_a_question_without_params_stays_without_them(scripted: RunningGateway, http: httpx.Client) -> None:
+    asks = '{"jsonrpc":"2.0","id":"r","method":"roots/list"}'
+    client = Legacy(scripted.at("legacy"), http).open(capabilities={"roots": {}})
+    asked, _ = messages(client.call("tools/call", say(asks)))
+    assert asked["method"] == "roots/list" and "params" not in asked
+
+    # A modern server asks a legacy client by the result of the call.
+    wanted = {"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}
+    client = Legacy(scripted.at("modern"), http).open(capabilities={"roots": {}})
+    with client.streaming("tools/call", say(result=wanted)) as coming:
+        asked = next(coming)
+    assert asked["method"] == "roots/list" and "params" not in asked
+
+    # A legacy server asks a modern client by a request.
+    modern = Modern(scripted.at("legacy"), http)
+    meta: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"roots": {}}}
+    suspended = {"name": "say", "arguments": {"lines": [asks]}}
+    result = result_of(modern.send("tools/call", suspended, meta=meta))
+    assert list(result["inputRequests"].values()) == [{"method": "roots/list"}]
+
+
+@requirement("spec.nothing-invented")
+def test_a_server_gets_the_params_of_its_client_and_the_context(scripted: RunningGateway, http: httpx.Client) -> None:
+    client = Legacy(scripted.at("legacy"), http).open()
+    for text in ("", ',"params":{}', ',"params":{"_meta":{}}', ',"params":{"a":1.50,"b":{ }}'):
+        body = f'{{"jsonrpc":"2.0","id":5,"method":"vendor/thing"{text}}}'
+        headers = {**client.request_headers(), "Content-Type": "application/json"}
+        assert error_of(http.post(client.url, content=body, headers=headers))["code"] == -32601
+    got = [line for line in json.loads(tool_text(client.tool("got"))) if "vendor/thing" in line]
+    params = [json.loads(line)["params"] for line in got]
+    assert [{**given, "_meta": list(given["_meta"])} for given in params] == [
+        *[{"_meta": [CONTEXT]}] * 3,
+        {"a": 1.5, "b": {}, "_meta": [CONTEXT]},
+    ]
+    assert '"a":1.50,"b":{ }' in got[-1], "byte for byte"
+
+
+@requirement("wall.return")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_server_cannot_speak_for_the_gateway(scripted: RunningGateway, http: httpx.Client, era: str) -> None:
+    """A client that keeps the newest token would go on in the session of an attacker."""
+    forged = {f"{OURS}/session": "an attacker's", f"{OURS}/restarted": {"reason": "crash"}, OURS.upper(): 1}
+    result = {"resultType": "complete", "content": [{"type": "text", "text": "x", "_meta": forged}], "_meta": forged}
+    told = {"level": "error", "data": "x", "_meta": forged}
+    notice = json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": told})
+    for client in (Legacy(scripted.at(era), http).open(), Modern(scripted.at(era), http)):
+        ask = client.call if isinstance(client, Legacy) else client.send
+        answered = ask("tools/call", say(notice.replace("io.", "\\u0069o."), result=result))
+        assert answered.status_code == 200 and result_of(answered)["content"], answered.text
+        assert "attacker" not in answered.text and "crash" not in answered.text
+        assert OURS.upper() not in answered.text.replace("\\u0069", "i")
+
+
+@requirement("spec.task-progress")
+def test_progress_of_a_task_comes_on_the_clients_own_stream(scripted: RunningGateway, http: httpx.Client) -> None:
+    """Which comes after the call that made it was answered. The server does not declare its tasks."""
+    client = Legacy(scripted.at("legacy"), http).open()
+    progress = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":%d}}'
+    made = '{"task":{"taskId":"t","status":"working","createdAt":"2025-11-25T10:30:00Z","ttl":60000}}'
+    params = {
+        "name": "say",
+        "arguments": {"lines": [progress % 1], "result": made},
+        "task": {"ttl": 60_000},
+        "_meta": {"progressToken": "mine"},
+    }
+    first, answer = messages(client.call("tools/call", params))
+    assert (
+        first["params"] == {"progressToken": "mine", "progress": 1} and answer["result"]["task"]["status"] == "working"
+    )
+    # The server has the gateway's number for it, which is that of the call.
+    got = json.loads(result_of(client.tool("got"))["content"][0]["text"])
+    number = next(json.loads(line)["params"]["_meta"]["progressToken"] for line in got if '"task"' in line)
+    later = (progress % 2).replace("@TOKEN", str(number))
+    assert result_of(client.tool("say", {"lines": [later], "result": "{}"})) == {}
+    with client.get() as stream:
+        told = next(streamed(stream))
+    assert told["params"] == {"progressToken": "mine", "progress": 2}

@@ -1,6 +1,9 @@
 """What sessions see and may do: trust, workspaces, permissions, eval tools, bound and checked arguments."""
 
 import json
+import socket
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,22 @@ import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support import vendor_server
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, error_of, failed_text, messages, tool_text
+from tests.support.mcp_clients import (
+    ACCEPT,
+    Legacy,
+    Modern,
+    error_of,
+    failed_text,
+    messages,
+    result_of,
+    tool_text,
+)
+from tests.support.stdio_server import text, tools
 from tests.support.table_server import EXITS, listing, table_server
 from tests.support.waiting import eventually
 
@@ -69,23 +83,9 @@ def test_what_is_not_for_a_session_does_not_exist_for_it(gateway: InProcessGatew
         for hidden in ("probe__crash", "probe__noise", "inner__count", "paid__count", "nothing__at_all"):
             error = error_of(client.tool(hidden))
             assert error["code"] == -32602 and error["message"].startswith("Unknown tool"), hidden
-        params = {"name": "inner__introduce"}
-        answer = (
-            client.call("prompts/get", params) if isinstance(client, Legacy) else client.send("prompts/get", params)
-        )
+        ask = client.call if isinstance(client, Legacy) else client.send
+        answer = ask("prompts/get", {"name": "inner__introduce"})
         assert error_of(answer)["message"] == "Unknown prompt: inner__introduce"
-        assert json.loads(tool_text(client.tool("probe__env", {"prefix": "MCP_SESSION_TRUST"}))) == {
-            "MCP_SESSION_TRUST": "sandboxed"
-        }
-
-
-@requirement("pol.trust")
-def test_a_server_of_its_own_url_is_hidden_too(gateway: InProcessGateway, http: httpx.Client) -> None:
-    url, headers = f"{gateway.base}/servers/inner/mcp", bearer(KEYS["bob"])
-    modern = Modern(url, http, headers=headers)
-    assert listed(modern) == set() and "Unknown tool" in error_of(modern.tool("count"))["message"]
-    refused = Legacy(url, http, headers=headers).initialize()
-    assert "no server here" in error_of(refused)["message"]
 
 
 @requirement("pol.read-only")
@@ -95,22 +95,17 @@ def test_a_read_only_session_has_only_tools_that_read(gateway: InProcessGateway,
         seen = {name for name in listed(client) if name.startswith("inner__")}
         assert {"inner__whoami", "inner__recall"} <= seen and not seen & {"inner__remember", "inner__count"}
         assert tool_text(client.tool("inner__whoami"))
-        for hidden in ("inner__remember", "inner__count", "probe__echo"):
+        for hidden in ("inner__remember", "inner__count", "probe__echo", "inner__unlisted"):
             assert error_of(client.tool(hidden, {"key": "k", "value": "v"}))["message"].startswith("Unknown tool")
-        assert messages(client.tool("inner__unlisted"))[-1]["error"]["message"].startswith("Unknown tool")
 
 
 @requirement("ctx.bind")
 def test_arguments_are_bound_to_the_context(gateway: InProcessGateway, http: httpx.Client) -> None:
     legacy, _ = clients(gateway, http, "alice")
     assert json.loads(tool_text(legacy.tool("probe__echo"))) == {"workspace_id": "announced"}
-    assert json.loads(tool_text(legacy.tool("probe__echo", {"workspace_id": ""}))) == {"workspace_id": "announced"}
     assert json.loads(tool_text(legacy.tool("probe__echo", {"workspace_id": "other"}))) == {"workspace_id": "other"}
     told = "argument workspace_id is 'other', the session's workspace is 'announced'"
     assert eventually(lambda: told in gateway.stderr())
-    bare = Legacy(gateway.url, http, headers=bearer(KEYS["alice"])).open()
-    failed = failed_text(bare.tool("probe__echo"))
-    assert "arguments.workspace_id: it is missing" in failed and "no workspace" in failed
     fixed, _ = clients(gateway, http, "bob")
     assert isinstance(fixed, Legacy)
     again = fixed.initialize(meta={"orbit": {"workspace": "announced"}})
@@ -128,37 +123,9 @@ def test_arguments_are_checked_before_the_server_sees_them(demo: RunningGateway,
         result = messages(wrong)[-1]["result"]
         assert len(result["_meta"]["io.github.mcp-session-gateway/trace"]["correlation_id"]) == 32
         assert result.get("resultType") == (None if isinstance(client, Legacy) else "complete")
-        assert "required" in failed_text(client.tool("recall"))
-        assert "unexpected" in failed_text(client.tool("count", {"more": 1}))
-        if isinstance(client, Legacy):
-            malformed = client.call("tools/call", {"name": "count", "arguments": "none"})
-            assert error_of(malformed)["message"] == "params.arguments must be an object", "no model can cause it"
-            unknown = error_of(client.tool("nothing"))
-            assert unknown["code"] == -32602 and unknown["message"] == "Unknown tool: nothing"
     with in_process_gateway({"demo": server(DEMO)}, options={"policy": {"check_arguments": False}}) as gateway:
         result = messages(Modern(gateway.url, http).tool("slow", {"steps": "three"}))[-1]["result"]
         assert result["isError"], "the server's own words"
-
-
-@requirement("pol.workspace")
-def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.Client) -> None:
-    workspaces = {
-        "team-*": {"servers": ["demo"], "tools": ["demo__count", "demo__who*"]},
-        "all": {},
-    }
-    servers = {"demo": server(DEMO), "probe": server(PROBE)}
-    policy = {"workspaces": workspaces, "trust_announced_workspace": True}
-    with in_process_gateway(servers, options={"policy": policy}) as gateway:
-
-        def at(workspace: str) -> Legacy:
-            return Legacy(gateway.url, http).open(meta={"orbit": {"workspace": workspace}})
-
-        assert listed(at("team-a")) == {"demo__count", "demo__whoami"}
-        assert "Unknown tool" in error_of(at("team-a").tool("demo__ask"))["message"]
-        assert {"demo__ask", "probe__pid"} <= listed(at("all"))
-        nothing = Legacy(gateway.url, http).initialize(meta={"orbit": {"workspace": "elsewhere"}})
-        assert "no server here" in error_of(nothing)["message"]
-        assert listed(Modern(gateway.url, http)) == set()
 
 
 # -- a policy that does not fit what servers list is told before anybody is served
@@ -226,15 +193,184 @@ def test_the_doctor_tells_of_patterns_and_schemas(tmp_path: Path) -> None:
         assert found == 0 and "nothing checks the tool's arguments" in words
 
 
+# -- arguments and schemas on their way: what they may not contain, what it costs to look, and what passes as written
+
+
+BLOCKED = [r"drop\s+table", r'say "no"', r"^(a+)+$", r"\b4111\d{12}\b"]
+EVASIONS = [
+    r'{"sql": "\u0064rop table x"}',
+    r'{"sql": "drop\ntable x"}',
+    r'{"sql": "drop\ttable x"}',
+    r'{"sql": "DROP \r\n TABLE x"}',
+    r'{"sql": "drop\u000btable"}',
+    r'{"sql": "drop\u00a0table"}',
+    r'{"sql": "dr\u200bop ta\u00adble"}',
+    r'{"sql": "\uff44\uff52\uff4f\uff50\u3000\uff54\uff41\uff42\uff4c\uff45"}',
+    r'{"drop table": 1}',
+    r'{"deep": [{"er": ["x", {"drop  table": null}]}]}',
+    r'{"text": "they say \"no\""}',
+    r'{"text": "say \u0022no\u0022"}',
+    r'{"card": 4111111111111111}',
+    r'{"card": 4.111111111111111e15}',
+    r'{"sql": "aaaaaaaaaaaaaaaaaaaa"}',
+]
+
+
+@pytest.fixture(scope="module")
+def blocking() -> Iterator[InProcessGateway]:
+    with in_process_gateway({"probe": server(PROBE, tools={"echo": {"blocked": BLOCKED}})}) as running:
+        yield running
+
+
+def echo(client: Legacy, arguments: str, tool: str = "echo") -> httpx.Response:
+    """A call whose arguments are written just so."""
+    body = f'{{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments}}}}}'
+    headers = {**client.request_headers(), **ACCEPT, "Content-Type": "application/json"}
+    return client.http.post(client.url, content=body.encode(), headers=headers)
+
+
 @requirement("wall.decoded")
-def test_a_pattern_that_is_not_checked_is_a_warning(tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"id": {"type": "string", "pattern": "^(?!admin)[a-z]+$"}}}
-    lists = {"tools": [{"name": "find", "inputSchema": schema}]}
-    fault = "the pattern '^(?!admin)[a-z]+$' in the input schema of tool 'find' is not checked"
-    found, words = told(tmp_path, ["check"], {}, {}, lists)
-    assert found == 0 and f"warning mcpServers.s: {fault}" in words
-    assert fault in told(tmp_path, ["doctor"], {}, {}, lists)[1]
-    assert fault not in told(tmp_path, ["check"], {}, {"check_arguments": False}, lists)[1]
+def test_what_is_blocked_is_found_however_it_is_written(blocking: InProcessGateway, http: httpx.Client) -> None:
+    client = Legacy(blocking.url, http).open()
+    for arguments in EVASIONS:
+        assert "blocked" in failed_text(echo(client, arguments)), arguments
+    for good in ('{"sql": "select 1"}', '{"drop": "table"}', '{"b": ["drop", "table"]}', '{"n": 411111111111111}'):
+        assert tool_text(echo(client, good)), good
+
+
+@requirement("wall.decoded")
+def test_the_server_sees_what_was_looked_at(http: httpx.Client) -> None:
+    """A key that stands twice: a server that takes the first one would get what nobody looked at."""
+    answers = {"tools/list": tools("raw"), "tools/call": text("@LINE")}
+    for rules in ({"raw": {"blocked": BLOCKED}}, {}):
+        with in_process_gateway({"s": table_server({"era": "legacy", "answers": answers}, tools=rules)}) as running:
+            client = Legacy(running.url, http).open()
+            line = tool_text(echo(client, '{"sql": "drop table x", "n": 1.50, "sql": "select 1"}', "raw"))
+            assert "drop" not in line and json.loads(line)["params"]["arguments"] == {"sql": "select 1", "n": 1.5}
+
+
+@requirement("wall.decoded")
+def test_looking_costs_a_bounded_time(blocking: InProcessGateway, http: httpx.Client) -> None:
+    client = Legacy(blocking.url, http).open()
+    ascii_only = ("a" * 2_000_000 + "!", "drop " * 400_000)
+    # The last two are no marks, and become marks when they are normalised.
+    heaps = ("\u0316\u0301" * 100_000, "\ufdfa" * 300_000, "\u0f73" * 60_000, "\uff9e\u0301" * 60_000)
+    for heap in (*ascii_only, *heaps):
+        began = time.monotonic()
+        answer = echo(client, json.dumps({"sql": heap}, ensure_ascii=False))
+        assert time.monotonic() - began < 1.5
+        assert heap in tool_text(answer) if heap.isascii() else "cannot be checked" in failed_text(answer)
+    many = echo(client, json.dumps({"all": ["x"] * 100_000}))
+    assert "more than 20000 strings" in failed_text(many)
+
+
+# -- what a server's input schemas may make the gateway do
+
+
+@pytest.fixture
+def canary() -> Iterator[str]:
+    """A URL to which nobody connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def tool(name: str, schema: Any) -> dict[str, Any]:
+    return {"name": name, "inputSchema": schema}
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema of few lines that is 2^levels when its references are followed."""
+    defs: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(levels)
+    }
+    return {"type": "object", "$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": {"type": "object"}}}
+
+
+@requirement("wall.decoded")
+def test_a_schema_makes_the_gateway_fetch_nothing_and_wait_for_nothing(
+    canary: str, http: httpx.Client, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"type": "object", "required": ["only-who-read-the-file-knows"]}')
+    remote, local = canary, secret.as_uri()
+    tools = [
+        tool("fine", {"type": "object", "properties": {"n": {"type": "integer"}}}),
+        tool("ref", {"type": "object", "properties": {"a": {"$ref": remote}}}),
+        tool("file", {"$ref": local}),
+        tool("dynamic", {"$dynamicRef": remote}),
+        tool("dialect", {"$schema": remote, "type": "object"}),
+        tool("based", {"$id": remote, "$ref": "other.json"}),
+        tool("hidden", {"type": "object", "properties": {"a": {"$id": remote, "$ref": "#/x"}}}),
+        tool("unused", {"type": "object", "$defs": {"a": {"$ref": remote}}}),
+        tool("doubling", doubling(40)),
+        tool("wrong", {"type": "objekt"}),
+        tool("none", "no schema at all"),
+        tool("relist", {"type": "object", "pattern": "^(?=a)"}),
+    ]
+    with in_process_gateway({"s": table_server(listing(tools=tools))}) as blocking:
+        for client in (Legacy(blocking.url, http).open(), Modern(blocking.url, http)):
+            answer = client.call("tools/list") if isinstance(client, Legacy) else client.send("tools/list")
+            assert [t["name"] for t in result_of(answer)["tools"]] == ["fine", "relist"]
+            for name in (t["name"] for t in tools if t["name"] not in ("fine", "relist")):
+                began = time.monotonic()
+                error = error_of(client.tool(name))
+                assert error["code"] == -32602 and "input schema is invalid" in error["message"], error
+                assert "only-who-read" not in error["message"]
+                assert time.monotonic() - began < 1, name
+            assert "did" in tool_text(client.tool("fine", {"n": 1}))
+            assert "Invalid arguments" in failed_text(client.tool("fine", {"n": "one"}))
+        log = blocking.stderr()
+        for name in (t["name"] for t in tools if t["name"] not in ("fine", "relist")):
+            assert log.count(f"the input schema of tool s/{name} is invalid") == 1, "once, for all lists together"
+
+
+# -- methods that MCP does not define
+
+
+@requirement("ext.relay")
+def test_a_restricted_server_gets_only_the_methods_that_are_named(http: httpx.Client, tmp_path: Path) -> None:
+    audit, hidden = tmp_path / "events", {"tools": {"ask": {"direct_only": True}}}
+    named = {"methods": {"com.named/orders/*": {}, "com.named/orders/burst": {"allowed": False}}}
+    vendor = (sys.executable, "-m", vendor_server.__name__)
+    servers = {
+        "open": server((*vendor, "legacy", "open")),
+        "hidden": server((*vendor, "legacy", "hidden"), **hidden),
+        "named": server((*vendor, "modern", "named"), **hidden, **named),
+    }
+    options = {"session": {"trust": "sandboxed"}, "audit": {"file": str(audit)}}
+    with in_process_gateway(servers, options=options) as gateway:
+        for name, method, why in (
+            ("open", "echo", ""),
+            ("hidden", "echo", "no pattern in mcpServers.hidden.methods"),
+            ("named", "echo", ""),
+            ("named", "burst", "mcpServers.named.methods.com.named/orders/burst.allowed"),
+        ):
+            url, method = f"{gateway.base}/servers/{name}/mcp", f"com.{name}/orders/{method}"
+            sent = Legacy(url, http).open().call(method, {"payload": 1}), Modern(url, http).send(method, {"payload": 1})
+            if not why:
+                assert [messages(answer)[-1]["result"]["echo"] for answer in sent] == [1, 1]
+                continue
+            assert [error_of(answer)["code"] for answer in sent] == [-32601] * 2
+            assert [answer.status_code for answer in sent] == [200, 404]
+            assert eventually(lambda of=f"{name}/{method}", why=why: is_audited(audit, of, why)), why  # type: ignore[misc]
+
+
+def is_audited(audit: Path, tool: str, why: str) -> bool:
+    events = [json.loads(line) for line in audit.read_text().splitlines()] if audit.exists() else []
+    return any(event["event"] == "refused" and event["tool"] == tool and why in event["reason"] for event in events)
+
+
+@requirement("wall.decoded")
+def test_an_operator_can_allow_tools_whose_schemas_cannot_be_used(canary: str, http: httpx.Client) -> None:
+    tools = [tool("ref", {"$ref": canary}), tool("wrong", {"type": "objekt"})]
+    options = {"policy": {"unusable_schemas": "allow"}}
+    with in_process_gateway({"s": table_server(listing(tools=tools))}, options=options) as gateway:
+        client = Legacy(gateway.url, http).open()
+        assert "did" in tool_text(client.tool("ref")) and "did" in tool_text(client.tool("wrong"))
+        assert len(result_of(client.call("tools/list"))["tools"]) == 2
 
 
 @requirement("wall.decoded")
@@ -248,3 +384,24 @@ def test_a_server_that_answers_only_later_is_compared_then(http: httpx.Client, t
             error = messages(client.tool(tool))[-1]["error"]
             assert "its policy names tools it does not list" in error["message"]
         assert "'evalute' names no tool" in gateway.stderr()
+
+
+@requirement("pol.workspace")
+def test_a_workspace_sees_what_is_for_it_and_an_unknown_one_nothing(http: httpx.Client) -> None:
+    workspaces = {
+        "team-*": {"servers": ["demo"], "tools": ["demo__count", "demo__who*"]},
+        "all": {},
+    }
+    servers = {"demo": server(DEMO), "probe": server(PROBE)}
+    policy = {"workspaces": workspaces, "trust_announced_workspace": True}
+    with in_process_gateway(servers, options={"policy": policy}) as gateway:
+
+        def at(workspace: str) -> Legacy:
+            return Legacy(gateway.url, http).open(meta={"orbit": {"workspace": workspace}})
+
+        assert listed(at("team-a")) == {"demo__count", "demo__whoami"}
+        assert "Unknown tool" in error_of(at("team-a").tool("demo__ask"))["message"]
+        assert {"demo__ask", "probe__pid"} <= listed(at("all"))
+        nothing = Legacy(gateway.url, http).initialize(meta={"orbit": {"workspace": "elsewhere"}})
+        assert "no server here" in error_of(nothing)["message"]
+        assert listed(Modern(gateway.url, http)) == set()

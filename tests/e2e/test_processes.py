@@ -13,7 +13,6 @@ import httpx
 import psutil
 import pytest
 
-from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server
@@ -66,13 +65,6 @@ def test_an_idle_child_is_stopped_while_its_session_lives_on(probe: RunningGatew
 
 
 @requirement("proc.noise")
-def test_noise_on_stdout_and_stderr_harms_nobody(probe: RunningGateway, http: httpx.Client) -> None:
-    client = Legacy(probe.at("probe"), http).open()
-    assert tool_text(client.tool("noise", {"stderr": 3_000_000})) == "still here"
-    assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
-
-
-@requirement("proc.noise")
 def test_a_giant_line_fails_its_own_call_only(probe: RunningGateway, http: httpx.Client) -> None:
     one, two = Legacy(probe.at("probe"), http).open(), Legacy(probe.at("shared"), http).open()
     for client in (one, two):
@@ -99,17 +91,6 @@ def test_a_refused_handshake_leaves_nothing(probe: RunningGateway, http: httpx.C
         assert without_id(answer.json()["error"]) == {"code": -32099, "message": "not today"}
         assert "mcp-session-id" not in answer.headers
     assert eventually(lambda: len(descendants(probe.pid)) <= before, 4)
-
-
-@requirement("proc.gone", "proc.shutdown")
-def test_ending_a_session_takes_setsid_grandchildren_and_stubborn_children(
-    probe: RunningGateway, http: httpx.Client
-) -> None:
-    client = Legacy(probe.at("stubborn"), http).open()
-    child = psutil.Process(int(tool_text(client.tool("pid"))))
-    grandchild = psutil.Process(int(tool_text(client.tool("spawn"))))
-    client.delete()
-    assert gone([child, grandchild])
 
 
 @requirement("proc.gone")
@@ -164,30 +145,6 @@ def test_a_session_ended_while_its_server_starts_leaves_nothing(http: httpx.Clie
             assert client.delete().status_code == 200
         assert answer.result().status_code == 200 and "ended" in error_of(answer.result())["message"]
         assert eventually(lambda: len(descendants(gateway.pid)) <= idle)
-
-
-@requirement("proc.isolated", "spec.complete")
-def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.Client) -> None:
-    """A process of their own, from its first request on."""
-    with in_process_gateway({"p": server(PROBE, shared=True)}) as gateway:
-        one, two = (Legacy(gateway.url, http, version=v) for v in ("2025-06-18", "2025-11-25"))
-        assert one.initialize().json()["result"]["protocolVersion"] == "2025-06-18"
-        assert two.initialize().json()["result"]["protocolVersion"] == "2025-11-25"
-        one.tool("pid"), two.tool("pid")
-        thing = {"uri": "probe://thing"}
-        for client in (one, two):
-            assert result_of(client.call("resources/subscribe", thing)) == {}
-        assert result_of(one.call("resources/unsubscribe", thing)) == {}
-        assert result_of(one.call("logging/setLevel", {"level": "debug"})) == {}
-        assert result_of(two.call("logging/setLevel", {"level": "error"})) == {}
-        assert result_of(two.call("resources/unsubscribe", thing)) == {}
-        assert json.loads(tool_text(one.tool("set"))) == [
-            "resources/subscribe probe://thing",
-            "resources/subscribe probe://thing",
-            "logging/setLevel debug",
-            "logging/setLevel debug",
-            "resources/unsubscribe probe://thing",
-        ]
 
 
 # -- processes that were started ahead
@@ -277,19 +234,20 @@ def test_only_what_was_started_for_such_a_session_is_used(http: httpx.Client, tm
     assert servers_of(gateway) == {}
 
 
-@requirement("proc.warm", "proc.gone")
-def test_what_was_started_ahead_ends_with_the_gateway(http: httpx.Client) -> None:
-    with running_gateway({"probe": server(PROBE, warm=3)}) as gateway:
-        client = Legacy(gateway.url, http).open()
-        assert eventually(lambda: len(servers_of(gateway)) == 5)
-        spare = list(servers_of(gateway))
-        assert client.delete().status_code == 200
-        gateway.kill()
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spare))
-
-
-@requirement("proc.warm")
-def test_it_is_for_commands_only() -> None:
-    for wrong in ({"url": "http://127.0.0.1:1/mcp"}, {"command": "x", "shared": True}):
-        with pytest.raises(ValueError, match="warm needs a command"):
-            Settings.model_validate({"mcpServers": {"x": {**wrong, "warm": 1}}})
+@requirement("proc.isolated", "spec.complete")
+def test_sessions_of_a_shared_process_take_nothing_from_each_other(http: httpx.Client) -> None:
+    with in_process_gateway({"p": server(PROBE, shared=True)}) as gateway:
+        one, two = (Legacy(gateway.url, http, version=version).open() for version in ("2025-06-18", "2025-11-25"))
+        thing = {"uri": "probe://thing"}
+        for client, level in ((one, "debug"), (two, "error")):
+            assert result_of(client.call("resources/subscribe", thing)) == {}
+            assert result_of(client.call("logging/setLevel", {"level": level})) == {}
+        for client in (one, two):
+            assert result_of(client.call("resources/unsubscribe", thing)) == {}
+        assert json.loads(tool_text(one.tool("set"))) == [
+            "resources/subscribe probe://thing",
+            "logging/setLevel debug",
+            "resources/subscribe probe://thing",
+            "logging/setLevel debug",
+            "resources/unsubscribe probe://thing",
+        ]

@@ -1,59 +1,69 @@
-"""Tasks of modern servers for modern clients: their ids are the gateway's, and lead to them from anywhere."""
+"""Tasks of servers of both eras: their ids are the gateway's, lead to them from anywhere, or are followed."""
 
+import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer
-from tests.support.gateway_process import TASKS, RunningGateway, replicas, server
+from tests.support.gateway_process import DEMO, TASKS, RunningGateway, replicas, server
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import DECLARES_TASKS, error_of, tool_text, without_id
+from tests.support.legacy_task_client import Listening, Tasks
+from tests.support.mcp_clients import (
+    DECLARES_TASKS,
+    SESSION_KEY,
+    Legacy,
+    Modern,
+    error_of,
+    result_of,
+    tool_text,
+    without_id,
+)
 from tests.support.redis_server import RunningRedis
 from tests.support.task_client import TaskClient
-from tests.support.task_server import EXTENSION, HttpTasks, running_http_tasks
-from tests.support.waiting import gone
+from tests.support.task_server import EXTENSION, RELATED, running_http_tasks
+from tests.support.waiting import eventually
 
 pytestmark = requirement("task.relay")
 
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 SERVERS = ("http", "shared", "stdio")
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
-SESSION_KEY = "io.github.mcp-session-gateway/session"
+
+
+def serving(era: str) -> Iterator[InProcessGateway]:
+    command = (*TASKS, era)
+    with running_http_tasks(era) as upstream:
+        servers = {"stdio": server(command), "shared": server(command, shared=True), "http": {"url": upstream.url}}
+        options = {"tasks": {"after_s": 0.3}} if era == "legacy" else {}  # modern servers make their own
+        with in_process_gateway(servers | {"plain": server(DEMO)}, options=options) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[HttpTasks]:
-    with running_http_tasks("modern") as running:
-        yield running
+def legacy() -> Iterator[InProcessGateway]:
+    yield from serving("legacy")
 
 
 @pytest.fixture(scope="module")
-def gateway(upstream: HttpTasks) -> Iterator[InProcessGateway]:
-    modern = (*TASKS, "modern")
-    servers = {
-        "stdio": server(modern),
-        "shared": server(modern, shared=True),
-        "lazy": server(modern, idle_stop_s=0.3),
-        "http": {"url": upstream.url},
-    }
-    with in_process_gateway(servers, options={"session": {"unconfirmed_ttl_s": 1.0}}) as running:
-        yield running
+def modern() -> Iterator[InProcessGateway]:
+    yield from serving("modern")
 
 
-def clients(gateway: InProcessGateway, http: httpx.Client, name: str) -> list[TaskClient]:
+def clients(kind: Any, gateway: InProcessGateway, http: httpx.Client, name: str) -> list[Any]:
     """Clients of one server, at the address of all servers and at its own."""
-    return [TaskClient(gateway.url, http, f"{name}__"), TaskClient(f"{gateway.base}/servers/{name}/mcp", http)]
+    return [kind(gateway.url, http, f"{name}__"), kind(f"{gateway.base}/servers/{name}/mcp", http)]
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_task_is_found_by_its_id_alone(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
-    for tasks in clients(gateway, http, name):
+def test_a_task_is_found_by_its_id_alone(modern: InProcessGateway, http: httpx.Client, name: str) -> None:
+    for tasks in clients(TaskClient, modern, http, name):
         made = tasks.call("work", ttl=60_000)
         assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 60_000)
         assert "task/" not in made["taskId"], "the server's own id does not leave the gateway"
@@ -65,8 +75,8 @@ def test_a_task_is_found_by_its_id_alone(gateway: InProcessGateway, http: httpx.
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_task_asks_fails_and_is_cancelled(gateway: InProcessGateway, http: httpx.Client, name: str) -> None:
-    for tasks in clients(gateway, http, name):
+def test_a_task_asks_fails_and_is_cancelled(modern: InProcessGateway, http: httpx.Client, name: str) -> None:
+    for tasks in clients(TaskClient, modern, http, name):
         task = tasks.call("ask")["taskId"]
         asked = tasks.until(task, "input_required")
         assert asked["inputRequests"]["q1"]["params"]["message"] == "who?"
@@ -82,24 +92,11 @@ def test_a_task_asks_fails_and_is_cancelled(gateway: InProcessGateway, http: htt
         assert tasks.until(task, "cancelled")
 
 
-@requirement("ext.relay")
-def test_a_server_is_asked_for_a_task_by_its_own_id(
-    gateway: InProcessGateway, http: httpx.Client, upstream: HttpTasks
-) -> None:
-    (tasks, _) = clients(gateway, http, "http")
-    task = tasks.call("work")["taskId"]
-    tasks.until(task, "completed")
-    own = next(reversed(upstream.server.tasks))
-    assert [m["params"]["taskId"] for m in upstream.server.seen if m.get("method") == "tasks/get"][-1] == own
-    named = [headers["mcp-name"] for headers in upstream.headers if headers.get("mcp-method") == "tasks/get"]
-    assert named[-1] == own
-
-
 @pytest.mark.parametrize("name", SERVERS)
 def test_without_the_extension_on_a_request_there_are_no_tasks(
-    gateway: InProcessGateway, http: httpx.Client, name: str
+    modern: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
-    tasks, _ = clients(gateway, http, name)
+    tasks, _ = clients(TaskClient, modern, http, name)
     task = tasks.call("work")["taskId"]
     needed: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
     for method in ("tasks/get", "tasks/update", "tasks/cancel"):
@@ -146,9 +143,9 @@ def test_whoever_may_not_have_a_task_learns_nothing_of_it(tasked: RunningGateway
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_client_is_notified_of_the_tasks_that_it_names(
-    gateway: InProcessGateway, http: httpx.Client, name: str
+    modern: InProcessGateway, http: httpx.Client, name: str
 ) -> None:
-    for tasks in clients(gateway, http, name):
+    for tasks in clients(TaskClient, modern, http, name):
         first, second, other = (tasks.call("ask")["taskId"] for _ in range(3))
         for task in (first, second, other):
             tasks.until(task, "input_required")
@@ -172,18 +169,8 @@ def test_a_client_is_notified_of_the_tasks_that_it_names(
         assert {**got, **differs} == {**whole, "resultType": "complete", **differs}
 
 
-def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
-    gateway: InProcessGateway, http: httpx.Client
-) -> None:
-    begun = [TaskClient(gateway.url, http, f"{name}__").call("work", for_s=1)["taskId"] for name in SERVERS]
-    with TaskClient(gateway.url, http).listening(*begun, toolsListChanged=True) as stream:
-        honoured = next(stream)["params"]["notifications"]
-        assert honoured["taskIds"] == begun and honoured["toolsListChanged"] is True
-        assert {next(stream)["params"]["taskId"] for _ in begun} == {*begun}
-
-
-def test_who_takes_no_tasks_is_notified_of_none(gateway: InProcessGateway, http: httpx.Client) -> None:
-    tasks, _ = clients(gateway, http, "http")
+def test_who_takes_no_tasks_is_notified_of_none(modern: InProcessGateway, http: httpx.Client) -> None:
+    tasks, _ = clients(TaskClient, modern, http, "http")
     task = tasks.call("work")["taskId"]
     refused = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": [task]}})
     error = without_id(error_of(refused))
@@ -191,19 +178,6 @@ def test_who_takes_no_tasks_is_notified_of_none(gateway: InProcessGateway, http:
     assert error["data"] == {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
     wrong = tasks.client.send("subscriptions/listen", {"notifications": {"taskIds": {}}}, meta=DECLARES_TASKS)
     assert (wrong.status_code, error_of(wrong)["code"]) == (400, -32602)
-
-
-@requirement("life.unconfirmed")
-def test_a_task_keeps_its_session_and_its_process_until_it_is_over(
-    gateway: InProcessGateway, http: httpx.Client
-) -> None:
-    """No other request comes for its session, whose server is stopped when it is idle."""
-    tasks, _ = clients(gateway, http, "lazy")
-    made = tasks.call("work", for_s=3)
-    process = psutil.Process(made["x-more"]["pid"])
-    assert not gone([process], within_s=2.8)
-    tasks.until(made["taskId"], "completed")
-    assert gone([process])
 
 
 @requirement("id.forged")
@@ -224,11 +198,10 @@ def test_a_task_of_an_ended_session_or_of_a_hidden_server_is_unknown(tmp_path: P
 
 
 @requirement("rep.any")
-def test_a_task_is_reached_through_every_replica(
-    redis_server: RunningRedis, http: httpx.Client, upstream: HttpTasks
-) -> None:
-    servers = {"stdio": server((*TASKS, "modern")), "http": {"url": upstream.url}}
-    with replicas(redis_server.url, servers, 3) as gateways:
+def test_a_task_is_reached_through_every_replica(redis_server: RunningRedis, http: httpx.Client) -> None:
+    with running_http_tasks("modern") as upstream, contextlib.ExitStack() as stack:
+        servers = {"stdio": server((*TASKS, "modern")), "http": {"url": upstream.url}}
+        gateways = stack.enter_context(replicas(redis_server.url, servers, 3))
         for name in servers:
             one, two, three = (TaskClient(gateway.url, http, f"{name}__") for gateway in gateways)
             task = one.call("ask")["taskId"]
@@ -241,3 +214,164 @@ def test_a_task_is_reached_through_every_replica(
         two.until(task, "input_required")
         three.answer(task, ["q1"], ACCEPT)
         assert two.until(task, "completed")
+
+
+# -- the experimental tasks of 2025-11-25: relayed to clients of their era, and followed for clients of another
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_legacy_task_lives_under_the_gateways_id(legacy: InProcessGateway, http: httpx.Client, name: str) -> None:
+    for tasks in clients(Tasks, legacy, http, name):
+        assert tasks.handshake["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
+        made = tasks.begin("work")
+        assert (made["status"], made["ttl"], made["x-more"]["kept"]) == ("working", 60_000, [1, None])
+        assert "task/" not in made["taskId"], "the server's own id does not leave the gateway"
+        result = tasks.ask("tasks/result", {"taskId": made["taskId"]})
+        assert result["content"][0]["text"] == "work is done"
+        assert result["_meta"][RELATED] == {"taskId": made["taskId"]}
+        assert tasks.get(made["taskId"])["status"] == "completed"
+        assert tasks.get(made["taskId"])["taskId"] == made["taskId"]
+
+        working = tasks.begin("work", for_s=60)["taskId"]
+        assert tasks.ask("tasks/cancel", {"taskId": working})["status"] == "cancelled"
+        assert tasks.error("tasks/cancel", {"taskId": working})["message"] == "already over"
+        failed = tasks.begin("fail")["taskId"]
+        assert tasks.error("tasks/result", {"taskId": failed})["message"] == "it broke"
+        more = [tasks.begin("work")["taskId"] for _ in range(3)]
+        assert tasks.listed() == [made["taskId"], working, failed, *more]
+        assert tool_text(tasks.client.tool(f"{tasks.prefix}plain")) == "plain is done"
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_task_that_asks_is_answered_while_its_result_is_awaited(
+    legacy: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    for tasks in clients(Tasks, legacy, http, name):
+        task = tasks.begin("ask")["taskId"]
+        tasks.until(task, "input_required")
+        asked, *_, answer = tasks.answered(task, "Ada")
+        assert asked["params"]["_meta"][RELATED] == {"taskId": task}
+        assert answer["result"]["content"][0]["text"] == "hello Ada"
+        assert answer["result"]["_meta"][RELATED] == {"taskId": task}
+    seen = json.loads(tool_text(tasks.client.tool("seen")))
+    replied = [
+        message["result"]["_meta"][RELATED]["taskId"] for message in seen if "action" in message.get("result", {})
+    ]
+    assert replied and all(own.startswith("task/") for own in replied), "its server gets its own id"
+
+
+@requirement("wall.memory")
+@pytest.mark.parametrize("name", SERVERS)
+def test_only_its_own_session_is_told_of_a_task(legacy: InProcessGateway, http: httpx.Client, name: str) -> None:
+    mine, other = (Tasks(legacy.url, http, f"{name}__") for _ in range(2))
+    with Listening(mine.client) as told, Listening(other.client) as others:
+        task = mine.begin("work", meta={"progressToken": "p1"}, for_s=0.3)["taskId"]
+        assert eventually(lambda: len(told.of("notifications/tasks/status")) == 1)
+        (status,) = told.of("notifications/tasks/status")
+        assert (status["taskId"], status["status"]) == (task, "completed")
+        (progress,) = told.of("notifications/progress")
+        assert (progress["progressToken"], progress["_meta"][RELATED]) == ("p1", {"taskId": task})
+        # The other session is busy with the same server, and its own tasks are its only ones.
+        own = other.begin("work")["taskId"]
+        assert eventually(lambda: [s["taskId"] for s in others.of("notifications/tasks/status")] == [own])
+        assert not others.of("notifications/progress")
+        assert mine.listed() == [task] and other.listed() == [own]
+
+
+def test_a_task_is_found_from_a_later_session_of_its_client(legacy: InProcessGateway, http: httpx.Client) -> None:
+    task = Tasks(legacy.url, http, "stdio__").begin("work")["taskId"]
+    later = Tasks(legacy.url, http)
+    assert later.until(task, "completed")
+    assert later.ask("tasks/result", {"taskId": task})["content"][0]["text"] == "work is done"
+
+
+def asked_and_answered(client: Legacy, tool: str, **more: Any) -> list[Any]:
+    """The messages of a tool call, whose questions are answered."""
+    seen = list[Any]()
+    with client.streaming("tools/call", {"name": tool, "arguments": {}, **more}) as coming:
+        for message in coming:
+            seen.append(message)
+            if message.get("method") == "elicitation/create":
+                client.reply(message, result={"action": "accept", "content": {"name": "Ada"}})
+    return seen
+
+
+@requirement("spec.bridge")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_legacy_client_gets_the_outcome_of_a_modern_servers_task(
+    modern: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    client = Legacy(modern.url, http).open(capabilities={"elicitation": {}})
+    for tool in ("work", "must"):
+        result = result_of(client.tool(f"{name}__{tool}"))
+        assert result == {"content": [{"type": "text", "text": f"{tool} is done"}]}, "and nothing of the task"
+    failed = error_of(client.tool(f"{name}__fail"))
+    assert (failed["code"], failed["message"]) == (-32603, "it broke")
+    *notes, answer = asked_and_answered(client, f"{name}__ask", _meta={"progressToken": "p"})
+    assert answer["result"]["content"][0]["text"] == "hello Ada"
+    told = [note["params"] for note in notes if note["method"] == "notifications/progress"]
+    assert all(note["progressToken"] == "p" for note in told)
+    assert [note["progress"] for note in told] == [*range(1, len(told) + 1)]
+    assert "asking" in [note["message"] for note in told]
+
+
+@requirement("spec.bridge")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_modern_client_gets_the_result_of_a_tool_that_is_a_task_only(
+    legacy: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    plain = Modern(legacy.url, http)
+    result = result_of(plain.tool(f"{name}__must"))
+    assert result["content"] == [{"type": "text", "text": "must is done"}]
+    assert result["resultType"] == "complete" and "task" not in result
+    assert "io.modelcontextprotocol/related-task" not in result.get("_meta", {})
+    # A client that takes tasks gets one of the gateway's.
+    made = result_of(plain.tool(f"{name}__must", {"for_s": 1}, meta=DECLARES_TASKS))
+    assert made["resultType"] == "task"
+
+    def got() -> Any:
+        return result_of(plain.send("tasks/get", {"taskId": made["taskId"]}, meta=DECLARES_TASKS))
+
+    assert eventually(lambda: got()["status"] == "completed")
+    assert got()["result"]["content"][0]["text"] == "must is done"
+
+
+def test_one_stream_notifies_of_tasks_of_several_servers_and_of_lists(
+    modern: InProcessGateway, http: httpx.Client
+) -> None:
+    tasks = [TaskClient(modern.url, http, f"{name}__") for name in SERVERS]
+    begun = [each.call("ask")["taskId"] for each in tasks]
+    for each, task in zip(tasks, begun, strict=True):
+        each.until(task, "input_required")
+    with TaskClient(modern.url, http).listening(*begun, toolsListChanged=True) as stream:
+        honoured = next(stream)["params"]["notifications"]
+        assert honoured["taskIds"] == begun and honoured["toolsListChanged"] is True
+        for each, task in zip(tasks, begun, strict=True):
+            each.answer(task, ["q1"], ACCEPT)
+        told = set[str]()
+        while told != {*begun}:
+            told.add(next(stream)["params"]["taskId"])
+
+
+def seen_by(client: Any, name: str) -> list[Any]:
+    found: list[Any] = json.loads(tool_text(client.tool(f"{name}__seen")))
+    return found
+
+
+@requirement("spec.bridge")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_call_that_is_cancelled_cancels_the_task(
+    legacy: InProcessGateway, modern: InProcessGateway, http: httpx.Client, name: str
+) -> None:
+    old = Legacy(modern.url, http).open()
+    token = result_of(Modern(legacy.url, http).tool(f"{name}__plain"))["_meta"][SESSION_KEY]
+    new = Modern(legacy.url, http, headers={"MCP-Gateway-Session": token})
+    with httpx.Client(timeout=1.0) as impatient:
+        same = Legacy(old.url, impatient)
+        same.session, same._ids = old.session, itertools.count(77)
+        for client in (same, Modern(new.url, impatient, headers=new.headers)):
+            with pytest.raises(httpx.ReadTimeout):
+                client.tool(f"{name}__must", {"for_s": 60})
+    old.notify("notifications/cancelled", {"requestId": 77})
+    for each in (old, new):
+        assert eventually(lambda each=each: any(m.get("method") == "tasks/cancel" for m in seen_by(each, name)))  # type: ignore[misc]  # of this round

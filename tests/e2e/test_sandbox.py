@@ -60,7 +60,6 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
             assert (
                 asked(client, "Path('note').write_text('mine')") == "4" and asked(client, "os.listdir()") == "['note']"
             )
-            assert asked(client, "__import__('tempfile').mkstemp() and 1") == "1"
             assert asked(client, f"Path({str(secret)!r}).read_text()") in CLOSED
             assert asked(client, "Path('/etc/shadow').read_text()") == "PermissionError"
             assert asked(client, "os.listdir(Path.home().parent.parent)") in (
@@ -68,7 +67,6 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
                 f"['{Path(home).parent.name}']",
             )
             assert asked(client, "subprocess.run(['cat', '/etc/hostname']).returncode") == "0"
-            assert asked(client, "len(os.listdir('/usr/bin')) > 9") == "True"
         assert asked(ada, f"Path({homes[1]!r}, 'note').read_text()") in CLOSED, "a sibling of one principal"
         assert asked(ada, f"Path({str(data / 'x')!r}).write_text('x')") == "1", "an argument, under standard"
         assert asked(guest, f"Path({str(data / 'x')!r}).read_text()") == "x"
@@ -81,10 +79,7 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
 
 
 @requirement("box.runtime", "box.arguments")
-@pytest.mark.parametrize("profile", ["standard", "strict"])
-def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
-    http: httpx.Client, tmp_path: Path, profile: str
-) -> None:
+def test_a_script_does_not_read_the_credentials_that_lie_beside_it(http: httpx.Client, tmp_path: Path) -> None:
     app = tmp_path / "app"
     (app / "src").mkdir(parents=True)
     (app / ".git").mkdir()
@@ -95,8 +90,8 @@ def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
     free = [app / name for name in ("package.json", ".env.example", "src/helper.py")]
     for file in free:
         file.write_text("open to the server")
-    entry = {"command": sys.executable, "args": ["src/server.py"], "cwd": str(app), "sandbox": profile}
-    listed = {**entry, "sandbox": {"profile": profile, "read": [str(app / ".env")]}}
+    entry = {"command": sys.executable, "args": ["src/server.py"], "cwd": str(app), "sandbox": "standard"}
+    listed = {**entry, "sandbox": {"profile": "standard", "read": [str(app / ".env")]}}
     with in_process_gateway({"box": entry, "listed": listed}) as gateway:
         client = Legacy(gateway.url, http).open()
         assert {asked(client, f"Path({str(file)!r}).read_text()") for file in closed} <= {*CLOSED}
@@ -107,28 +102,6 @@ def test_a_script_does_not_read_the_credentials_that_lie_beside_it(
     config = tmp_path / "gateway.json"
     config.write_text(json.dumps({"mcpServers": {"box": entry}}), encoding="utf-8")
     assert f"withheld: {app}/mcp.json, " in run_command("sandbox", "explain", "box", "--config", str(config)).stdout
-
-
-@requirement("box.own-folder", "proc.warm")
-def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestarted_processes(
-    http: httpx.Client,
-) -> None:
-    entry = {**BOX, "cwd": "~", "sandbox": "strict", "warm": 1}
-    shared = {**entry, "context_env": {"HOME": "temp_dir"}}
-    with in_process_gateway({"one": shared, "two": shared, "own": entry}) as gateway:
-        for _ in range(2):  # the second session has the prestarted processes
-            client = Legacy(gateway.url, http).open()
-            assert asked(client, "Path('note').write_text('x')", "one") == "1"
-            assert asked(client, "os.listdir()", "two") == "['note']"
-            assert asked(client, "os.listdir()", "own") == "[]"
-            home = asked(client, "os.getcwd()", "one")
-            assert asked(client, "os.environ['HOME']", "two") == home
-            assert asked(client, f"os.listdir({home!r})", "own") in CLOSED
-            assert eventually(lambda: len(evaluating()) >= 6, 10), "the next session's are there"
-
-
-def evaluating() -> list[int]:
-    return [child.pid for child in descendants(os.getpid()) if EVALUATING in child.cmdline()]
 
 
 @requirement("box.explained")
@@ -158,11 +131,7 @@ def test_what_a_session_may_touch_is_explained(tmp_path: Path) -> None:
     [package] = json.loads(run_command("sandbox", "explain", "package", "--json", "--config", str(config)).stdout)[
         "sandboxes"
     ]
-    assert package["watch"] is True and direct["watch"] is False and direct["package"] is None
-    assert package["package"]["fetched_at"] is None and "/packages/notes-" in package["package"]["folder"]
-    lines = run_command("sandbox", "explain", "package", "--config", str(config)).stdout.splitlines()
-    assert f"  read, execute: its package, which is fetched into {package['package']['folder']}" in lines
-    assert "  watch: refused files are counted and logged, as refused connections are" in lines
+    assert package["watch"] is True and "/packages/notes-" in package["package"]["folder"]
     for name, why in (
         ("web", "server 'web' has no command"),
         ("x", "there is no server 'x' in mcpServers; servers: box, web, package"),
@@ -273,3 +242,121 @@ def test_a_server_works_under_strict_with_what_was_learnt_of_it(http: httpx.Clie
             assert {asked(client, code, "bare") for code in work} <= {*CLOSED}
             assert [asked(client, code, "learnt") for code in work] == list(work.values())
             assert asked(client, codes[-1], "learnt") in CLOSED
+
+
+@requirement("box.hosted")
+def test_hosted_gives_each_server_the_sandbox_that_its_readme_says(tmp_path: Path) -> None:
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    for name in ("npx", "uvx"):
+        (tmp_path / name).touch(mode=0o755)
+    config = str(ROOT / "examples/hosted/mcp.json")
+
+    def told(*arguments: str) -> str:
+        env = {**os.environ, "PATH": path}
+        done = run_command(*arguments, "--config", config, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "ok (files, git, fetch, browser)" in told("check", "--offline")
+    found = {}
+    for name in ("files", "git", "fetch", "browser"):
+        [found[name]] = json.loads(told("sandbox", "explain", name, "--json"))["sandboxes"]
+    assert {name: one["profile"] for name, one in found.items()} == {
+        **dict.fromkeys(("files", "git"), "strict"),
+        **dict.fromkeys(("fetch", "browser"), "standard"),
+    }
+    assert [one["required"] for one in found.values()] == [False, False, True, True]
+    assert found["files"]["own"] == ["HOME", "TMPDIR", "cwd"] and found["browser"]["limits"]["memory_mb"] == 6_144
+    for name, one in found.items():
+        assert all(written.startswith("/dev/") for written in one["write"]), name
+        assert not one["reach"]["hosts"] and one["reach"]["public"] is (name in ("fetch", "browser"))
+
+
+# -- what sandboxes refuse is shown to operators
+
+
+OPERATOR = bearer("operator-key-of-the-tests")
+TOLD = (
+    "server 'strict' was refused 10.0.0.5:443 (a private address); to allow it: sandbox.reach = [\"10.0.0.5:443\"]",
+    "server 'strict' was refused name.example.test (not listed); to allow it: sandbox.reach = [\"name.example.test\"]",
+)
+
+
+@pytest.mark.skipif(bool(probe().gate), reason=f"nothing of the network is refused here: {probe().gate}")
+@requirement("box.refusals-seen", "box.network", "box.names", "box.files-seen")
+def test_what_is_refused_is_an_error_a_log_line_an_event_a_metric_and_on_the_page_of_the_session(
+    http: httpx.Client,
+) -> None:
+    options = {"admin": {"keys": {"olga": sha256("operator-key-of-the-tests")}}}
+    with create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        servers = {
+            "strict": {**BOX, "sandbox": {"profile": "strict", "reach": [f"localhost:{port}"]}},
+            "seen": {**BOX, "sandbox": {"profile": "strict", "watch": True}},
+        }
+        with in_process_gateway(servers, options=options) as gateway:
+            client, other = (Legacy(gateway.url, http).open(name=name) for name in ("reaching-agent", "honest-agent"))
+
+            def connects(host: str, port: int) -> str:
+                return asked(client, f"socket.create_connection(({host!r}, {port}), 5).close()", "strict")
+
+            def get(path: str) -> httpx.Response:
+                answer = http.get(f"{gateway.base}/{path}", headers=OPERATOR)
+                assert answer.status_code == 200, answer.text
+                return answer
+
+            def shown(name: str) -> Any:
+                [row] = get(f"admin/api/sessions?q={name}").json()["sessions"]
+                return get(f"admin/api/sessions/{row['session']}").json()
+
+            def refused(name: str, part: str) -> list[Any]:
+                """A machine's libraries may try more than the program: a name service, for example."""
+                return [row for row in shown(name)["refused"] if part in row["what"]]
+
+            def told() -> set[str]:
+                events = get(f"admin/api/events?session={shown('reaching-agent')['session']}").json()
+                return {event["reason"] for event in events if event["event"] == "blocked"}
+
+            asked(other, "1", "strict")
+            assert connects("127.0.0.1", port) == connects("localhost", port) == "None"
+            assert [connects("10.0.0.5", 443) for _ in range(3)] == ["PermissionError"] * 3
+            own_port = int(gateway.base.rpartition(":")[2])
+            assert connects("127.0.0.1", own_port) == "PermissionError"
+            assert connects("name.example.test", 443) == "gaierror"
+            assert eventually(lambda: {*TOLD} <= told() and len(told()) >= 3), told()
+            assert any(f"127.0.0.1:{own_port} (" in reason for reason in told())
+            assert gateway.stderr().count("10.0.0.5:443 (a private address)") == 1
+            assert 'mcp_gateway_sandbox_refusals_total{kind="connect"}' in get("metrics").text
+            assert eventually(lambda: [row["count"] for row in refused("reaching-agent", "10.0.0.5")] == [3])
+            [row] = refused("reaching-agent", "10.0.0.5")
+            assert (row["server"], row["kind"], row["what"]) == ("strict", "connect", "10.0.0.5:443")
+            assert row["why"] == "a private address" and row["allows"] == 'sandbox.reach = ["10.0.0.5:443"]'
+            assert refused("honest-agent", "10.0.0.5") == []
+            page = get(f"admin/sessions/{shown('reaching-agent')['session']}").text
+            assert "Refused by sandboxes" in page and "sandbox.reach = [&#34;10.0.0.5:443&#34;]" in page
+            assert asked(client, "Path('/etc/shadow').read_text()", "seen") == "PermissionError"
+            assert asked(client, "Path('/etc/gshadow').read_text()", "strict") == "PermissionError"
+            files = [("/etc/shadow", 'sandbox.read = ["/etc/shadow"]')]
+            assert eventually(lambda: [(r["what"], r["allows"]) for r in refused("reaching-agent", "shadow")] == files)
+
+
+@requirement("box.own-folder", "proc.warm")
+def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestarted_processes(
+    http: httpx.Client,
+) -> None:
+    entry = {**BOX, "cwd": "~", "sandbox": "strict", "warm": 1}
+    shared = {**entry, "context_env": {"HOME": "temp_dir"}}
+    with in_process_gateway({"one": shared, "two": shared, "own": entry}) as gateway:
+        for _ in range(2):  # the second session has the prestarted processes
+            client = Legacy(gateway.url, http).open()
+            assert asked(client, "Path('note').write_text('x')", "one") == "1"
+            assert asked(client, "os.listdir()", "two") == "['note']"
+            assert asked(client, "os.listdir()", "own") == "[]"
+            home = asked(client, "os.getcwd()", "one")
+            assert asked(client, "os.environ['HOME']", "two") == home
+            assert asked(client, f"os.listdir({home!r})", "own") in CLOSED
+            assert eventually(lambda: len(evaluating()) >= 6, 10), "the next session's are there"
+
+
+def evaluating() -> list[int]:
+    return [child.pid for child in descendants(os.getpid()) if EVALUATING in child.cmdline()]

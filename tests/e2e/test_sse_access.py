@@ -115,18 +115,10 @@ def test_nothing_is_opened_or_told_without_a_credential(gateway: RunningGateway,
             assert "connection=" not in answer.text
             posted = http.post(f"{gateway.base}{path}/messages?connection={'x' * 24}", json={}, headers=headers)
             assert posted.status_code == 401
-
-
-@requirement("wall.before-auth", "spec.sse")
-def test_doubled_headers_are_answered_and_nothing_is_logged_as_a_fault(
-    gateway: RunningGateway, http: httpx.Client
-) -> None:
     for name in ("Authorization", "Origin", "Content-Type"):
         doubled = [(name, "one"), (name, "two")]
         assert http.get(f"{gateway.base}/sse", headers=doubled).status_code == 400
         assert http.post(f"{gateway.base}/sse/messages", content=b"{}", headers=doubled).status_code == 400
-    many = {f"X-{n}": "y" * 1_000 for n in range(80)}
-    assert http.get(f"{gateway.base}/sse", headers=many).status_code == 431
     assert "Traceback" not in gateway.stderr()
 
 
@@ -148,38 +140,14 @@ def test_a_message_url_is_of_the_principal_of_its_stream(gateway: RunningGateway
 
 
 @requirement("wall.authority", "spec.sse", "spec.origin")
-@pytest.mark.parametrize("headers", [{"Authorization": "Bearer " + KEYS["bob"]}, {"X-User": "ada"}])
-def test_it_serves_under_a_name_of_its_own_whoever_says_who_asks(
-    gateway: RunningGateway, http: httpx.Client, headers: dict[str, str]
-) -> None:
-    named = {**headers, "Host": "gateway.example"}
-    assert http.get(f"{gateway.base}/sse", headers={**headers, "Host": "evil.example"}).status_code == 421
-    with opened(gateway, named) as stream:
-        assert http.post(stream.address, json={}, headers={**headers, "Host": "evil.example"}).status_code == 421
-        assert http.post(stream.address, json=message(1, "initialize", **INFO), headers=named).status_code == 202
-        assert stream.answer()["result"]["serverInfo"]
-        call = message(2, "tools/call", **WHO)
-        assert http.post(stream.address, json=call, headers=named).status_code == 202
-        assert ("ada" if "X-User" in headers else "bob") in stream.answer()["result"]["content"][0]["text"]
-
-
-@requirement("wall.before-auth", "spec.sse")
-def test_messages_that_make_no_sense_harm_no_stream(gateway: RunningGateway, http: httpx.Client) -> None:
-    modern = {"_meta": {"io.modelcontextprotocol/protocolVersion": "\u2603\r\nX: y"}, "uri": "\u2603\r\nX: y"}
-    with opened(gateway, ALICE) as stream:
-        odd: list[Any] = [
-            {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": [1]}},
-            {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": {"a": 1}}},
-            message(7, "resources/read", **modern),
-            [message(8, "ping")],
-        ]
-        for one in odd:
-            assert http.post(stream.address, json=one, headers=ALICE).status_code == 202
-        assert http.post(stream.address, json=message(1, "initialize", **INFO), headers=ALICE).status_code == 202
-        for _ in range(4):
-            if stream.answer().get("id") == 1:
-                return
-        raise AssertionError("initialize was not answered")
+def test_it_serves_under_a_name_of_its_own_whom_a_proxy_vouches_for(gateway: RunningGateway) -> None:
+    ada = {"X-User": "ada", "Host": "gateway.example"}
+    evil = {**ada, "Host": "evil.example"}
+    assert httpx.get(f"{gateway.base}/sse", headers=evil).status_code == 421
+    with opened(gateway, ada) as stream:
+        assert httpx.post(stream.address, json={}, headers=evil).status_code == 421
+        stream.initialize()
+        assert "ada" in stream.text("env", prefix="MCP_SESSION_PRINCIPAL")
 
 
 @requirement("spec.sse-session", "id.cookie-flags")
@@ -239,10 +207,6 @@ def test_a_message_may_carry_the_session(gateway: RunningGateway) -> None:
             assert stream.text("pid") == pid
         assert eventually(lambda: ended(gateway, stream.token, ALICE)), "the unused session is gone"
         assert tool_text(web.tool("pid")) == pid, "and the named one goes on"
-        with opened(gateway, ALICE) as other:
-            other.initialize()
-            own = other.text("pid")
-            assert own != pid and other.text("pid", mine) == pid and other.text("pid") == own
         with opened(gateway, ALICE) as kept, opened(gateway, ALICE) as late:
             kept.initialize(kept.cookie)
             late.initialize(kept.cookie)
@@ -270,3 +234,22 @@ def test_sessions_of_others_and_forged_ones_are_unknown(gateway: RunningGateway,
             crossed = {"Origin": "https://app.example", "Sec-Fetch-Site": "cross-site", **stream.cookie}
             own.initialize(crossed)
             assert own.session() != stream.session(), "a cookie counts for nothing across sites"
+
+
+@requirement("wall.before-auth", "spec.sse")
+def test_messages_that_make_no_sense_harm_no_stream(gateway: RunningGateway, http: httpx.Client) -> None:
+    modern = {"_meta": {"io.modelcontextprotocol/protocolVersion": "\u2603\r\nX: y"}, "uri": "\u2603\r\nX: y"}
+    with opened(gateway, ALICE) as stream:
+        odd: list[Any] = [
+            {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": [1]}},
+            {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": {"a": 1}}},
+            message(7, "resources/read", **modern),
+            [message(8, "ping")],
+        ]
+        for one in odd:
+            assert http.post(stream.address, json=one, headers=ALICE).status_code == 202
+        assert http.post(stream.address, json=message(1, "initialize", **INFO), headers=ALICE).status_code == 202
+        for _ in range(4):
+            if stream.answer().get("id") == 1:
+                return
+        raise AssertionError("initialize was not answered")

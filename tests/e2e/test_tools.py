@@ -22,7 +22,7 @@ from tests.support.asgi import served
 from tests.support.concurrent_clients import AsyncModern, run_concurrently
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import TOOL, server
-from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
+from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, error_of, failed_text, tool_text
 from tests.support.redis_server import RunningRedis
 
@@ -40,21 +40,13 @@ def serving(app: Any) -> Iterator[str]:
         yield url.removesuffix("/mcp")
 
 
-@pytest.fixture(scope="module", params=["memory", "redis"])
-def store(request: pytest.FixtureRequest, redis_server: RunningRedis) -> str:
-    return "memory://" if request.param == "memory" else redis_server.url
-
-
 @pytest.fixture(scope="module")
-def tools(store: str) -> Iterator[InProcessGateway]:
+def tools(redis_server: RunningRedis) -> Iterator[InProcessGateway]:
     """The tool as a stdio child, and as an object in the gateway's process."""
     metadata = {"team": "t-{principal}", "client": "{agent}", "owner": "ada@example.com"}
-    session = {"metadata": metadata, "scrub_metadata": ["email"]}
-    options = {"store": store, "session": session}
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MCP_GATEWAY_KEYS", "k" * 40)
-        with in_process_gateway({"child": server(TOOL), "object": OBJECT}, options=options) as gateway:
-            yield gateway
+    options = {"store": redis_server.url, "session": {"metadata": metadata, "scrub_metadata": ["email"]}}
+    with in_process_gateway({"child": server(TOOL), "object": OBJECT}, options=options, ring=RING) as gateway:
+        yield gateway
 
 
 def expected(n: int, visits: int) -> Any:
@@ -74,28 +66,6 @@ def test_sessions_at_once_each_see_their_own(tools: InProcessGateway, kind: str,
         assert answers == [expected(n, visits) for visits in range(1, 5)]
 
 
-@requirement("ctx.state", "ctx.scope")
-def test_a_child_and_an_object_of_one_session_share_its_state(tools: InProcessGateway) -> None:
-    async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
-        client = AsyncModern(http, workspace=f"w{n}")
-        return [
-            json.loads(await client.tool(f"{tools.base}/servers/{kind}/mcp", "visit", {"name": f"{n}.{v}"}))
-            for v, kind in enumerate(("child", "object", "child", "object"))
-        ]
-
-    for n, answers in enumerate(run_concurrently(visiting, 3)):
-        assert answers == [expected(n, visits) for visits in range(1, 5)]
-
-
-@requirement("ctx.scope")
-def test_a_legacy_client_reaches_an_object_too(tools: InProcessGateway, http: httpx.Client) -> None:
-    client = Legacy(f"{tools.base}/servers/object/mcp", http).open(meta={"orbit.workspace": "mine"})
-    assert json.loads(tool_text(client.tool("visit", {"name": "a"})))["workspace"] == "mine"
-    assert tool_text(client.tool("blocking_whoami")) == "mine", "in a worker thread as well"
-    other = Legacy(f"{tools.base}/servers/object/mcp", http).open()
-    assert json.loads(tool_text(other.tool("visit", {"name": "b"})))["names"] == ["b"]
-
-
 @requirement("ctx.metadata", "ctx.scrub")
 def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
     tools: InProcessGateway, http: httpx.Client
@@ -105,9 +75,6 @@ def test_metadata_comes_from_rules_and_from_tools_in_the_process_only(
     written = json.loads(tool_text(client.tool("object__annotate", {"name": "note", "value": f"see {secret}"})))
     rules = {"client": mcp_clients.client_name, "team": "t-anonymous", "owner": "[redacted]"}
     assert written == {**rules, "note": "see [redacted]"}
-    client.tool("object__annotate", {"name": "note", "value": "ada@example.com, +49 30 1234567"})
-    written = json.loads(tool_text(client.tool("object__annotate", {"name": "b", "value": "c"})))
-    assert written == {**rules, "note": "[redacted], +49 30 1234567", "b": "c"}, "only what was asked for"
     assert tool_text(client.tool("child__annotate", {"name": "a", "value": "b"})).startswith("refused: ")
     too_large = client.tool("object__annotate", {"name": "a", "value": "x" * 11_000})
     assert "10240" in tool_text(too_large)
@@ -146,14 +113,7 @@ def test_what_a_tool_cannot_store_its_caller_reads_in_the_words_of_the_limit(htt
             large = client.tool(f"{kind}__fill", {"key": "a", "size": 70_000})
             assert failed_text(large) == f"Error executing tool fill: {TOO_LARGE}"
             assert tool_text(client.tool(f"{kind}__fill", {"key": f"{kind}0", "size": 10})) == "stored", "it lives on"
-            bad = failed_text(client.tool(f"{kind}__increment", {"key": f"{kind}0"}))
-            assert bad.endswith(f"the value of '{kind}0' is not an integer and cannot be incremented")
             assert failed_text(client.tool(f"{kind}__fail")) == "Error executing tool fail", "others stay hidden"
-        sizes = [client.tool("object__fill", {"key": f"k{n}", "size": 60_000}) for n in range(18)]
-        assert [tool_text(size) for size in sizes[:17]] == ["stored"] * 17
-        assert "the session's state would be 10" in failed_text(sizes[17]) and "1048576" in failed_text(sizes[17])
-        written = failed_text(client.tool("object__annotate", {"size": 11_000}))
-        assert "would be 11004 bytes" in written and "10240" in written
         read = error_of(client.call("resources/read", {"uri": "filling://too-large"}))
         assert "70002 bytes of JSON, more than 65536" in read["message"]
         low = error_of(client.tool("low__fill", {"size": 70_000}))
@@ -232,3 +192,16 @@ def test_objects_that_cannot_be_served_fail_at_start() -> None:
         settings = Settings.model_validate({"mcpServers": {"a": {"in_process": path}}})
         with pytest.raises(Exception, match=f"mcpServers.a.in_process.*{what}"):
             Gateway(settings)
+
+
+@requirement("ctx.state", "ctx.scope")
+def test_a_child_and_an_object_of_one_session_share_its_state(tools: InProcessGateway) -> None:
+    async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
+        client = AsyncModern(http, workspace=f"w{n}")
+        return [
+            json.loads(await client.tool(f"{tools.base}/servers/{kind}/mcp", "visit", {"name": f"{n}.{v}"}))
+            for v, kind in enumerate(("child", "object", "child", "object"))
+        ]
+
+    for n, answers in enumerate(run_concurrently(visiting, 3)):
+        assert answers == [expected(n, visits) for visits in range(1, 5)]
