@@ -1,5 +1,6 @@
 """Calls in flight: those on the fast path count as all others, and leave it as soon as somebody asks for them."""
 
+import asyncio
 import gc
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,7 +9,8 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import MOST_TOKENS, Calls, fields_of_line
+from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, fields_of_line
+from gateway.calls.lifecycles import Deadlines
 from session_store.session import redact
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live
@@ -72,6 +74,29 @@ def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
     slow, quick = Fast(calls, 1, falls_back_at=4.9), Fast(calls, 2, falls_back_at=5.0)
     assert list(calls.slow(5.0)) == [slow.exchange, waiting]
     assert quick.exchange is None and calls.fast == {2: quick} and len(calls) == 3
+
+
+@requirement("fast.falls-back")
+async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, made = asyncio.get_running_loop(), list[Any]()
+
+    def call_later(delay: float, callback: Any) -> asyncio.TimerHandle:
+        made.append((delay, callback))
+        return cast("asyncio.TimerHandle", SimpleNamespace(cancel=lambda: None))
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    calls = Calls()
+    deadlines = Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
+    watch = CallWatch(cast("Any", SimpleNamespace(calls=calls, deadlines=deadlines, name="s")))
+    for number in (1, 2, 3):
+        Fast(calls, number, falls_back_at=float("inf"))
+        watch.begin()
+    assert [delay for delay, _ in made] == [TICK_S]
+    made[0][1]()
+    assert len(made) == 2 and len(calls.fast) == 3, "there are calls still"
+    calls.fast.clear()
+    made[1][1]()
+    assert len(made) == 2 and watch.ticking is None
 
 
 LIVE, OTHER = a_live(), a_live()
