@@ -1,1 +1,1 @@
-"""The wires on which we reach upstreams."""
+"""Connect to MCP servers: child processes, URLs, and objects in this process. `upstream_port.py` defines the seam."""

@@ -1,29 +1,28 @@
-"""The program that starts stdio servers, and ensures that no process they started is left behind.
+"""Start stdio servers, and leave no process behind that they started.
 
-It runs beside the gateway as a process of its own (`python -I -S -X utf8 fork_server.py FD DELEGATION`) and imports
-small standard modules only: it knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`delegation.py`). It
-plays two parts.
+This program runs beside the gateway (`python -I -S -X utf8 fork_server.py FD DELEGATION`). It imports small standard
+modules only, and knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`delegation.py`).
 
-The *fork server* is the program as started. On the Unix stream socket FD it receives a request (`prototypes.py`) per
-server to start, with four descriptors attached: a control socket, and the server's stdin, stdout and stderr. For each
-it forks a *reaper*: for `n`, as the first process of namespaces where that is possible (`walls/namespaces.py`), for
-`m`, with mounts of its own where that is possible. `w` is another server with walls, `s` one without. A fifth
-descriptor is the channel of the server's gate (`walls/gate.py`).
+The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prototypes.py`) per
+server, with four descriptors: a control socket, and the server's stdin, stdout and stderr. A fifth is the channel of
+the server's gate (`walls/gate.py`). For each request it forks a *reaper*. Kind `n`: the reaper is the first process of
+namespaces where that is possible (`walls/namespaces.py`). Kind `m`: it has mounts of its own where that is possible.
+`w` is another server with walls, `s` one without.
 
-A *reaper* (`reaper.py`) looks after one server. On its control socket it reads one specification, a 4-byte big-endian
-length and the JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`. The walls
-(`walls/spec.py`) are without what they have in common with their prototype, if the request names one. It starts the
-server behind them, and answers in JSON lines: `{"started": pid, "lacks": sentence, "prepared": bool}` (why it has no
-namespaces or mounts, if it should have some; whether its walls were prepared) or `{"failed": sentence, "prepared":
-bool}`, and later `{"exited": code, "why": sentence}` (minus the signal number if one ended it; why the kernel ended it,
-if known). After the specification it obeys single bytes: `T` sends SIGTERM to the server and all its descendants, `K`
-kills them all. The end of the control socket means that the gateway is gone, and is `K` as well.
+A *reaper* (`reaper.py`) looks after one server. On its control socket it reads one specification: a 4-byte big-endian
+length and the JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`. If the request
+names a prototype, `walls` (`walls/spec.py`) has only what the prototype lacks. The reaper starts the server behind the
+walls, and answers in JSON lines. `{"started": pid, "lacks": sentence, "prepared": bool}` also says why the server has
+no namespaces or mounts, if it should have some, and whether its walls were prepared. A failure is `{"failed": sentence,
+"prepared": bool}`. Later comes `{"exited": code, "why": sentence}`: the exit code, or minus the signal number, and why
+the kernel ended the server, if known. After the specification the reaper obeys single bytes: `T` sends SIGTERM to the
+server and all its descendants, `K` kills them all. If the gateway is gone, the end of the control socket acts as `K`.
 
-Why nothing survives: a reaper is a *child subreaper*, so whatever loses its parent below it (setsid, double forks,
-`sh -c`, npx) becomes its own child. It kills what it finds below itself until the kernel says that it has no child
-left; only then does it report the exit. Should a reaper itself be killed, its server dies with it (PR_SET_PDEATHSIG)
-and everything else falls to the fork server, which is a subreaper too and kills whatever is not a reaper. Where servers
-have cgroups, the kernel ends each group in one step, and what outlives even the fork server is ended at the next start.
+No process survives, because a reaper is a *child subreaper*: a descendant that loses its parent (setsid, double forks,
+`sh -c`, npx) becomes a child of the reaper. The reaper kills what is below itself until the kernel says that it has no
+child left; only then does it report the exit. If a reaper itself is killed, its server dies with it (PR_SET_PDEATHSIG).
+All else becomes children of the fork server, a subreaper too, which kills every child that is not a reaper. With
+cgroups, the kernel ends each group in one step. What outlives even the fork server is then ended at the next start.
 
 Without prctl(2) and /proc (macOS), a server is ended with its process group, and what has left that group is not found.
 """
@@ -58,15 +57,15 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _NOT_KNOWN: Final = "the fork server does not know the prototype of its walls"
 
 OOM_SCORE: Final = 500
-"""Of 1000."""
+"""The OOM score of servers behind walls, of 1000."""
 
 
 class _OomScore:
-    """Lets servers behind walls with their reapers be ended before the gateway when memory runs out. A process that
-    cannot look into itself in /proc any more has to make it before.
+    """Have the kernel end servers behind walls, and their reapers, before the gateway when memory runs out. Made before
+    this process stops being dumpable: after that it cannot open its own files in /proc.
 
-    A process inherits the score. So the fork server takes that of a server for the moment of the fork, which is two
-    writes to a file that it holds open: a new process would have to open its own.
+    A process inherits the score. So the fork server takes the score of a server for the moment of the fork, by two
+    writes to a file that it holds open. A new process would have to open its own file.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class _OomScore:
             self._error = error
 
     def fork(self, fork: Callable[[], int]) -> int:
-        """Fork a process that is ended first, as are those that it starts. Raises `OSError`."""
+        """Fork like `os.fork`. If memory runs out, the child and its children are ended first. Raises `OSError`."""
         if self._error is not None:
             raise self._error
         self._write(max(self._own, OOM_SCORE))
@@ -87,9 +86,9 @@ class _OomScore:
             pid = fork()
         finally:
             if pid == 0:
-                os.close(self._file)  # it is that of the parent
+                os.close(self._file)  # the file is that of the parent
             else:
-                with contextlib.suppress(OSError):  # this process may keep the higher one then
+                with contextlib.suppress(OSError):  # this process may keep the higher score then
                     self._write(self._own)
         return pid
 
@@ -98,19 +97,19 @@ class _OomScore:
 
 
 class _Starter:
-    """Takes the requests of the gateway, and forks a reaper for each."""
+    """Take the requests of the gateway, and fork a reaper for each."""
 
     def __init__(self, requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
         self.gateway = _open_parent()
         self.wakeups = Wakeups()
-        self.reapers: dict[int, bool] = {}  # True: its server has walls, and may have to count
+        self.reapers: dict[int, bool] = {}  # True: the server has walls, and its processes may have to be counted
         self.prototypes = Prototypes()
         self._requests = requests
         self._groups = groups
         self._oom_score = oom_score
 
     def take(self) -> bool:
-        """Take one request. False at the end of the requests."""
+        """Take one request. Return False at the end of the requests."""
         try:
             request, fds, _, _ = socket.recv_fds(self._requests, REQUEST.size, 5)
         except OSError:
@@ -127,7 +126,7 @@ class _Starter:
         return bool(request)
 
     def _start(self, kind: bytes, number: int, fds: list[int]) -> None:
-        # In namespaces of its own, /proc is another one than that of a ruleset which is made here.
+        # A server with namespaces has its own /proc, which a ruleset made here does not name.
         prepared = self.prototypes.take(number, ruleset=kind != b"n") if number else None
         if number and prepared is None:
             _fail(fds[0], _NOT_KNOWN, prepared=True)
@@ -218,7 +217,7 @@ def _open_parent() -> int | None:
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. True if one may have left orphans: any but a reaper that was done."""
+    """Collect the children that have exited. Return True if one may have left orphans: any but a finished reaper."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -230,7 +229,7 @@ def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
 
 
 def _kill_orphans(reapers: Container[int]) -> bool:
-    """Kill every child that is not a reaper. True if there was one."""
+    """Kill every child that is not a reaper. Return True if there was one."""
     orphans = [pid for pid in children() if pid not in reapers]
     kill(below(orphans))
     return bool(orphans)
@@ -243,8 +242,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     oom_score = _OomScore()
-    # A reaper reads what its server's environment is to be, secrets included: no other server of this user may look
-    # into it. Inherited through fork(2), and undone by the server's exec(2).
+    # A reaper reads the environment of its server, secrets included: no other server of this user may look into the
+    # reaper. Inherited through fork(2), and undone by the server's exec(2).
     prctl(_PR_SET_DUMPABLE, 0)
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # a gateway that closed its stderr left us a gap there
         pass

@@ -1,4 +1,4 @@
-"""A child process on an event loop, which reads and writes lines. Its reaper (`fork_server.py`) reports its end.
+"""Run a child process on an event loop: read and write its lines. Its reaper (`fork_server.py`) reports its end.
 
 Knows nothing of MCP. Works on asyncio's own loop and on uvloop.
 """
@@ -18,15 +18,15 @@ from transports.upstream.walls.spec import Walls
 __all__ = ["KILL_TIMEOUT_S", "REAPER_LOST", "Command", "LineSink", "Process", "ProcessFailed"]
 
 _CHUNK_BYTES: Final = 65_536
-"""What a pipe holds by default. One chunk in a turn keeps a noisy child from starving others."""
-_DRAIN_CHUNKS: Final = 256  # 16 MiB: the most a pipe's size can be set to is far less, unless somebody still writes
+"""The default size of a pipe. One chunk per loop turn keeps a noisy child from starving others."""
+_DRAIN_CHUNKS: Final = 256  # 16 MiB: more than a pipe can hold, unless somebody still writes
 
 
 class Inbox:
-    """Reads a descriptor, which it owns. Passes every chunk to `data`, and calls `end` once, at the end of the data.
+    """Read a descriptor, and own it. `data` gets every chunk; `end` is called once, at the end of the data.
 
-    asyncio's own pipe transports are not used: opening them awaits, and closing them is finished a turn later, so a
-    start that is cancelled half-way could leak a descriptor. Here everything happens in the call.
+    asyncio's own pipe transports are not used: opening them awaits, and closing them ends a loop turn later. A start
+    that is cancelled half-way could leak a descriptor. Here both are done within the call.
     """
 
     __slots__ = ("_data", "_end", "_fd", "_loop")
@@ -45,7 +45,7 @@ class Inbox:
         self._loop.add_reader(self._fd, self._read)
 
     def drain(self) -> None:
-        """Read what is available now, then close."""
+        """Read the bytes that are available now, then close and call `end`."""
         for _ in range(_DRAIN_CHUNKS):
             if self._fd < 0 or not self._read():
                 break
@@ -54,7 +54,7 @@ class Inbox:
             self._end()
 
     def close(self) -> None:
-        """Stop reading; `end` is not called any more."""
+        """Stop reading, and close the descriptor without calling `end`."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_reader(fd)
@@ -78,7 +78,7 @@ class Inbox:
 
 
 class Outbox:
-    """Writes a descriptor, which it closes if `owns`. What the descriptor does not take at once is written later."""
+    """Write to a descriptor, and close it at the end if `owns`. Bytes that are not taken at once are written later."""
 
     __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending")
 
@@ -92,7 +92,7 @@ class Outbox:
         os.set_blocking(fd, False)
 
     def write(self, data: bytes) -> bool:
-        """Write or keep all of the data. False, and nothing is written, after `finish` or if the reader is gone."""
+        """Write or keep all of the data. Return False and write nothing after `finish`, or if the reader is gone."""
         if self._fd < 0 or self._finishing:
             return False
         taken = 0
@@ -117,7 +117,7 @@ class Outbox:
             self.close()
 
     def close(self) -> None:
-        """Close now; what has not been taken is lost."""
+        """Close now. Bytes that have not been taken are lost."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_writer(fd)
@@ -147,11 +147,11 @@ REAPER_LOST: Final = "its reaper was killed"
 _SILENT_GRACE_S: Final = 2.0
 """A server that has closed its stdout cannot answer any more. It is killed if it does not exit within this time."""
 KILL_TIMEOUT_S: Final = 5.0
-"""A killed process ends at once, unless the kernel holds it (uninterruptible sleep)."""
+"""Seconds in which a killed process must end. It ends at once, unless the kernel holds it (uninterruptible sleep)."""
 
 
 class ProcessFailed(Exception):
-    """A command could not be started. The message says why; `command` is its first word."""
+    """A command could not be started. The message says why; `command` is the first word of the command."""
 
     def __init__(self, reason: str, command: str) -> None:
         super().__init__(reason)
@@ -159,14 +159,14 @@ class ProcessFailed(Exception):
 
 
 class LineSink(Protocol):
-    """What a child reports. Called on the event loop, one call at a time."""
+    """Receive the output of a child. Called on the event loop, one call at a time."""
 
     def line(self, line: bytes) -> None:
-        """Take one line of stdout, without its end."""
+        """Take one line of stdout, without its line end."""
         ...
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """Take what is left of a line beyond the limit: its first and last 512 bytes."""
+        """Take the first and last 512 bytes of a line that exceeded the limit; the rest is lost."""
         ...
 
     def exited(self, code: int | None) -> None:
@@ -176,7 +176,7 @@ class LineSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The command to start. `env` is the whole environment; its PATH is searched for the program."""
+    """A command to start. `env` is the whole environment; its PATH is searched for the program."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -201,13 +201,14 @@ class Process:
         loop = asyncio.get_running_loop()
         self.pid = 0
         self.lacks = ""
-        """Why it has no namespaces or mounts, if it should have some."""
+        """The reason why the child has no namespaces or mounts of its own; empty if it has them or needs none."""
         self.prepared = False
-        """True if it was started, or could not be, with walls that were prepared."""
+        """True if the start, successful or not, used walls that were prepared before (`prototypes.py`)."""
         self.returncode: int | None = None
         self.why_ended = ""
-        """Why the kernel ended it, if that is known: a sentence without its end."""
+        """The reason, if known, for which the kernel ended the child: a sentence without its end."""
         self.started: asyncio.Future[str] = loop.create_future()
+        """Done when the child runs (empty), or with the reason why it does not."""
         self._loop = loop
         self._sink = sink
         self._done: asyncio.Future[None] = loop.create_future()
@@ -228,7 +229,7 @@ class Process:
         self._reports.start()
 
     def listen(self) -> None:
-        """Start to call the sink. Called once the caller holds the process."""
+        """Start to pass output and the end to the sink. Called once the caller holds the process."""
         self._listening = True
         self._stdout.start()
         self._stderr.start()
@@ -244,7 +245,7 @@ class Process:
         return self._tail.text()
 
     async def wait(self) -> int | None:
-        """Wait until the child and everything it started have ended. The exit code, or minus the signal."""
+        """Wait until the child and all it started have ended. Return the exit code, or minus the signal's number."""
         await asyncio.shield(self._done)
         return self.returncode
 
@@ -261,7 +262,7 @@ class Process:
                 self.order(order)
             if not await self._gone_within(KILL_TIMEOUT_S):
                 logger.error("process %d does not end although it was killed", self.pid)
-        except asyncio.CancelledError:  # else nobody would end the child any more
+        except asyncio.CancelledError:  # otherwise nobody would end the child
             self.kill()
             raise
         return self.returncode
@@ -271,7 +272,7 @@ class Process:
         self.order(b"K")
 
     def when_done(self, callback: Callable[["Process"], None]) -> None:
-        """Call back once the child and everything it started have ended."""
+        """Call `callback` with this process once the child and everything it started have ended."""
         self._done.add_done_callback(lambda _: callback(self))
 
     async def _gone_within(self, seconds: float) -> bool:
@@ -328,7 +329,7 @@ class Process:
             self._sink.exited(code)
 
     def abandon(self) -> None:
-        """Give up the process, started or not. Closing the control socket ends everything."""
+        """Give up the process, started or not: its reaper kills everything when the control socket closes."""
         if not self._done.done():
             self._done.set_result(None)
             for end in (self.stdin, self._stdout, self._stderr, self._orders, self._reports):
@@ -336,4 +337,4 @@ class Process:
 
 
 def _ignore(head: bytes, tail: bytes) -> None:
-    """Reports are short."""
+    """Ignore a report that is too long: reports are short."""

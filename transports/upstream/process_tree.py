@@ -1,4 +1,4 @@
-"""Processes below this one: finding, counting and killing them, and hearing of their end. For `fork_server.py`."""
+"""Find, count and kill the processes below this one, and hear of their end. Part of the program `fork_server.py`."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ except (ImportError, OSError):  # a Python built without ctypes
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2), where there is one."""
+    """Call prctl(2), where there is one."""
     if _libc is not None and hasattr(_libc, "prctl"):
         _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
@@ -88,7 +88,7 @@ def below(roots: Iterable[int]) -> list[int]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL the processes and their groups: a group dies in one step, even one that forks faster than we look."""
+    """Kill the processes and their groups (SIGKILL). A group dies in one step, even if it forks faster than we look."""
     own = os.getpgrp()
     for pid in pids:
         with contextlib.suppress(OSError):  # gone already, or not ours to kill
@@ -99,7 +99,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 class Wakeups:
-    """SIGCHLD as a readable descriptor, so that one poll() waits for children and sockets alike."""
+    """Turn SIGCHLD into a readable descriptor, so that one poll() waits for both children and sockets."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -121,44 +121,44 @@ class Wakeups:
 
 LOOK_MS: Final = 100
 _MANY: Final = 64
-"""As many starts may pass before the reapers count again: a server may exceed its limit by these for a moment."""
+"""The starts after which reapers count again. For a moment, a server may exceed its limit by as many."""
 _TRIES: Final = 5
-_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers
+_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused ids
 _SEES_ALL: Final = os.path.exists("/proc/1/stat")
-"""False where /proc shows no processes of others (`hidepid`). Then it may not show those of servers either."""
+"""False where /proc hides the processes of others (`hidepid`). Then it may hide those of servers, too."""
 
 
 class Starts:
-    """Counts the processes and threads that were started on this machine, or in this container, so that a server with
-    too many is ended.
+    """Notice how many processes and threads were started on this machine, or in this container. Then reapers count
+    theirs, and end a server with too many.
 
-    The kernel's own limit counts all processes of a user. A filter that announced each start to the gate would have
-    starts interrupted by signals before the gate hears of them, and shells take that for a failure. So the fork server
-    looks ten times a second how many processes the machine has started, and after many of them has the reapers count
-    below which something was started.
+    The kernel's own limit counts all processes of a user. If a filter announced each start to the gate, signals would
+    interrupt starts before the gate hears of them, and shells take that for a failure. So the fork server looks ten
+    times a second how many processes the machine has started. After many, those reapers count below which some were
+    started.
     """
 
     def __init__(self) -> None:
         self._seen = _last_number()
 
     def below(self, reapers: Collection[int]) -> Iterable[int]:
-        """Return, after many starts, those of the reapers below which something was started. Else none.
+        """Return, after many starts, the reapers below which something was started. Else return none.
 
-        The work grows with the starts, not with the reapers: a machine on which many processes start and end would
-        otherwise have thousands of reapers count at once, several times a second, and everything else would wait.
+        The work grows with the starts, not with the reapers. Otherwise, where many processes start and end, very many
+        reapers would count at once, several times a second. Everything else would wait.
         """
         last = _last_number()
-        number = last - self._seen  # numbers rise, and begin again at the end
+        number = last - self._seen  # ids rise, and start again after the highest
         if 0 <= number < _MANY:
             return ()
         first, self._seen = self._seen + 1, last
         if not 0 < number < _MANY * len(reapers) or not _SEES_ALL:
-            return reapers  # counting is less work, or nobody knows what was started
+            return reapers  # to count is less work, or it is unknown what was started
         return _above(range(first, last + 1), reapers)
 
 
 def _last_number() -> int:
-    """Return the number that the last process or thread got (proc(5), loadavg)."""
+    """Return the id of the process or thread that was started last (proc(5), loadavg); 0 if unknown."""
     try:
         with open("/proc/loadavg", "rb") as file:
             return int(file.read().split()[-1])
@@ -167,7 +167,7 @@ def _last_number() -> int:
 
 
 def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
-    """Return the reapers below which these processes and threads are; all, if that could not be found out."""
+    """Return the reapers below which these processes and threads are; all reapers if that is unknown."""
     owners: dict[int, int] = {}
     for pid in pids:
         for _ in range(_TRIES):
@@ -179,8 +179,8 @@ def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
 
 
 def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> bool:
-    """Note to which reaper a process and all above it belong, 0 for none. False if one of those above has just ended:
-    what was below it has another parent now."""
+    """Note in `owners` the reaper above a process, and above each process between them; 0 for none. Return False if one
+    between them has just ended: the processes below it have another parent now."""
     walked: list[int] = []
     while pid not in owners and pid not in reapers:
         above = parent(pid)
@@ -196,7 +196,7 @@ def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> b
 
 
 def count() -> int:
-    """Return the threads of all processes below this one."""
+    """Return the number of threads in all processes below this one."""
     found = 0
     for pid in below([os.getpid()])[1:]:
         try:

@@ -1,5 +1,5 @@
-"""The reaper of one server: starts it, ends it with everything that it started, and reports both. For `fork_server.py`,
-which says what is read and written on its control socket.
+"""Start one server, end it with everything that it started, and report both: the reaper. Part of the program
+`fork_server.py`, which says what is read and written on its control socket.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _LAST_REFUSALS_S: Final = 1.0
 
 
 class _GateOnDemand:
-    """Opens the gate of a server when the first call is announced. `walls` returns those that it is behind. `channel`
-    leads to the gateway: at most one descriptor. Without one nobody hears what is refused, or resolves names. `poller`
-    is the reaper's, `last` as for `Gate`. Owns the channel and the listener.
+    """Open the gate of a server, which answers system calls, when the server's filter announces the first. `walls`
+    returns the walls of the server. `channel` has at most one descriptor, of the channel to the gateway. Without it,
+    nobody hears of refusals or resolves names. `poller` is the reaper's, `last` is for `Gate`. Owns both descriptors.
 
-    Most servers announce no call while they start, and many never do. A gate takes a thread and half a megabyte, so
-    until then the reaper itself watches the listener of the filter. The server's calls wait meanwhile.
+    Most servers announce no call while they start, and many never do. A gate takes a thread and half a megabyte. So
+    the reaper itself watches the listener of the filter until the first call, which waits meanwhile.
     """
 
     def __init__(
@@ -48,34 +48,34 @@ class _GateOnDemand:
         self._channel = channel
         self._poller = poller
         self._last = last
-        self._unopened: int | None = None  # the listener
+        self._unopened: int | None = None  # the listener, until a gate owns it
         self._gate: Gate | None = None
 
     def watch(self, listener: int) -> None:
-        """Take the listener of the server's filter."""
+        """Watch the listener of the server's filter, and own it."""
         self.listener = self._unopened = listener
         self._poller.register(listener, select.POLLIN)
 
     def look(self, event: int) -> None:
-        """Open the gate if a call waits for it. Else no process with the filter is left."""
+        """Open the gate if a call waits for it. Else stop watching: no process with the filter is left."""
         if event & select.POLLIN:
             self._open()
         else:
             self._unwatch()
 
     def has_failed(self, ready: Container[int]) -> bool:
-        """Return whether the gate answers no more: then the server must be ended. `ready` is what the poller has
-        found."""
+        """Return whether the gate has failed; then the server must be ended. `ready`: the descriptors that the poller
+        found ready."""
         return self._gate is not None and self._gate.failed in ready
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Tell what the reaper itself refuses."""
+        """Tell the gateway of something that the reaper itself refuses."""
         self._open()
         if self._gate is not None:
             self._gate.refuse(kind, what, why)
 
     def finish(self) -> None:
-        """Wait until the last refusals have been sent. Called once every process with the filter has ended."""
+        """Send the last refusals, and wait for that. Called once every process with the filter has ended."""
         if self._last is not None and self._last() is not None:
             self._open()
         if self._gate is not None:
@@ -102,12 +102,13 @@ class _GateOnDemand:
 
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_RESCAN_MAX_MS: Final = 1_000  # ever less often for one that will not die (uninterruptible sleep, another user's)
+_RESCAN_MAX_MS: Final = 1_000  # the pause grows for a process that does not die (uninterruptible sleep, another user's)
 
 
 class Reaper:
-    """Starts, watches and ends one server. `gateway` is a pidfd of the gateway, or None. `prepared` is what its walls
-    have in common with those of others, or None: then the specification has all of them. `has_mounts` of its own."""
+    """Start, watch and end one server. `gateway` is a pidfd of the gateway, or None. `lacks` says why the server has no
+    namespaces or mounts of its own. `prepared` is the part of the walls that its sessions share; None: the
+    specification has all walls. `has_mounts`: this process has mounts of its own."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Reaper:
         self._control = control
         self._stdio = stdio
         self._gateway = gateway
-        self._lacks = lacks  # why it has no namespaces
+        self._lacks = lacks
         self._has_mounts = has_mounts
         self._groups = groups
         self._prepared = prepared
@@ -138,8 +139,8 @@ class Reaper:
         self._failed = False
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
-        self._own: dict[str, Any] | None = None  # what the walls lack yet
-        self._gate: _GateOnDemand | None = None  # of a server behind walls
+        self._own: dict[str, Any] | None = None  # the session's part of the walls, while `_walls` lacks it
+        self._gate: _GateOnDemand | None = None  # only for a server behind walls
         self._has_to_count = False
 
     def run(self) -> None:
@@ -168,7 +169,7 @@ class Reaper:
                 return None
             received += chunk
         end = 4 + int.from_bytes(received[:4], "big")
-        if received[end:]:  # an order given before we started anything can only be one to stop
+        if received[end:]:  # an order before the start can only be one to stop
             return None
         spec: dict[str, Any] = json.loads(received[4:end])
         return spec
@@ -178,7 +179,7 @@ class Reaper:
         reaper = os.getpid()
         with report:
             try:
-                outer = os.open("/proc", os.O_PATH) if is_apart() else None  # that of the gateway
+                outer = os.open("/proc", os.O_PATH) if is_apart() else None  # the gateway's /proc
                 built = self._arranged(spec)
                 self._group = self._groups.group(self._walls)
                 if self._walls is not None and self._walls.limits.processes is not None:
@@ -205,7 +206,7 @@ class Reaper:
             os.close(fd)
 
     def _arranged(self, spec: dict[str, Any]) -> Prepared | None:
-        """Return the walls to build around the server. Raises `WallsFailed` if it must not start here."""
+        """Return the walls to build around the server, or None for none. Raises `WallsFailed` if it must not start."""
         given, prepared = spec["walls"], self._prepared
         if given is None:
             return None
@@ -213,7 +214,7 @@ class Reaper:
             built = Prepared(Walls.from_json(given))
         elif prepared.ruleset is None:
             built = Prepared(prepared.walls.with_own(given))
-        else:  # they are put together if they are needed: it takes a part of each start
+        else:  # they are put together only if needed: that takes time at each start
             self._own = given
             built = prepared._replace(own=tuple(map(Grant._make, given["grants"])))
         self._walls = built.walls
@@ -267,7 +268,7 @@ class Reaper:
         return True
 
     def _tell_refused(self) -> None:
-        """Tell that the kernel has not started a process or thread."""
+        """Tell the gateway if the kernel has refused to start a process or thread."""
         refused = None if self._group is None else self._group.newly_refused()
         if refused is not None and self._gate is not None:
             self._gate.refuse(*refused)
@@ -295,7 +296,7 @@ class Reaper:
             if is_apart():  # some may be hidden in /proc: a program that may be executed and not read
                 with contextlib.suppress(OSError):
                     os.kill(-1, signal.SIGKILL)
-            # Without /proc the server's group is all we know of.
+            # Without /proc, only the server's group is known.
             kill(_everyone() or ([self._server] if self._code is None else []))
             if not self._reap():
                 return
@@ -304,7 +305,7 @@ class Reaper:
             self._wakeups.drain()
 
     def _reap(self) -> bool:
-        """Collect every child that has exited, adopted ones included. True if a child is left."""
+        """Collect every child that has exited, adopted ones included. Return True if a child is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -312,14 +313,14 @@ class Reaper:
                     return True
                 if pid == self._server:
                     self._code = os.waitstatus_to_exitcode(status)
-                    if not HAS_PROC:  # then the group must be ended now, while its number cannot mean another
+                    if not HAS_PROC:  # then end the group now, while its id cannot mean another
                         with contextlib.suppress(OSError):
                             os.killpg(pid, signal.SIGKILL)
         except ChildProcessError:
             return False
 
     def _is_launching(self) -> bool:
-        """Read from the process that becomes the server. False once that is done or has failed, which is reported."""
+        """Read from the process that becomes the server. Return False once it runs or has failed, and report which."""
         launch = self._launch
         if launch is None or launch.read():
             return launch is not None

@@ -1,4 +1,4 @@
-"""Turns a freshly forked process into a server, and tells its reaper how that went. For `fork_server.py`."""
+"""Turn a freshly forked process into a server, and report to its reaper. Part of the program `fork_server.py`."""
 
 import contextlib
 import errno
@@ -19,21 +19,21 @@ from transports.upstream.walls.system_calls import dumpable
 __all__ = ["Launch", "become_server", "note_signals", "report_failure", "report_number"]
 
 MOST_BYTES: Final = 4_000
-"""Of the sentence that says why a start has failed."""
+"""The longest sentence that says why a start has failed."""
 
 
 def report_number(report: socket.socket, outer: int) -> None:
-    """Say which number this process has in the gateway's /proc, which `outer` is a descriptor of."""
+    """Report the id that this process has in the gateway's /proc. `outer` is a descriptor of that folder."""
     report.send(b"pid %s\n" % os.readlink("self", dir_fd=outer).encode())
 
 
 def report_failure(report: int, sentence: str) -> None:
-    """Say why there will be no server."""
+    """Write to `report` why the server could not be started."""
     os.write(report, b"failed " + sentence.replace("\n", " ").encode(errors="replace")[:MOST_BYTES])
 
 
 def hand_over(report: int, listener: int) -> None:
-    """Let the reaper take a descriptor of this process, and close it. Ends this process if the reaper does not."""
+    """Let the reaper take a descriptor of this process, then close it. End this process if the reaper does not."""
     # Nothing is secret in this process that will not be in the server itself.
     with dumpable():
         os.write(report, b"listener %d\n" % listener)
@@ -43,15 +43,15 @@ def hand_over(report: int, listener: int) -> None:
 
 
 class Launch:
-    """Reads what a process that becomes a server tells its reaper. `pid` is the number of the process here,
-    `take_listener` gets that of its filter: None if it has none.
+    """Read the reports of a process that becomes a server, for its reaper. `pid` is the id of the process here.
+    `take_listener` gets the descriptor on which its seccomp filter announces calls; None if it has no filter.
 
-    On a pair of sockets that exec(2) closes, the process writes lines: `pid N`, its number outside of its namespaces,
-    if it has some; `listener N`, the descriptor on which its filter announces calls, after which it waits until the
-    reaper has taken that; and `failed SENTENCE`. The end without a failure means that the server runs.
+    The process writes lines on a pair of sockets that exec(2) closes. `pid N` is its id outside of its namespaces,
+    if it has some. `listener N` is the descriptor of its filter; then the process waits until the reaper has taken it.
+    `failed SENTENCE` is a failure. If the lines end without one, the server runs.
 
-    The reaper takes the listener by its number (pidfd_getfd). As a message it could be held up: the kernel counts the
-    descriptors on their way through sockets for a whole user, and any server of that user can fill the count.
+    The reaper takes the listener by its number (pidfd_getfd). Sent in a message, it could be held up: the kernel counts
+    the descriptors in flight for a whole user, and any server of that user can fill the count.
     """
 
     def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None] | None) -> None:
@@ -59,7 +59,7 @@ class Launch:
         self.failure = ""
         self._reports = reports
         self._take_listener = take_listener
-        # Opened while the process builds its walls: it waits for what comes after.
+        # Opened while the process builds its walls: later, the process would wait for it.
         self._process = None if take_listener is None or not pid else open_process(pid)
         self._line = b""
 
@@ -67,7 +67,7 @@ class Launch:
         return self._reports.fileno()
 
     def read(self) -> bool:
-        """Take what the process has written, or wait for it. False at the end: exec(2) is done, or has failed."""
+        """Take what the process has written, or wait for it. Return False at the end: exec(2) is done or has failed."""
         with contextlib.suppress(OSError):
             if received := self._reports.recv(MOST_BYTES):
                 *lines, self._line = (self._line + received).split(b"\n")
@@ -100,11 +100,11 @@ class Launch:
 _PR_SET_PDEATHSIG: Final = 1
 _REPORT: Final = 3
 _CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
-"""The signals that a server must not inherit as they are here. The others take time at each start."""
+"""The signals that a server must not inherit as they are treated here. To reset all would take time at each start."""
 
 
 def note_signals() -> None:
-    """Note which signals this process treats otherwise than a server has to. Once, before the first start."""
+    """Note which signals this process does not treat in the default way. Called once, before the first start."""
     _CHANGED_SIGNALS.extend(
         int(number)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
@@ -122,7 +122,7 @@ def become_server(
             group.enter()
         subject = "the command"
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != reaper:  # it was killed before the line above took effect
+        if os.getppid() != reaper:  # the reaper was killed before the line above took effect
             os._exit(127)
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -147,7 +147,7 @@ def become_server(
 
 
 def _place_descriptors(stdio: list[int], report: int, ruleset: int | None) -> None:
-    """Put those of the server and the report where they belong, and close all others but the ruleset."""
+    """Move the server's descriptors and the report to their numbers, and close all others but the ruleset."""
     for target, fd in enumerate(stdio):  # all are above 2: the fork server's own 0, 1 and 2 are open
         os.dup2(fd, target)
     if report != _REPORT:

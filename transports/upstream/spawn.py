@@ -1,4 +1,4 @@
-"""Starting child processes: the gateway's side of the program `fork_server.py`."""
+"""Start child processes: the gateway's side of the program `fork_server.py`."""
 
 import asyncio
 import contextlib
@@ -31,24 +31,24 @@ _PROGRAM: Final = (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).
 
 
 class Gates(Protocol):
-    """The gateway's side of the gates (`walls/gate.py`): resolves names, and hears what is refused."""
+    """Serve the gates of walled processes (`walls/gate.py`) in the gateway: resolve names, and hear of refusals."""
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Serve the channel of a gate until its end. Owns the socket. `fields` returns those of log lines about its
-        process at that moment: "server", and "session" and "principal" if it has them."""
+        """Serve the channel of a gate until its end, and own the socket. `fields` returns the present fields of log
+        lines about the gate's process: "server", and "session" and "principal" if it has them."""
         ...
 
     async def close(self) -> None:
-        """End with the fork server: all its children are gone."""
+        """End with the fork server. Called when all its children are gone."""
         ...
 
 
 class ForkServer:
-    """Starts children through one small program, which outlives this process just long enough to end them all.
+    """Start children through one small program. It outlives this process just long enough to end them all.
 
-    The program starts with the first child, and again if it was killed. `gates` serves the gates of walled children:
-    without it nothing resolves names for them, and nobody hears what is refused. `cgroup` is where each of them has a
-    cgroup of its own, as `delegation.look` takes it.
+    The program starts on entry, and again if it was killed. `gates` serves the gates of walled children. Without it,
+    nobody resolves names for them or hears of refusals. `cgroup` says where each of them gets a cgroup, as
+    `delegation.look` takes it.
     """
 
     def __init__(self, gates: Gates | None = None, cgroup: str | None = OFF) -> None:
@@ -56,11 +56,11 @@ class ForkServer:
         self.cgroup = cgroup
         self._delegation: Delegation | None = None
         self._programs: list[subprocess.Popen[bytes]] = []
-        """The last one takes requests. Those before it have lost their connection, and end after their last reaper."""
+        """The last one takes requests. Earlier ones have lost their connection, and end after their last reaper."""
         self._requests: socket.socket | None = None
         self._announced = Announced()
         self._processes: set[Process] = set()
-        self._lacks: dict[bool, str] = {}  # of those with namespaces, and of those with mounts alone
+        self._lacks: dict[bool, str] = {}  # the last reason; True: for namespaces, False: for mounts alone
 
     async def __aenter__(self) -> Self:
         self._connect()
@@ -82,8 +82,7 @@ class ForkServer:
                 await asyncio.to_thread(self._programs.pop().wait, KILL_TIMEOUT_S)
 
     def delegation(self) -> Delegation:
-        """Return the subtree of cgroups for its children. The first call prepares it, which moves this process into
-        it."""
+        """Return the subtree of cgroups for the children. The first call prepares it and moves this process there."""
         if self._delegation is None:
             self._delegation = take(self.cgroup)
         return self._delegation
@@ -97,7 +96,7 @@ class ForkServer:
         stderr: Callable[[bytes], None] | None = None,
         fields: Callable[[], Mapping[str, Any]] = dict,
     ) -> Process:
-        """Start a child. Cancelled or failed, it leaves neither a process nor a descriptor. `fields` is for `Gates`.
+        """Start a child. If cancelled or failed, leave neither process nor descriptor. `fields` is for `Gates.open`.
 
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
@@ -127,7 +126,7 @@ class ForkServer:
                 process.listen()
                 return process
             self._processes.discard(process)
-            if process.prepared:  # it may be older than what is installed now
+            if process.prepared:  # prepared walls may be older than what is installed now
                 self._announced.forget(prototype)
                 prototype = None
             elif reason != REAPER_LOST:
@@ -135,8 +134,8 @@ class ForkServer:
         raise ProcessFailed(reason, command.argv[0])
 
     def _note(self, command: Command, lacks: str) -> None:
-        """Log that a server has no namespaces, or no mounts: once, until one has some again. It is known from the start
-        where there are none at all; a limit can be reached later."""
+        """Log that a server has no namespaces or mounts of its own, once until a server has some again. A kernel
+        without them is known from the start, but a limit can be reached later."""
         walls = command.walls
         if walls is None or not (walls.namespaces or walls.own_folders):
             return
@@ -161,7 +160,7 @@ class ForkServer:
         receive_stderr: Callable[[bytes], None] | None,
         open_gate: Callable[[socket.socket], None] | None,
     ) -> Process:
-        """Send four descriptors to the fork server, and one for a gate. Keep their other ends."""
+        """Send four descriptors to the fork server, and a fifth for a gate. Return a process with their other ends."""
         with contextlib.ExitStack() as opened:
             control, theirs = socket.socketpair()
             opened.callback(theirs.close)
@@ -245,7 +244,7 @@ class ForkServer:
                 unless_started.pop_all()
             ours.setblocking(False)
             self._requests = ours
-            self._announced = Announced()  # this fork server has been told of nothing
+            self._announced = Announced()  # the new fork server knows no prototypes
         return self._requests
 
     def _disconnect(self) -> None:
@@ -255,20 +254,20 @@ class ForkServer:
 
 
 def _kind_of(walls: Walls | None) -> bytes:
-    """Return what the fork server has to start."""
+    """Return the kind of the request to the fork server (`fork_server.py`)."""
     if walls is None:
         return b"s"
     return b"n" if walls.namespaces else b"m" if walls.own_folders else b"w"
 
 
 def _prototype(walls: Walls | None) -> Walls | None:
-    """Return what can be prepared of the walls. None where nothing can."""
+    """Return the part of the walls that can be prepared; None if none can."""
     return walls.prototype() if walls is not None and walls.common and hasattr(os, "memfd_create") else None
 
 
 def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
-    """Return what the reaper reads: walls without what it knows by their prototype. Names are resolved over streams
-    behind a gate: there are no datagrams."""
+    """Return the specification for the reaper. The reaper has the walls of the prototype already, so they are left out.
+    Behind a gate there are no datagrams, so names are resolved over streams."""
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too

@@ -1,4 +1,4 @@
-"""An MCP server as a child process: one JSON-RPC message per line on its stdin and stdout.
+"""Run an MCP server as a child process: one JSON-RPC message per line on its stdin and stdout.
 
 MCP 2025-11-25 and 2026-07-28, Transports §stdio. A line of stdout that is not a message is logged and discarded.
 """
@@ -21,30 +21,30 @@ __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 logger = logging.getLogger(__name__)
 
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-"""The variables of the gateway's environment that a child inherits: neither keys nor settings of the gateway."""
+"""The environment variables that a child inherits from the gateway. None holds a key or a setting of the gateway."""
 
 HOME: Final = "~"
-"""The working directory of a child that starts in the HOME of its environment."""
+"""A value of the working directory: the HOME of the child's environment."""
 
 MAX_UNREAD_BYTES: Final = 16 << 20
-"""Unsent bytes, at most, for a child that does not read its stdin."""
+"""The most bytes that wait for a child that does not read its stdin."""
 
 _MOST_CHARS: Final = 500
-"""Of one line of a child, where it is shown."""
+"""The most characters of a child's output line that are shown."""
 
 _READ_CHARS: Final = 2_000
 _LAST_LINES: Final = 40
 _LOGGED_CHARS: Final = 160
-"""Of each of the last lines of a child that has failed, in the one log line that says so."""
+"""The most characters of each output line in the log line about a child that has failed."""
 _QUOTED_CHARS: Final = 80
-"""Of a line of stdout that is no message, in the log."""
+"""The most characters that the log quotes of a stdout line that is not a message."""
 _THROWN_AWAY: Final = "; it was thrown away"
 _NOISY_LINES: Final = 3
-"""Lines of stdout that are no messages, as they are kept and logged before the first message: then they are counted."""
+"""The most stdout lines that are no messages and are kept and logged before the first message. Others are counted."""
 
 
 class StdioUpstream:
-    """Starts the child processes of one configured server. `scrubber` returns, for the environment of a child, a
+    """Start the child processes of one configured server. `scrubber` takes the environment of a child, and returns a
     function that redacts credentials in the child's output."""
 
     def __init__(
@@ -66,18 +66,18 @@ class StdioUpstream:
         self._budget = LineBudget()
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child, or attach to the prestarted one."""
+        """Start a child, or take the prestarted one. Raises `UpstreamUnavailable`; `LinkClosed` if that has ended."""
         if isinstance(given.started, StdioLink):
             given.started.heard_by(events)
             return given.started
         return await self._start(given, events)
 
     async def start(self, given: ConnectOptions) -> "StdioLink":
-        """Prestart a child (`ConnectOptions.started`). Raises `UpstreamUnavailable`."""
+        """Prestart a child for a later `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
         return await self._start(given, _Unheard())
 
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child. Its environment is what the operator set, over `given.env`, over what is inherited."""
+        """Start a child. Each variable of its environment is the operator's, else of `given.env`, else inherited."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env}
         env = {**inherited, **own}
@@ -107,8 +107,8 @@ class StdioUpstream:
 
 
 class StdioLink:
-    """One child. Receives its lines (`LineSink`) and passes on the messages in them. `budget` is for the log lines of
-    all children of the server."""
+    """The link to one child. Takes the lines of its output (`LineSink`) and passes on the messages in them. `budget`
+    limits the log lines about all children of the server together."""
 
     resume, may_forget = "", False
     _process: Process
@@ -126,11 +126,11 @@ class StdioLink:
         self._grace_s = grace_s
         self._scrub = scrub
         self._budget = budget or LineBudget()
-        self._is_heard = False  # it has sent a message
-        self._noise: list[str] = []  # the first lines of stdout that were none
+        self._is_heard = False  # the child has sent a message
+        self._noise: list[str] = []  # the first lines of stdout that were not messages
 
     def attach(self, process: Process) -> None:
-        """Take the process that runs. Its lines come after this call."""
+        """Use the process, which runs already. Its lines come after this call."""
         self._process = process
 
     def log_fields(self) -> Mapping[str, Any]:
@@ -143,7 +143,7 @@ class StdioLink:
 
     @property
     def last_words(self) -> list[str]:
-        """The last lines of stderr. While the child has sent no message, the first lines of its stdout follow."""
+        """Return the last lines of stderr. Until the child sends a message, the first lines of its stdout follow."""
         lines = [self._shown(line) for line in self._process.stderr_tail()[-_LAST_LINES:]]
         return lines if self._is_heard else [*lines, *self._noise]
 
@@ -152,7 +152,7 @@ class StdioLink:
 
     @property
     def is_unheard(self) -> bool:
-        """True if it was prestarted, runs, and has sent nothing yet: it is as good as a new one."""
+        """Return whether the child was prestarted, still runs and has sent nothing: it is as good as a new one."""
         return isinstance(self._events, _Unheard) and not self._events.said
 
     def heard_by(self, events: LinkEvents) -> None:
@@ -185,7 +185,7 @@ class StdioLink:
         self._events.message(message)
 
     def _hear_noise(self, line: bytes) -> None:
-        """Log a line that is no message, and report it while no message has come."""
+        """Log a stdout line that is not a message. Report it (`LinkEvents.noise`) until the first message comes."""
         shown = self._shown(line.decode("utf-8", "replace"))
         if (receive := self._events.stderr) is not None:
             receive(f"(stdout) {shown}")
@@ -198,8 +198,8 @@ class StdioLink:
         self._log(before, "wrote a line to stdout that is not a JSON-RPC message", f": {shown[:_QUOTED_CHARS]!r}")
 
     def _shown(self, line: str) -> str:
-        """Return a line for those who may see it. It is cut after it is redacted: the rest of a credential has no form.
-        Of a line that was cut before it came here, the last word is left out for the same reason."""
+        """Return a line for those who may see it: redacted, then cut, because half a credential is not recognized. If
+        the line was cut before this call, its last word is dropped for the same reason."""
         if len(line) >= _READ_CHARS:
             line = line[:_READ_CHARS].rpartition(" ")[0]
         return self._scrub(line)[:_MOST_CHARS]
@@ -208,7 +208,7 @@ class StdioLink:
         reason = f"server {self._name!r} wrote a message beyond the line limit{_THROWN_AWAY}"
         self._log(self._budget.add("length", now=monotonic()), "wrote a message beyond the line limit", _THROWN_AWAY)
         meant = answered_by(head, tail)
-        if meant.is_answer is not False:  # log lines are hardly ever that long
+        if meant.is_answer is not False:  # a log line is hardly ever that long
             self._events.unreadable(meant.request_id, reason)
 
     def exited(self, code: int | None) -> None:
@@ -234,7 +234,7 @@ class StdioLink:
 
 
 class _Unheard:
-    """The events of a prestarted child. A child that sends something before a session has it is not used (`said`)."""
+    """The events of a prestarted child. If it sends something before a session takes it (`said`), it is not used."""
 
     said = False
     stderr = None
@@ -246,7 +246,7 @@ class _Unheard:
         self.said = True
 
     def noise(self) -> None:
-        """Ignore a banner: it says nothing that a session could miss."""
+        """Ignore the line: a banner holds nothing that a session could miss."""
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         self.said = True
