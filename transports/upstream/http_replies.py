@@ -1,4 +1,4 @@
-"""Reading the HTTP responses of an MCP server: JSON bodies and event streams become messages.
+"""Read the HTTP responses of an MCP server: make messages of JSON bodies and event streams.
 
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. Does not know requests in flight or sessions.
 """
@@ -24,17 +24,17 @@ LEAST_S: Final = 0.1
 """The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway spin."""
 
 MOST_S: Final = 600.0
-"""The longest time, so that a server cannot make the gateway wait for hours."""
+"""The longest time until a stream is opened again, so that a server cannot make the gateway wait for hours."""
 
 _MOST_ID_CHARS: Final = 1024
-"""A longer id of an event would make a header that few servers take."""
+"""The longest id of an event that is sent back. Few servers take a header that is longer."""
 
 _FIRST_S: Final = 1.0
 _MOST_BACKOFF_S: Final = 60.0
 
 
 class StreamPlace:
-    """How far the stream of one request, or of the server's own messages, has been read, over all its connections.
+    """The place up to which the stream of one request, or of the server's own messages, was read on all connections.
 
     `last_id` is the id of the last event, empty if no event had one. `retry_s` is the last reconnection time that the
     server has named, None if it has named none. `events` counts events, those without data included.
@@ -48,25 +48,25 @@ class StreamPlace:
         self.events = 0
 
     def read(self, event_id: str) -> None:
-        """Note that an event was read; `event_id` is empty if it has none. After an id that no header can hold, the
-        stream is opened without one: after an older id, events would come twice."""
+        """Count an event. `event_id` is empty if it has none. If no header can hold the id, the stream is opened again
+        without one: after an older id, events would come twice."""
         self.events += 1
         if event_id:  # a header holds UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)
             is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()
             self.last_id = event_id if is_sendable else ""
 
     def retry(self, retry_ms: int | None) -> None:
-        """Note the reconnection time that the server has named; None: it has not."""
+        """Note the reconnection time that the server has named; None if it has named none."""
         if retry_ms is not None:
             self.retry_s = retry_ms / 1000
 
 
 def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> float:
-    """Return the time until the stream is opened again: what the server has named, within `LEAST_S` and `MOST_S`, or a
-    second.
+    """Return the seconds to wait before a stream is opened again: the server's `retry`, within `LEAST_S` and `MOST_S`,
+    or one second.
 
-    After `failures` attempts in a row that have brought nothing the time doubles each time, up to a minute. `at_once`:
-    somebody waits for the stream, and it has just been cut.
+    Each of `failures` attempts in a row without an event doubles the time, up to a minute. `at_once`: a request waits
+    for the stream, which has just been cut.
     """
     named_s = None if place.retry_s is None else min(max(place.retry_s, LEAST_S), MOST_S)
     backoff_s = min(_MOST_BACKOFF_S, _FIRST_S * 2.0 ** min(failures - 1, 16)) if failures else 0.0
@@ -83,9 +83,9 @@ _MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 
 class ReplyReader:
-    """Reads the responses of server `name`. Messages go to `deliver`, unusable answers to `events`.
+    """Read the responses of server `name`. Messages go to `deliver`, unusable answers to `events`.
 
-    Raises `TooLarge` for an event or a body of more than `max_bytes`, and what the HTTP client raises.
+    Raises `TooLarge` for an event or a body of more than `max_bytes`, and the errors of the HTTP client.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ReplyReader:
         self._budget = budget
 
     async def read(self, response: httpx2.Response, message: Message, place: StreamPlace) -> bool:
-        """Read the response to that request. False if it is a stream that ended before the answer."""
+        """Read the response to a request. Return False if it is a stream that ended before the answer."""
         assert isinstance(message.id, int | str)
         if response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
             return await self.stream(response, message.id, place)
@@ -116,7 +116,7 @@ class ReplyReader:
         if message.method == _DISCOVER and not response.is_success and not is_about_content(response.status_code):
             answer = None  # the status counts: whoever sent the body, it says nothing of the server's era
         if answer is not None and answer.is_response and (answer.id == message.id or answer.id is None):
-            if answer.id is None:  # the server could not read whose request it was
+            if answer.id is None:  # the server could not read the id of the request
                 answer = msgspec.structs.replace(answer, id=message.id)
             self._deliver(answer, message.id)
         elif response.status_code in (200, 202):
@@ -128,8 +128,8 @@ class ReplyReader:
         return True
 
     async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
-        """Deliver the messages of an event stream, and note in `place` how far it was read. True when the answer to the
-        request was among them."""
+        """Deliver the messages of an event stream, and note in `place` how far it was read. Return True once the answer
+        to the request has come."""
         decoder = EventDecoder(self._max_bytes)
         async for chunk in response.aiter_bytes():
             for event in decoder.feed(chunk):
@@ -167,8 +167,8 @@ class ReplyReader:
 
 
 async def skim(response: httpx2.Response) -> None:
-    """Read a body that nobody needs, so that its connection can be used again. One that is long or slow is left, and
-    its connection is closed."""
+    """Read and drop a body, so that its connection can be used again. A long or slow one is left unread, and its
+    connection is closed."""
     size = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOST_SKIMMED_S):

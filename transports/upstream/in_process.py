@@ -1,4 +1,4 @@
-"""An MCP server as an object of the official SDK in this process, with a separate connection for each link."""
+"""Run an MCP server that is an object of the official SDK in this process. Each link has its own connection."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ __all__ = ["InProcessUpstream"]
 logger = logging.getLogger(__name__)
 
 MAX_UNREAD: Final = 1_024
-"""Messages that may wait for a server that does not read."""
+"""The most messages that wait for a server that does not read."""
 
 
 class InProcessUpstream:
-    """Runs a server object: an `MCPServer`, or a low-level `Server`.
+    """Run a server object: an `MCPServer`, or a low-level `Server`.
 
-    The lifespan of a link runs with the context variables of the caller of `connect`, the handler of each message with
-    those of `ConnectOptions.in_context`.
+    The lifespan of a link runs with the context variables of the caller of `connect`. The handler of each message runs
+    with those of `ConnectOptions.in_context`.
     """
 
     def __init__(self, name: str, server: Any) -> None:
@@ -47,7 +47,7 @@ class InProcessUpstream:
 
 
 class InProcessLink:
-    """One connection: a task that runs the server."""
+    """One connection to the server: a task that runs it."""
 
     pid, resume, may_forget = None, "", False
     last_words: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ _Sent = tuple[Context, SessionMessage]
 
 
 class _Inbox:
-    """The stream that the server reads. The SDK runs the handler of a message in its `last_context`."""
+    """The stream that the server reads. The SDK runs the handler of a message in the stream's `last_context`."""
 
     def __init__(self, stream: MemoryObjectReceiveStream[_Sent]) -> None:
         self._stream = stream
@@ -148,7 +148,7 @@ class _Outbox:
         self._receive(message)
 
     async def aclose(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Cuts the bytes of a pipe into lines. Pure: no I/O, no encoding. Does not know what a line means."""
+"""Cut the bytes of a pipe into lines. Pure: no I/O, no encoding. Does not know what a line means."""
 
 import logging
 from collections import deque
@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["EXCERPT_BYTES", "LineSplitter", "Tail"]
 
 EXCERPT_BYTES: Final = 512
-"""How much is kept of each end of a line that is too long or is not a message."""
+"""Bytes that are kept of each end of a line, if the line is too long or is not a message."""
 
 _CR: Final = 0x0D
 
@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class LineSplitter:
-    """Cuts chunks into lines and hands each to `line`, without its newline (or `\\r\\n`); empty lines are skipped.
+    """Cut chunks into lines, and pass each to `line` without its newline (or `\\r\\n`). Empty lines are skipped.
 
     A line of more than `max_bytes` is not kept: `oversized` gets its first and last 512 bytes instead. Memory is
-    bounded by `max_bytes`, and time is linear in the bytes fed, however they are cut into chunks. A callback that
-    raises is logged and loses its own line only.
+    bounded by `max_bytes`, and time is linear in the bytes fed, however they are cut into chunks. An exception of a
+    callback is logged, and only its own line is lost.
     """
 
     __slots__ = ("_ending", "_held", "_line", "_max_bytes", "_oversized", "_too_long")
@@ -51,7 +51,7 @@ class LineSplitter:
             self._hold(rest)
 
     def end(self) -> None:
-        """Complete the line begun: at the end of the stream it has no newline."""
+        """Deliver the unfinished line: at the end of the stream it has no newline."""
         if self._too_long:
             head, ending = bytes(self._held), self._ending
             self._ending, self._too_long = b"", False
@@ -88,11 +88,11 @@ class LineSplitter:
 
 
 class Tail:
-    """The last lines of a stream that may never end; a flood costs no more than a search for its last newlines.
+    """Keep the last lines of a stream that may never end. A flood costs no more than a search for its last newlines.
 
-    `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All
-    together have `max_total` bytes at most. The traceback of a tool that fails in the Python SDK has 126 lines, with
-    the cause in the middle.
+    `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All kept
+    lines have `max_total` bytes at most. The defaults keep the traceback of a tool that fails in the Python SDK: it has
+    126 lines, with the cause in the middle.
     """
 
     __slots__ = ("_begun", "_kept", "_lines", "_max_bytes", "_max_total", "_receive", "_total")
@@ -128,12 +128,12 @@ class Tail:
         self._begun = rest[: self._max_bytes]
 
     def end(self) -> None:
-        """Complete the line begun."""
+        """Keep the unfinished line as if it had ended."""
         line, self._begun = self._begun, b""
         self._keep(line)
 
     def text(self, *, max_chars: int = 2_000) -> list[str]:
-        """Return the lines kept, the one begun included, decoded as far as they can be and cut at `max_chars`."""
+        """Return the kept lines and the unfinished one, with U+FFFD for invalid UTF-8 and cut at `max_chars`."""
         lines = [*self._kept, self._begun] if self._begun else self._kept
         return [line.decode(errors="replace")[:max_chars] for line in list(lines)[-self._lines :]]
 

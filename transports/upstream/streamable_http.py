@@ -1,4 +1,4 @@
-"""An MCP server at a URL: Streamable HTTP, in the era of each message.
+"""Talk to an MCP server at a URL over Streamable HTTP, in the era (legacy or modern) of each message.
 
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. The SDK's client is not used: it hides statuses
 and event ids, caps events at 1 MiB, and decodes every message.
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 CONNECT_S: Final = 5.0
 _MOST_FAILURES: Final = 5
 _MOST_QUIET_S: Final = 3600.0
-"""How long a cut stream is opened again for an answer while no event comes. Calls have deadlines of their own."""
+"""Seconds without an event after which a cut stream is given up. Calls have deadlines of their own."""
 _LASTING_S: Final = 5.0
-"""A stream of the server's own messages that was open for so long is one that works, also if it was quiet."""
+"""A stream of the server's own messages that was open for these seconds works, even if it was quiet."""
 _CLOSE_S: Final = 2.0
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _SESSION: Final = "mcp-session-id"
@@ -43,7 +43,7 @@ Headers = dict[str, str]
 
 
 class HttpUpstream:
-    """Opens links to one URL. `headers` are the operator's, for every request. `pause` waits for so many seconds."""
+    """Open links to one URL. `headers` are the operator's, for every request. `pause` waits for a number of seconds."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class HttpUpstream:
 
     @property
     def client(self) -> httpx2.AsyncClient:
-        """One pool of connections for all links. Cookies are not stored: sessions would share them."""
+        """Return the pool of connections of all links. It stores no cookies: sessions would share them."""
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -78,7 +78,7 @@ class HttpUpstream:
         return HttpLink(self, given, events)
 
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
-        """Send what needs no answer. The response has a status and headers; its body is not kept."""
+        """Send a message that needs no answer. The response has a status and headers; its body is not kept."""
         async with self.client.stream(method, self.url, content=frame, headers=headers) as response:
             await skim(response)
         return response
@@ -91,7 +91,7 @@ class HttpUpstream:
 
 
 class HttpLink:
-    """One session at one server: its requests in flight and its stream."""
+    """One session at one server: its requests in flight, and the stream of the server's own messages."""
 
     pid, may_forget = None, True
     last_words: tuple[str, ...] = ()
@@ -118,11 +118,11 @@ class HttpLink:
 
     @property
     def resume(self) -> str:
-        """What a later link can resume; empty if the server keeps no session."""
+        """Return the state with which a later link can resume the session; empty if the server keeps no session."""
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
-        """Do as `Link.send`. `forwarded`: further headers for a modern request."""
+        """Send one message, without waiting. `forwarded`: further headers for a modern request. Raises `LinkClosed`."""
         if not self._takes_messages:
             raise LinkClosed("it is closed")
         message = parse(frame)
@@ -212,7 +212,7 @@ class HttpLink:
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
 
     async def _is_answered(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> bool:
-        """Send a request and deliver its answer. False if its stream has ended before."""
+        """Send a request and deliver its answer. Return False if its stream ended before the answer."""
         assert isinstance(message.id, int | str)
         place, headers = StreamPlace(), self._headers(headers)
         try:
@@ -232,8 +232,8 @@ class HttpLink:
         return is_resumable and await self._resume(place, message.id)
 
     def _deliver(self, message: Message, stream: int | str) -> None:
-        """Pass a message on, with the id of the request on whose stream it came. The result of `initialize` has the
-        version of all later requests."""
+        """Pass a message on, with the id of the request on whose stream it came. Take the protocol version of all later
+        requests from the result of `initialize`."""
         if message.is_response and message.id == self._initialize_id and isinstance(message.result, msgspec.Raw):
             result = msgspec.json.decode(message.result)
             self._version = _sendable(result.get("protocolVersion")) if isinstance(result, dict) else ""
@@ -241,7 +241,7 @@ class HttpLink:
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
         """Continue a stream that was cut before the answer, after its last event, as often as the server cuts it (MCP
-        2025-11-25, Resumability). False if no answer comes."""
+        2025-11-25, Resumability). Return False if no answer comes."""
         failures, heard_at, is_first = 0, monotonic(), True
         while place.last_id and failures < _MOST_FAILURES and monotonic() - heard_at < _MOST_QUIET_S:
             await self._upstream.pause(pause_s(place, failures, at_once=is_first))
@@ -252,7 +252,7 @@ class HttpLink:
                     if status == 200 and await self._replies.stream(response, request_id, place):
                         return True
             if status != 200 and is_about_content(status):
-                break  # it keeps no events
+                break  # the server keeps no events
             if place.events > events:
                 failures, heard_at = 0, monotonic()
             elif status != 200 or place.retry_s is None:
@@ -260,7 +260,7 @@ class HttpLink:
         return False
 
     async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None, modern: Headers | None) -> None:
-        """Send a notification or a response. `modern`: the headers of the modern era, which names no session."""
+        """Send a notification or a response, after `before`. `modern`: the headers of the modern era (no session)."""
         if before is not None and not before.done():
             await asyncio.wait([before])
         try:
@@ -339,8 +339,8 @@ def _modern_headers(
     schemas: Callable[[], Mapping[str, Any]],
     forwarded: Mapping[str, str],
 ) -> Headers:
-    """Return the headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP), and those
-    of `forwarded` that the schema of the tool does not know."""
+    """Return the headers that repeat parts of a request's body (MCP 2026-07-28, Transports §Streamable HTTP). Add those
+    headers of `forwarded` that the schema of the tool does not know."""
     method, schema = str(message.method), None
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)
@@ -355,13 +355,12 @@ def _modern_headers(
 
 
 def _has_no_session(response: httpx2.Response) -> bool:
-    """Return True if the server does not know the session that the request named. Only a request with an id names
-    one."""
+    """Return whether the server does not know the session that the request named (404). False if it named none."""
     return response.status_code == 404 and _SESSION in response.request.headers
 
 
 def _sendable(value: object) -> str:
-    """Return what a server has given for later headers; empty if it is no text that can stand in one as it is."""
+    """Return a server's value for later headers; empty if it is not a text that a header can hold unchanged."""
     return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
 
 

@@ -1,7 +1,6 @@
-"""Lines of a server that are not messages, or too long to keep: was a line meant as an answer, and to which request?
-How many of them does the log have?
+"""Decide whether a line that is not a message was meant as an answer, and to which request. Limit log lines about it.
 
-Pure. Decided from the text alone, never guessed: a log line on stdout must not fail a call.
+Pure. Decides from the text alone and never guesses: a log line on stdout must not fail a call.
 """
 
 import logging
@@ -19,7 +18,7 @@ __all__ = ["EVERY_S", "MOST_KINDS", "LineBudget", "Meant", "answered_by", "log_l
 
 _OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
 
-# The text before the first key that names the kind of message. Ids at a deeper level belong to other objects.
+# The text before the first key that tells the kind of message. Ids at a deeper level belong to other objects.
 _HEAD: Final = re.compile(
     rb"\s*\{\s*"
     rb'(?:"jsonrpc"\s*:\s*"[^"\\]{0,16}"\s*,\s*|"id"\s*:\s*(?P<id>\d{1,18}|null|"[^"\\]{0,64}")\s*,\s*){0,2}'
@@ -30,7 +29,8 @@ _TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})
 
 
 class Meant(NamedTuple):
-    """`is_answer` is None if unknown. `request_id` is None if unknown, or if the gateway gives no such ids."""
+    """The intended kind of a line that is not a message. `is_answer` is None if unknown. `request_id` is None if it is
+    unknown or cannot be an id of the gateway."""
 
     is_answer: bool | None
     request_id: int | None = None
@@ -40,7 +40,7 @@ _UNKNOWN: Final = Meant(None)
 
 
 def meant_by(line: bytes) -> Meant:
-    """Return what a complete line that is not a message was meant as."""
+    """Decide what a complete line that is not a message was meant as."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except (msgspec.MsgspecError, RecursionError):
@@ -54,7 +54,7 @@ def meant_by(line: bytes) -> Meant:
 
 
 def answered_by(head: bytes, tail: bytes) -> Meant:
-    """Do as `meant_by`, for a line that is not JSON, or of which only the beginning and the end are left."""
+    """Decide what a line was meant as, from its beginning and end: the line is no JSON, or its middle was not kept."""
     first = _HEAD.match(head)
     if first is not None and first["kind"] in (b"method", b"params"):
         return Meant(False)
@@ -68,11 +68,11 @@ def answered_by(head: bytes, tail: bytes) -> Meant:
 
 EVERY_S: Final = 60.0
 MOST_KINDS: Final = 8
-"""Different lines of one topic in this time. Output with a time or a number in it differs each time."""
+"""The most different lines of one topic that are logged in `EVERY_S`. Output with a time or a number always differs."""
 
 
 class LineBudget:
-    """The lines that one server's processes cause. Times are seconds of a monotonic clock."""
+    """Limit the log lines that one server's processes cause. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._began = float("-inf")
@@ -81,8 +81,8 @@ class LineBudget:
         self._silent = Counter[str]()
 
     def add(self, topic: str, *kind: str, now: float) -> int | None:
-        """Count a line. None if it is not worth one: one like it was written, or many others of its topic were, in the
-        last minute. Otherwise how many of its topic were not written since the last one was."""
+        """Count a line. Return None if it should not be logged: in the last minute, the same line or many others of its
+        topic were. Otherwise return the number of lines of its topic that were left out since the last one."""
         if now - self._began >= EVERY_S:
             self._began = now
             self._told.clear()
@@ -98,7 +98,7 @@ class LineBudget:
 def log_line(
     logger: logging.Logger, before: int | None, what: str, more: str, fields: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Log a line, or at level debug if it is not worth one. `before` is what the budget says of the line."""
+    """Log a line as a warning, or at level debug if `before` is None. `before` is the result of `LineBudget.add`."""
     level = logging.DEBUG if before is None else logging.WARNING
     if logger.isEnabledFor(level):
         others = f" ({before} more before it, which have no line)" if before else ""
