@@ -1,9 +1,9 @@
-"""A cgroup (version 2) for the processes of each server: what they may use together, and one order that ends them all.
+"""Give each server a cgroup (version 2): limits for all its processes together, and one order that ends them all.
 
-For `fork_server.py`. The fork server has a folder beside the gateway's leaf (`delegation.py`), and in it one group for
-each server with walls, made by the server's reaper. The server is in its group from its first instruction on; the
-reaper is not. The folder is locked as long as the fork server or one of its reapers lives. A folder without a lock was
-left behind by a gateway that was killed: what still runs in it is ended at the next start, and it is removed.
+Part of the program `fork_server.py`, which has a folder beside the gateway's leaf (`delegation.py`). In it, the reaper
+of each server with walls makes one group. The server is in its group from its first instruction on; the reaper is not.
+The folder is locked as long as the fork server or one of its reapers lives. A folder without a lock was left behind by
+a gateway that was killed. At the next start, what still runs in it is ended, and it is removed.
 """
 
 import ctypes
@@ -27,23 +27,23 @@ _FOLDER: Final = "mcp-servers."
 _PERIOD_US: Final = 100_000
 _INTO_CGROUP: Final = 0x2_0000_0000
 _NO_CLONE3: Final = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG)
-"""From kernels before 5.7, and in containers, whose filters cannot see what clone3 is to do."""
+"""Errors of kernels before 5.7, and in containers whose filters cannot see what clone3 is to do."""
 _LEFT_WITHIN_S: Final = 2.0
 _REMOVED_WITHIN_S: Final = 0.5
 _PAUSE_S: Final = 0.002
 _NO_MORE: Final = "no more are started"
 _EXCEEDED: Final = "its processes had more together, and were ended"
 
-# Keeps the interpreter's lock: a child comes into being in the middle of a call.
+# PyDLL keeps the interpreter's lock: a child is born in the middle of a call.
 _libc: Any = ctypes.PyDLL(None, use_errno=True)
 
 
 class Groups:
-    """The groups of one fork server. Without a subtree there are none."""
+    """The cgroups of the servers of one fork server. Without a delegated subtree there are none."""
 
     def __init__(self, delegation: Delegation) -> None:
         self.count = "pids" in delegation.controllers
-        """Whether the kernel counts processes and threads."""
+        """True if the kernel counts processes and threads."""
         self._delegation = delegation
         self._root = delegation.root
         self._name = _FOLDER + os.urandom(6).hex()
@@ -69,16 +69,16 @@ class Groups:
             _write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
 
     def belongs_to(self, reaper: int) -> None:
-        """Note the reaper that may make the next group."""
+        """Keep the next group for this reaper."""
         if self._folder >= 0:
             self._of[reaper] = str(self._next)
             self._next += 1
 
     def group(self, walls: Walls | None) -> "Group | None":
-        """Make the group of this reaper, with the limits of the walls. None for a server without walls.
+        """Make the group of this reaper, with the limits of the walls. Return None without walls or without a subtree.
 
         Raises:
-            WallsFailed: a group cannot be made, or there are none and the walls are required to have its limits.
+            WallsFailed: a group cannot be made, or the walls are required and nothing enforces their limits.
         """
         if walls is None:
             return None
@@ -95,27 +95,27 @@ class Groups:
         raise WallsFailed(f"The sandbox {walls.profile!r} could not be built (cgroup): {failure}")
 
     def ended(self, reaper: int, *, in_order: bool) -> None:
-        """Note that a reaper has ended. One that was done has removed its group."""
+        """Note that a reaper has ended. If it ended `in_order`, it has removed its group."""
         name = self._of.pop(reaper, None)
         if name is not None and not in_order:
             self._left.add(name)
 
     def clean(self) -> bool:
-        """End and remove the groups of reapers that were killed. True if one is still there."""
+        """End and remove the groups of reapers that were killed. Return True if one is still there."""
         for name in tuple(self._left):
             if _removed(self._folder, name):
                 self._left.discard(name)
         return bool(self._left)
 
     def close(self) -> None:
-        """Remove the folder. All reapers have ended."""
+        """Remove the folder. Called when all reapers have ended."""
         if self._folder >= 0:
             with suppress(OSError):
                 os.rmdir(f"{self._root}/{self._name}")
 
 
 class Group:
-    """The group of one server, made empty. Used by its reaper."""
+    """The cgroup of one server, empty at first. Used by the server's reaper."""
 
     def __init__(self, parent: int, name: str, limits: Limits, controllers: tuple[str, ...]) -> None:
         self._parent = parent
@@ -123,7 +123,7 @@ class Group:
         self._has_memory = "memory" in controllers
         self._most_mb = (limits.total_memory_bytes or 0) >> 20
         self.most_processes = limits.processes if "pids" in controllers else None
-        """None: the kernel starts as many as the server wants."""
+        """The kernel's limit on processes and threads; None if it has none."""
         self._is_cloned = False
         self._refused = 0
         self._pid_events = -1
@@ -148,15 +148,15 @@ class Group:
             _write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
 
     def fork(self) -> int:
-        """Do as `os.fork`; the child is in the group, once it has called `enter`.
+        """Fork like `os.fork`. The child is in the group once it has called `enter`.
 
-        To move a process makes the kernel wait for all its processors, for milliseconds: so the child is born there.
+        To move a process makes the kernel wait for all its processors, for milliseconds. So the child is born there.
         """
         # CLONE_INTO_CGROUP: struct clone_args ends with the descriptor of the folder.
         given = struct.pack("=11Q", _INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, self._folder)
         try:
             clone3 = numbers()["clone3"]
-        except OSError:  # a machine whose system calls nobody has told us
+        except OSError:  # the numbers of this machine's system calls are unknown
             return os.fork()
         ctypes.pythonapi.PyOS_BeforeFork()
         pid: int = _libc.syscall(ctypes.c_long(clone3), given, ctypes.c_long(len(given)))
@@ -173,35 +173,35 @@ class Group:
         return os.fork()
 
     def enter(self) -> None:
-        """Put the child that calls into the group, before anything foreign runs. Raises `OSError`."""
+        """Put the calling child into the group, before any foreign code runs. Raises `OSError`."""
         if not self._is_cloned:
             _write(self._folder, "cgroup.procs", "0")
 
     def watch(self) -> int:
-        """Return a descriptor that poll(2) reports (POLLPRI) when the kernel has not started a process, once
-        `has_refused` was called; -1 where it starts them all."""
+        """Return a descriptor that poll(2) reports (POLLPRI) when the kernel refuses to start a process; -1 if there is
+        no limit. It reports only after a first call of `newly_refused`."""
         if self.most_processes is not None:
             self._pid_events = os.open("pids.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
         return self._pid_events
 
     def newly_refused(self) -> tuple[str, str, str] | None:
-        """Return the refusal to tell of, if the kernel has not started a process since the last call."""
+        """Return a refusal to report (kind, what, why) if the kernel has refused a process since the last call."""
         before, self._refused = self._refused, _events(os.pread(self._pid_events, 256, 0)).get("max", 0)
         return ("processes", str(self.most_processes), _NO_MORE) if self._refused > before else None
 
     def last_refusal(self) -> tuple[str, str, str] | None:
-        """Return the refusal to tell of, if the kernel has ended the processes for their memory."""
+        """Return a refusal to report (kind, what, why) if the kernel has ended the processes for their memory."""
         return ("memory", str(self._most_mb), _EXCEEDED) if self._exceeded() else None
 
     def kill(self) -> None:
-        """End every process in the group in one step, whatever it has done to hide. Older kernels (5.14) cannot."""
+        """End every process in the group, even a hidden one, in one step. Kernels before 5.14 need a step for each."""
         _kill(self._folder)
 
     def end(self) -> str:
-        """Remove the group, whose processes have been killed, and say which memory ran out for them; empty if none did.
+        """Remove the group, whose processes have been killed. Return which memory ran out for them; empty if none did.
 
         Raises:
-            OSError: the kernel still has some of them. The fork server goes on trying.
+            OSError: the kernel still has some of the processes. The fork server goes on trying.
         """
         why = ""
         if self._exceeded():
@@ -216,7 +216,7 @@ class Group:
         return why
 
     def _exceeded(self) -> bool:
-        """Return whether they were killed for their own limit, and not for another's around it."""
+        """Return whether the processes were killed for the group's own limit, and not for one around the group."""
         events = self._memory_events()
         return self._most_mb > 0 and bool(events.get("oom_kill") and events.get("oom"))
 
@@ -231,7 +231,7 @@ class Group:
 
 
 def _remove_left(root: str) -> None:
-    """End and remove what killed gateways have left behind in the subtree."""
+    """End the processes that killed gateways have left behind in the subtree, and remove their groups and folders."""
     deadline = time.monotonic() + _LEFT_WITHIN_S
     for name in os.listdir(root):
         if not name.startswith(_FOLDER):
@@ -250,7 +250,7 @@ def _remove_left(root: str) -> None:
 
 
 def _removed(parent: int, name: str) -> bool:
-    """Remove a group; what is in it is killed. False if the kernel still has processes of it."""
+    """Remove a group. If the kernel still has processes in it, kill them and return False."""
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Finds the part of the tree of cgroups (version 2) that is left to this gateway, and prepares it for its servers.
+"""Find the part of the cgroup tree (version 2) that is delegated to this gateway, and prepare it for its servers.
 
-The gateway changes nothing outside of this part, its *subtree*. A cgroup with limited children holds no processes of
-its own, so what runs in the subtree's root, the gateway itself above all, moves to a leaf of it. The groups of servers
+The gateway changes nothing outside of this part, its *subtree*. A cgroup whose children have limits must not hold
+processes itself. So those in the subtree's root, among them the gateway, move to a leaf of it. The groups of servers
 (`cgroups.py`) are made beside this leaf.
 """
 
@@ -20,31 +20,30 @@ __all__ = ["LEAF", "LOCK_WITHIN_S", "OFF", "Delegation", "look", "take", "writes
 
 OFF: Final = "off"
 LEAF: Final = "mcp-gateway"
-"""The cgroup that the gateway's own processes are in."""
+"""The name of the cgroup for the gateway's own processes."""
 
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 _MARKS: Final = ("user.delegate", "trusted.delegate")
 """Attributes of a cgroup that systemd sets for `Delegate=`: the first since its version 251, the second before."""
 _ROUNDS: Final = 50
-"""Attempts to move processes out of a cgroup in which others start meanwhile."""
+"""Attempts to move all processes out of a cgroup in which others start meanwhile."""
 LOCK_WITHIN_S: Final = 5.0
 _PAUSE_S: Final = 0.01
 _OWN_WEIGHT: Final = 1_000
-"""Of the gateway, where the processor is busy. All its servers together have 100, the kernel's default."""
+"""The CPU weight of the gateway. All its servers together have 100, the kernel's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegation:
-    """What there is. `root` is the folder of the subtree, or empty; `lacks` says why it is then. `controllers` are
-    those of `memory`, `pids` and `cpu` that groups in it can have."""
+    """The subtree that was found. `root` is its folder, or empty: then `lacks` says why. `controllers` are those of
+    `memory`, `pids` and `cpu` that groups in it can have."""
 
     root: str = ""
     controllers: tuple[str, ...] = ()
     lacks: str = ""
 
     def missing(self, limits: Limits) -> Iterator[str]:
-        """Yield what of these limits nobody keeps here: a sentence for each. The defaults of a profile are not among
-        them."""
+        """Yield a sentence for each of these limits that nothing enforces here. Defaults of a profile are left out."""
         if limits.total_memory_bytes is not None and limits.total_is_set and "memory" not in self.controllers:
             most = f"{limits.total_memory_bytes >> 20} MiB of memory"
             yield f"Its processes may have more than {most} together (total_memory_mb): {self._without('memory')}."
@@ -57,8 +56,8 @@ class Delegation:
 
 
 def look(setting: str | None = None) -> Delegation:
-    """Find the subtree. Changes nothing. `setting` is a folder of the operator's choice, `off`, or None: the cgroup
-    that this process is in, if systemd or a container leaves it to this process."""
+    """Find the subtree, and change nothing. `setting` is a folder that the operator has chosen, `off`, or None. None is
+    the cgroup of this process, if systemd or a container has delegated it."""
     if setting == OFF:
         return Delegation(lacks="gateway.cgroup is off")
     try:
@@ -72,14 +71,14 @@ def look(setting: str | None = None) -> Delegation:
 
 
 def take(setting: str | None = None) -> Delegation:
-    """Find the subtree and prepare it: move what runs in its root into the leaf, and let groups below it have limits.
+    """Find the subtree and prepare it: move the processes in its root into the leaf, and let groups below have limits.
     May be called again, and by several processes at once."""
     found = look(setting)
     if not found.root:
         return found
     try:
         with writes_alone(found.root):
-            if os.path.exists(f"{found.root}/cgroup.type"):  # all but the root of all cgroups
+            if os.path.exists(f"{found.root}/cgroup.type"):  # every cgroup but the root of the tree has this file
                 _vacate(found.root)
             enabled = tuple(each for each in found.controllers if _enable(found.root, each))
             if "cpu" in enabled and os.path.isdir(f"{found.root}/{LEAF}"):
@@ -91,8 +90,8 @@ def take(setting: str | None = None) -> Delegation:
 
 @contextlib.contextmanager
 def writes_alone(root: str) -> Iterator[None]:
-    """Wait for other gateways that change the same subtree, each for a moment. Not for long: a server may read the
-    folder, and so lock it."""
+    """Wait until no other gateway changes this subtree, and hold its lock. After `LOCK_WITHIN_S`, go on without the
+    lock: a server may read the folder, and so lock it."""
     held = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         until = time.monotonic() + LOCK_WITHIN_S
@@ -129,8 +128,7 @@ def _vacate(root: str) -> None:
 
 
 def _enable(root: str, controller: str) -> bool:
-    """Let groups below have a controller. False if the kernel refuses, for example because a scheduler for real time
-    is in use."""
+    """Let groups below have a controller. Return False if the kernel refuses, as with a real-time scheduler in use."""
     try:
         _write(f"{root}/cgroup.subtree_control", f"+{controller}")
     except OSError:
@@ -156,7 +154,7 @@ def _try(root: str) -> None:
 
 
 def _own_subtree() -> str:
-    """Return the folder of the cgroup that is left to this process. Raises `OSError` if none is."""
+    """Return the folder of the cgroup that is delegated to this process. Raises `OSError` if none is."""
     inside = _own_cgroup()
     folder = _folder_of(inside)
     if os.path.basename(inside) == LEAF:  # moved there by the gateway that started here before
@@ -185,7 +183,7 @@ def _own_cgroup() -> str:
 
 
 def _folder_of(inside: str) -> str:
-    """Return the folder in which a cgroup is mounted."""
+    """Return the folder in which a cgroup is mounted. Raises `OSError` if there is none."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields, _, kind = line.partition(" - ")

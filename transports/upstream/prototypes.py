@@ -1,12 +1,13 @@
-"""What the walls of a server's sessions have in common: told to the fork server once, and prepared while it is idle.
+"""Prepare the common part of the walls of a server's sessions while the fork server is idle.
 
-Landlock's rules for it take most of the time in which walls are built. So the fork server keeps rulesets that hold
-nobody yet. Rules cannot be taken away: each ruleset is for one process only, which adds what is its session's own. It
-names what was there when it was made, so it is used for some seconds at most.
+A *prototype* is this common part. The gateway tells the fork server of it once. Landlock's rules for it take most of
+the time in which walls are built, so the fork server keeps rulesets ready that restrict nobody yet. Rules cannot be
+taken away. So each ruleset is for one process only, which adds the rules of its own session. A ruleset names the files
+that were there when it was made, so it is used for some seconds at most.
 
-Requests to the fork server begin with `REQUEST`: what is wanted (`fork_server.py`) and the number of a prototype, 0 for
-none. `ANNOUNCES` tells the walls of a new number, as JSON in a file in memory. A number never means other walls, and
-one that the fork server does not know any more starts nothing.
+Requests to the fork server begin with `REQUEST`: the kind (`fork_server.py`) and the number of a prototype, 0 for none.
+`ANNOUNCES` tells the walls of a new number, as JSON in a file in memory. A number always means the same walls. The fork
+server starts nothing for a number that it does not know any more.
 """
 
 import fcntl
@@ -40,24 +41,24 @@ REQUEST: Final = struct.Struct("=cI")
 ANNOUNCES: Final = b"p"
 
 MOST: Final = 64
-"""Of the prototypes, those used last are kept."""
+"""The most prototypes that are kept: those used last."""
 READY: Final = 2
-"""Rulesets that are kept for each prototype."""
+"""Rulesets that are kept ready for each prototype."""
 IDLE_S: Final = 0.05
-"""Nothing is prepared while starts follow each other faster than that: it would only hold them up."""
+"""Nothing is prepared while starts follow each other faster than this: it would only delay them."""
 FRESH_S: Final = 10.0
-"""An older ruleset is not used: the gateway itself takes the paths that it has found for as long."""
+"""The greatest age of a ruleset. The gateway relies as long on the paths that it has found itself."""
 _RENEWED_S: Final = 8.0
 KEPT_S: Final = 300.0
-"""After the last start, nothing is prepared any more."""
+"""Seconds after the last start, after which nothing is prepared any more."""
 NUMBERS: Final = range(300, 300 + MOST * READY)
-"""The numbers of their descriptors. A forked process closes them all at once, without a look at each: it would copy the
-pages that it looks at."""
+"""The numbers of the rulesets' descriptors. A forked process closes them all at once, without a look at each: it would
+copy the pages of memory that it looks at."""
 
 
 class Prepared(NamedTuple):
-    """Walls. With `ruleset`, they are a prototype: that descriptor has its rules, and `own` are the grants beyond.
-    Whoever has the descriptor owns it."""
+    """The walls for a start. If `ruleset` is given, `walls` are a prototype: that descriptor has its rules, and `own`
+    are the grants to add. Whoever has the descriptor owns it."""
 
     walls: Walls
     ruleset: int | None = None
@@ -65,7 +66,7 @@ class Prepared(NamedTuple):
 
 
 def close_all_but(ruleset: int | None) -> None:
-    """Leave, in a forked process, what is ready to the fork server. A ruleset is for one start."""
+    """Close, in a forked process, the rulesets that are ready, except `ruleset`. Each of them is for one start."""
     if ruleset is None:
         os.closerange(NUMBERS.start, NUMBERS.stop)
     else:
@@ -74,17 +75,17 @@ def close_all_but(ruleset: int | None) -> None:
 
 
 class Announced:
-    """The prototypes that one fork server has been told of. For the gateway."""
+    """The prototypes (common walls) that the gateway has told one fork server of."""
 
     def __init__(self) -> None:
         self._numbers: dict[Walls, int] = {}  # the one used last at the end
         self._last = 0
 
     def number(self, requests: socket.socket, prototype: Walls | None) -> int:
-        """Return the number for a request that follows on this socket. Tells the fork server of a new prototype first.
+        """Return the number of a prototype for a request on this socket; 0 for None. Announce a new prototype first.
 
         Raises:
-            OSError: as socket.send, and for lack of descriptors.
+            OSError: the socket cannot send, or descriptors are exhausted.
         """
         if prototype is None:
             return 0
@@ -95,7 +96,7 @@ class Announced:
         return number
 
     def forget(self, prototype: Walls | None) -> None:
-        """Tell of it again at the next start."""
+        """Forget a prototype, so that the next start tells the fork server of it again."""
         if prototype is not None:
             self._numbers.pop(prototype, None)
 
@@ -111,8 +112,8 @@ class Announced:
 
 
 class _Prototype:
-    """The walls that are common, and rulesets for them, the oldest first, with the time when each was made. `due` is
-    when to look at them again, None for not before the next start."""
+    """Common walls, and rulesets for them with the time when each was made, the oldest first. `due` is the time to look
+    at them again; None: not before the next start."""
 
     __slots__ = ("due", "rulesets", "used_at", "walls")
 
@@ -123,13 +124,13 @@ class _Prototype:
         self.due: float | None = None
 
     def drop(self, made_before: float) -> None:
-        """Close the rulesets that are older."""
+        """Close the rulesets that were made before that time."""
         while self.rulesets and self.rulesets[0][0] < made_before:
             os.close(self.rulesets.pop(0)[1])
 
 
 class Prototypes:
-    """The prototypes that this fork server knows. `prepare` makes a ruleset, or returns None if there are none here."""
+    """The prototypes (common walls) that this fork server knows. `prepare` makes a ruleset, or None if it cannot."""
 
     def __init__(
         self, prepare: Callable[[Walls], int | None] = ruleset_for, clock: Callable[[], float] = monotonic
@@ -139,16 +140,16 @@ class Prototypes:
         self._known: dict[int, _Prototype] = {}  # the one used last at the end
 
     def learn(self, number: int, file: int) -> None:
-        """Take the walls of a new number from a file."""
+        """Read the walls of a new number from a file in memory."""
         walls = Walls.from_json(json.loads(os.pread(file, os.fstat(file).st_size, 0)))
         for other in [other for other, each in self._known.items() if each.walls == walls]:
-            self._known.pop(other).drop(float("inf"))  # a start has failed with it
+            self._known.pop(other).drop(float("inf"))  # a start with the old number has failed
         self._known[number] = _Prototype(walls)
         if len(self._known) > MOST:
             self._known.pop(next(iter(self._known))).drop(float("inf"))
 
     def take(self, number: int, *, ruleset: bool) -> Prepared | None:
-        """Return what is ready for a start, with a `ruleset` if it can use one. None if nobody knows the number."""
+        """Return the prototype for a start, with a ready ruleset if `ruleset` asks for it. None: an unknown number."""
         prototype = self._known.pop(number, None)
         if prototype is None:
             return None
@@ -162,13 +163,12 @@ class Prototypes:
         return Prepared(prototype.walls, ready.pop(0)[1] if ready else None)
 
     def due_ms(self) -> int | None:
-        """Return in how many milliseconds to call `renew`, if nothing else is to be done until then. None: not at
-        all."""
+        """Return the milliseconds until `renew` is to be called, if nothing else is to be done before. None: never."""
         due = min((each.due for each in self._known.values() if each.due is not None), default=None)
         return None if due is None else max(0, int(1_000 * (due - self._clock())) + 1)
 
     def renew(self) -> None:
-        """Make what is missing for one of the prototypes. Without it, starts make their rulesets themselves."""
+        """Make one missing ruleset for one of the prototypes. A start without a ready ruleset makes its own."""
         now = self._clock()
         for each in self._known.values():
             if each.due is None or each.due > now:
@@ -190,7 +190,7 @@ class Prototypes:
                 placed = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, NUMBERS.start)
             finally:
                 os.close(made)
-        except OSError:  # a start says what is wrong
+        except OSError:  # a start reports the error
             prototype.drop(float("inf"))
             return
         now = self._clock()
@@ -198,7 +198,7 @@ class Prototypes:
         prototype.due = now if len(prototype.rulesets) < READY else prototype.rulesets[0][0] + _RENEWED_S
 
     def close(self) -> None:
-        """Close what is ready, and prepare no more."""
+        """Close the rulesets that are ready, and prepare no more."""
         for each in self._known.values():
             each.drop(float("inf"))
             each.due = None
