@@ -1,4 +1,4 @@
-"""Builds the walls around the process that calls, in the order in which each step still has the rights it needs."""
+"""Build the walls around the calling process, in the order in which each step still has the rights that it needs."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class WallsFailed(Exception):
 
 
 def prepare() -> None:
-    """Find out what the kernel can, and assemble all filters that may be needed. Forked processes inherit both."""
+    """Find out what the kernel can do, and assemble all filters that may be needed. Forked processes inherit both."""
     kernel = probe()
     for reach, apart, left in product((None, Reach()), (False, True), (False, True)) if not kernel.filters else ():
         walls = Walls(profile="", grants=(), reach=reach)
@@ -26,12 +26,12 @@ def prepare() -> None:
 
 
 def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
-    """Do what the reaper does for the walls before it forks the server: in one with namespaces, or that `has_mounts` of
-    its own, arrange them. Return what they open to the server in addition. `no_namespaces` says why it has none
+    """Arrange the mounts of a reaper for the walls, before it forks the server. Without namespaces and `has_mounts`, do
+    nothing. Return the grants of the server's own folders. `no_namespaces` says why the reaper has no namespaces
     although these walls want them.
 
     Raises:
-        WallsFailed: nothing may be started behind these walls on this kernel, or a step failed.
+        WallsFailed: these walls are required but cannot hold on this kernel, or a step failed.
     """
     missing = replace(probe(), namespaces=no_namespaces).missing(walls) if walls.required else ()
     if missing:
@@ -45,8 +45,8 @@ def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) 
 
 
 def ruleset_for(walls: Walls) -> int | None:
-    """Return the descriptor of Landlock's rules for these walls, which hold nobody yet. The caller owns it. None: the
-    kernel has no Landlock. Raises `OSError`."""
+    """Return the descriptor of a Landlock ruleset for these walls, which restricts nobody yet; None if the kernel has
+    no Landlock. The caller owns it. Raises `OSError`."""
     kernel = probe()
     if not kernel.landlock:
         return None
@@ -55,11 +55,11 @@ def ruleset_for(walls: Walls) -> int | None:
 
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the TCP ports that the kernel lets a process bind (None: any), and whether it lets it connect.
+    """Return the TCP ports that the kernel lets a process bind (None: any), and whether it lets the process connect.
 
-    A gate connects in the name of the process, and sees what begins to listen: it tells what it refuses, as the kernel
-    does not. But only the kernel knows which port it has chosen itself (0 among the ports). Without a gate the kernel
-    refuses what its rules can say: other ports, and connections where none is granted at all.
+    A gate connects for the process and sees its listen calls, and unlike the kernel it reports refusals. But only the
+    kernel knows a port that it has chosen itself (0 among the ports). Without a gate the kernel refuses what its rules
+    can say: other ports, and all connections if none is granted.
     """
     if reach is None:
         return None, True
@@ -76,14 +76,14 @@ def build(
     *,
     apart: bool,
 ) -> None:
-    """Build what the kernel can of these walls. For good, and for all processes that this one will start.
+    """Build these walls, as far as the kernel can, around this process and all that it will start. They stay for good.
 
-    What the filter asks about is announced on a descriptor, which `hand_over` has to give to the reaper, and to close.
-    `apart`: the reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for
-    this process alone. `own` grants are added to them.
+    The filter announces calls on a descriptor, which `hand_over` has to give to the reaper, and to close. `apart`: the
+    reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for this process
+    alone. `own` grants are added to them.
 
     Raises:
-        WallsFailed: which step failed, and why.
+        WallsFailed: a step failed. The message says which, and why.
     """
     kernel = probe()
     step = "limits"
@@ -112,13 +112,13 @@ def build(
 
 
 def _leave_network(walls: Walls, kernel: Kernel) -> bool:
-    """Take the network of the machine away from this process, in namespaces of its own. True if it has left that and
-    may use it all the same: by sockets that its gate makes. Raises `OSError`."""
+    """Move this process, in namespaces of its own, to an empty network. Return True if it may still use the machine's
+    network, by sockets that its gate makes. Raises `OSError`."""
     reach = walls.reach
     if reach is None:
         return False
     reaches = bool(reach.public or reach.names or reach.hosts or reach.listen)
-    if reaches and kernel.gate:  # nobody could make its sockets
+    if reaches and kernel.gate:  # without a gate, nobody could make its sockets
         return False
     try:
         namespaces.leave_network()

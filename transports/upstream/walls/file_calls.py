@@ -1,8 +1,8 @@
-"""Makes the calls that change or watch a file without opening it, for a walled process: chmod, utime, inotify.
+"""Make the calls that change or watch a file without opening it, for a walled process: chmod, utime, inotify.
 
-Landlock lets them pass for every file of the user, a sibling's and the gateway's own among them. The file is opened
-here, only to be named (O_PATH). Whether it may be changed is decided by the path of what was opened, and that is what
-the call is made on: whatever the process swaps in meanwhile changes nothing.
+Landlock lets them pass for every file of the user, also those of other servers and of the gateway. So the gate opens
+the file, only to name it (O_PATH). The path of the opened file decides, and the call is made on it: whatever the
+process swaps in meanwhile changes nothing.
 """
 
 import ctypes
@@ -38,7 +38,8 @@ _WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as re
 
 
 class FileCalls:
-    """Answers the calls of one server by what was granted to it. `numbers` are the system calls that these are."""
+    """Decide by the grants of one server its calls that change or watch a file without opening it. `numbers` are the
+    system calls that are decided here."""
 
     def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, watchers: Watchers) -> None:
         self._listener = listener
@@ -63,10 +64,10 @@ class FileCalls:
         self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer the call. No error of a call ends the gate.
+        """Answer a system call. No error of a call ends the gate.
 
-        Should the thread be gone and its number mean another one, then what is read of that one is used on a file that
-        this server may change anyway, and nobody gets the answer.
+        The thread may be gone, and its id may mean another thread. Then what is read of that one is used on a file
+        that this server may change anyway, and nobody gets the answer.
         """
         try:
             value = self._handlers[made.number](made)
@@ -154,8 +155,8 @@ class FileCalls:
 
     @staticmethod
     def _named(made: InterceptedCall, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
-        """Return a descriptor that only names the file, which the process means by a path in its memory. False: the
-        path is that of one of its descriptors."""
+        """Return a descriptor that only names the file (O_PATH) that the process means by a path in its memory. The
+        second value is False if the path is that of one of the process's descriptors."""
         path = read_path(made.thread, pointer)
         if not path and flags & _AT_EMPTY_PATH:
             return duplicate(made.thread, folder), False
@@ -179,9 +180,9 @@ class FileCalls:
             os.close(base)
 
     def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
-        """Raise `OSError` unless the file lies where the grants say. A descriptor may also be of what has no path.
+        """Raise `OSError` unless the file lies within the granted paths. If `is_named` is false, it may have no path.
 
-        A device that may be written is not the server's to change: others use it as well.
+        A device is refused even if it may be written: others use it as well, so the server must not change it.
         """
         path = os.readlink(_by_descriptor(target))
         kind = os.fstat(target).st_mode
@@ -194,9 +195,9 @@ class FileCalls:
         raise OSError(errno.EACCES, "not granted")
 
     def _check_mode(self, target: int, mode: int) -> None:
-        """Raise `OSError` for a program that whoever starts it would run as the gateway's user or group.
+        """Raise `OSError` for a mode that makes a program run as the gateway's user or group, whoever starts it.
 
-        On a folder the group's bit says which group new files have.
+        On a folder the group's bit is allowed: it says which group new files have.
         """
         is_folder = stat.S_ISDIR(os.fstat(target).st_mode)
         if mode & (stat.S_ISUID if is_folder else stat.S_ISUID | stat.S_ISGID):
@@ -205,7 +206,7 @@ class FileCalls:
 
 
 def is_descriptor(path: bytes, own: bytes) -> bool:
-    """Return whether the path is that of a descriptor in the folder `own`: `..` behind it leads to those of others."""
+    """Return whether the path is exactly that of a descriptor in the folder `own`. `..` behind one leads elsewhere."""
     return path.startswith(own) and path[len(own) :].isdigit()
 
 

@@ -1,8 +1,8 @@
-"""Sees which files a walled process opens, executes, makes and removes, and tells which of them its walls refuse.
+"""Watch which files a walled process opens, executes, makes and removes, and report those that its walls refuse.
 
-Nothing is decided here: Landlock decides, and tells nobody. So the kernel makes each call itself, after it was looked
-at, and what a process changes meanwhile changes a report at most. Each such call costs a notification, which is why
-only walls that say so (`Walls.watch`) have it.
+Nothing is decided here: Landlock decides, and tells nobody. So the gate looks at each call, and the kernel makes it. If
+a process changes an argument meanwhile, only a report is wrong. Each such call costs a notification, so only walls that
+say so (`Walls.watch`) are watched.
 """
 
 import os
@@ -21,23 +21,23 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _O_PATH, _O_TMPFILE = 0x20_0000, 0x40_0000
 _MOST_REMEMBERED: Final = 4_096
 _UNWATCHED: Final = ("/proc/", "/dev/fd/", "/dev/std")
-"""What each process means by these is its own affair."""
+"""Paths that mean something else in each process. They are not watched."""
 
 _WHY: Final = {"r": "not granted", "w": "not granted to be written", "x": "not granted to be executed"}
 
 Use = tuple[str, str]
-"""A path without links, and what is done to it: a letter of `Grant.mode`."""
+"""A path without links, and its use: a letter of `Grant.mode`."""
 
 
 def watches(walls: Walls, landlock: int) -> bool:
-    """Return whether uses of files are announced, on a kernel with that version of Landlock. Before version 3 the gate
-    itself decides some of these calls."""
+    """Return whether uses of files are announced to the gate. `landlock` is the kernel's version of Landlock: before 3,
+    the gate itself decides some of these calls."""
     return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
 
 
 class FileWatch:
-    """Watches the files of one server. `touched` is told of each use, and `refused` of those that no grant allows.
-    `numbers` are the system calls that are seen."""
+    """Watch the files of one server. `touched` is called with each use, `refused` with those that no grant allows.
+    `numbers` are the system calls that are watched."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FileWatch:
         self._listener = listener
         self._refused = refused
         self._touched = touched
-        self._allowed: dict[tuple[int, bytes, int], None] = {}  # calls with absolute paths that were fine, oldest first
+        self._allowed: dict[tuple[int, bytes, int], None] = {}  # allowed calls with absolute paths, oldest first
         at = _AT_FDCWD
         handlers: dict[str, Callable[[InterceptedCall, tuple[int, ...]], Iterable[Use]]] = {
             "open": lambda made, given: self._opened(made, at, given[0], given[1]),
@@ -82,7 +82,7 @@ class FileWatch:
         self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Look at the call, and let the kernel make it."""
+        """Report the files that a system call uses, then let the kernel make it."""
         try:
             for path, letter in self._handlers[made.number](made, made.arguments):
                 self._see(path, letter)
@@ -130,8 +130,7 @@ def _existing(made: InterceptedCall, folder: int, pointer: int, letter: str) -> 
 
 
 def _made(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
-    """Yield the change of the folder in which something is made. What is there already is an error that no grant
-    mends."""
+    """Yield a write to the folder in which a file is made. Nothing if the file exists: no grant mends that error."""
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
         yield os.path.dirname(path), "w"
@@ -150,8 +149,7 @@ def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) 
 
 
 def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
-    """Return the path that a process means, without links; empty for what is not watched. Raises `OSError`,
-    `ValueError`."""
+    """Return the path that a process means, without links; empty if not watched. Raises `OSError`, `ValueError`."""
     path = os.fsdecode(raw)
     if not path or path.startswith(_UNWATCHED):
         return ""

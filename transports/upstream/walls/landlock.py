@@ -1,7 +1,7 @@
-"""Which files a server may use: Landlock, applied by a process to itself and inherited by everything below it.
+"""Restrict which files a server may use, by Landlock: a process applies it to itself, and all below it inherit it.
 
-What it does not look at: whether a file exists, its owner and size (stat), and changes of its attributes (chmod), which
-the gate answers for.
+Landlock ignores whether a file exists, its owner and size (stat), and changes of its attributes (chmod). The gate
+decides these changes.
 """
 
 import os
@@ -20,7 +20,7 @@ __all__ = ["abi", "allow", "restrict", "ruleset"]
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
 _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 12
-_REFER: Final = 1 << 13  # to link or rename from one folder to another. Where the kernel has no word for it, refused
+_REFER: Final = 1 << 13  # to link or rename between folders. A kernel that does not know the right refuses both
 _TRUNCATE: Final = 1 << 14
 _IOCTL_DEVICE: Final = 1 << 15
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
@@ -35,7 +35,7 @@ _ALLOWED: Final = {
     | _MAKE_FIFO | _MAKE_SYM | _REFER,
     "x": _EXECUTE,
 }  # fmt: skip
-"""By letter of a mode. Nobody may make devices."""
+"""The rights of each letter of a mode. Nobody may make devices."""
 _RIGHTS: Final = {mode: sum(_ALLOWED[letter] for letter in mode) for mode in MODES}
 
 _VERSION: Final = 1  # a flag of landlock_create_ruleset
@@ -51,11 +51,11 @@ def abi() -> int:
 
 
 def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None, connects: bool) -> int:
-    """Return the descriptor of new rules, which hold nobody yet: all files are closed but those granted, and signals
-    and abstract sockets to others. The caller owns it.
+    """Return the descriptor of a new ruleset, which restricts nobody yet. It closes all files but those granted, and
+    keeps signals and connections to abstract sockets among the processes that it restricts. The caller owns it.
 
-    `version` is what `abi()` says, `listen` the TCP ports to bind (None: any). `connects`: whether
-    it may connect by TCP.
+    `version` is what `abi()` returns. `listen` has the TCP ports to bind (None: any). `connects`: whether the process
+    may connect by TCP.
 
     Raises:
         OSError: as for `allow`.
@@ -76,7 +76,7 @@ def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | No
 
 
 def allow(ruleset: int, grants: Iterable[Grant], *, version: int) -> None:
-    """Add grants to rules. They cannot be taken away again.
+    """Add grants to a ruleset. They cannot be taken away again.
 
     Raises:
         OSError: a path that is granted does not exist or leads through a symlink, or the kernel refuses. The file name
@@ -88,12 +88,12 @@ def allow(ruleset: int, grants: Iterable[Grant], *, version: int) -> None:
 
 
 def restrict(ruleset: int) -> None:
-    """Let the rules hold this process for good. `no_new_privs` must be set. Raises `OSError`."""
+    """Restrict this process with the rules, for good. `no_new_privs` must be set. Raises `OSError`."""
     call("landlock_restrict_self", ruleset, 0)
 
 
 def _files(version: int) -> int:
-    """Return the rights on files that the kernel knows."""
+    """Return the rights on files that this version of Landlock knows."""
     return 2 * _LAST_FILE_RIGHT.get(version, _IOCTL_DEVICE) - 1
 
 

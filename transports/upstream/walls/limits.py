@@ -1,4 +1,4 @@
-"""What a server's processes may use up, and the authority that they lose: rlimits and capabilities."""
+"""Limit what a server's processes may use up, and the authority that they have: rlimits and capabilities."""
 
 import contextlib
 import ctypes
@@ -18,15 +18,15 @@ _OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_h
 _CapabilitySets: Final = ctypes.c_char * 24
 _KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, not their owners
 _MOST_TIMERS: Final = 16_384
-"""Timers and queued signals. The kernel counts them for a whole user, but asks each process for its own limit: where
-servers may make no more, there are some left for all else."""
+"""Timers and queued signals. The kernel counts them for a whole user, but compares the count with the limit of the
+process that asks. Servers have a lower limit, so some are left for all others."""
 _CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
 
 
 def limit(limits: Limits) -> None:
-    """Apply the limits to this process and everything it will start. A limit of the gateway's own stays if lower.
+    """Apply the limits to this process and everything it will start. A lower limit of the gateway itself stays.
 
-    The kernel would count processes for the whole user: the gate counts them.
+    The number of processes has no limit here: the kernel would count those of the whole user.
 
     Raises:
         OSError, ValueError: the kernel refuses.
@@ -55,9 +55,9 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability but one that concerns files: in a container the gateway may be root.
+    """Give up every capability but DAC_OVERRIDE, which concerns files: in a container the gateway may be root.
 
-    `no_new_privs` must be set. Then no program that this process executes gets them back, whoever it runs as.
+    `no_new_privs` must be set. Then no program that this process executes gets them back, whatever its user is.
     """
     held = _CapabilitySets()
     call("capget", _OF_THIS_THREAD, held)
@@ -69,12 +69,12 @@ def drop_capabilities() -> None:
 
 @contextlib.contextmanager
 def raised_files() -> Iterator[None]:
-    """Raise the limit of open files as high as it may be meanwhile, to send descriptors through sockets. It is that of
-    all threads, and harms none.
+    """Raise the limit of open files to its maximum in a `with` block, to send descriptors through sockets. The limit is
+    that of all threads, and a higher one harms none.
 
-    The kernel counts the descriptors of a user that nobody has received yet, and refuses one more to a process whose
-    own limit of open files is exceeded. Any process of the user can fill the count up to its own limit, so that of a
-    server is lower than what its reaper and the gateway may have.
+    The kernel counts the descriptors of a user that nobody has received yet. It refuses one more to a process whose own
+    limit of open files is exceeded by this count. Any process of the user can fill the count up to its own limit. So
+    the limit of a server is lower than those of its reaper and the gateway.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # there are systems that do not take their own hard limit

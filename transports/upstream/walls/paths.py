@@ -1,7 +1,7 @@
-"""Paths as a walled process means them, and files that are opened by a path only to be named.
+"""Resolve paths as a walled process means them, and open files by a path only to name them.
 
-The gate and the reaper may open more than the process may. So a path is resolved first, and what is opened then is
-opened by its resolved path without following any link: what the process swaps in between leads nowhere else.
+The gate and the reaper may open more than the process may. So they resolve a path first, and then open the resolved
+path without following any link: a link that the process puts there in between leads nowhere.
 """
 
 import errno
@@ -30,11 +30,11 @@ _OWN: Final = tuple(
         (b"dev/stderr", b"fd/2"),
     )
 )
-"""What is another file for each process, and its place below the folder of the process in /proc."""
+"""Paths that mean another file for each process, and their places below the folder of the process in /proc."""
 
 
 def as_meant(thread: int, path: bytes) -> bytes:
-    """Return the same file for this process as the path is for that thread. Links on the way are not looked at."""
+    """Return a path that means for this process the same file as `path` for that thread. Links are not resolved."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")] if path.startswith(b"/") else []
     for own, place in _OWN:
         if tuple(parts[: len(own)]) == own:
@@ -51,8 +51,8 @@ def resolved(path: str, thread: int) -> str:
 
 
 def without_links(path: str) -> str:
-    """Return the path that links lead to. Raises `OSError` for a chain of very many: the kernel follows 40, `realpath`
-    as many as there are, each one call deeper."""
+    """Return the path that links lead to. Raises `OSError` (ELOOP) for a chain of very many links: the kernel follows
+    40, `realpath` any number, each in a deeper call."""
     try:
         return os.path.realpath(path)
     except RecursionError:

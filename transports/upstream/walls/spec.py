@@ -1,4 +1,4 @@
-"""What the walls around one server's process are to be, as the gateway tells the reaper. Pure: builds nothing."""
+"""Describe the walls around one server's process, as the gateway tells them to the reaper. Pure: builds nothing."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, Self
 __all__ = ["MODES", "Grant", "Limits", "Reach", "Walls"]
 
 MODES: Final = ("l", "r", "rx", "rw", "rwx")
-"""What a grant allows: `l` to list folders, `r` to read files too, `w` to write, make, rename and remove, `x` to
+"""The rights of a grant: `l` to list folders, `r` to read files too, `w` to write, make, rename and remove, `x` to
 execute."""
 
 
@@ -17,11 +17,11 @@ class _GrantFields(NamedTuple):
 
 
 class Grant(_GrantFields):
-    """A file, or a folder with everything below it.
+    """A file, or a folder with everything below it, that a process may use.
 
     `path` is absolute. No part of it is a symlink, which the server might have put there: the gateway resolves them
-    when it reads its configuration. `mode` is one of `MODES`. `optional`: the grant may be left out where the path does
-    not exist. Else the server is not started.
+    when it reads its configuration. `mode` is one of `MODES`. If the path does not exist, an `optional` grant is left
+    out; otherwise the server is not started.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class Grant(_GrantFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What the process may connect to, in the words of the configuration. Everything else is refused."""
+    """The destinations that the process may connect to, as the configuration names them. All others are refused."""
 
     public: bool = False
     """True if every address is reachable that is neither private, link-local, loopback, multicast nor reserved."""
@@ -46,17 +46,17 @@ class Reach:
     hosts: tuple[str, ...] = ()
     """Names, wildcards, addresses and networks, with a port or without: "*.example.com", "10.1.0.0/16:5432"."""
     refused: tuple[str, ...] = ()
-    """Addresses with ports that stay closed whatever else is granted: where the gateway itself listens."""
+    """Addresses with ports that stay closed, whatever else is granted: the gateway itself listens there."""
     sockets: tuple[str, ...] = ()
-    """Unix sockets, and folders with every Unix socket below them."""
+    """Paths of Unix sockets, and of folders with every Unix socket below them."""
     listen: tuple[int, ...] = ()
-    """TCP ports on which the process may listen. 0: any port of the kernel's choice on a loopback address, which of all
-    walled processes only this one reaches."""
+    """TCP ports on which the process may listen. 0 is any port that the kernel chooses on a loopback address; of all
+    walled processes only this one reaches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one process, or all processes together, may use up. None: as much as the gateway itself may."""
+    """The resources that one process, or all processes together, may use up. None: as much as the gateway itself."""
 
     memory_bytes: int | None = None
     """Data of each process (RLIMIT_DATA): reserved address space is not counted."""
@@ -67,11 +67,11 @@ class Limits:
     cpu_s: int | None = None
     """Processor time of each process."""
     total_memory_bytes: int | None = None
-    """Memory of all processes together, with what they share and have in files of memory. Needs a cgroup."""
+    """Memory of all processes together, with shared memory and files in memory. Needs a cgroup."""
     total_is_set: bool = False
-    """True if somebody has asked for `total_memory_bytes`: then it is missing where there are no cgroups."""
+    """True if somebody has asked for `total_memory_bytes`. Without a cgroup, it is then reported as missing."""
     processors: float | None = None
-    """Of how many processors all processes together may use the time. Needs a cgroup."""
+    """The number of processors whose time all processes together may use. Needs a cgroup."""
 
     def __post_init__(self) -> None:
         for value in (self.memory_bytes, self.processes, self.files, self.cpu_s, self.total_memory_bytes):
@@ -81,32 +81,32 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walls:
-    """The walls around one server's process."""
+    """The walls around one server's process: the files, destinations and resources that it may use."""
 
     profile: str
-    """The name of the profile that they were made from, for messages."""
+    """The name of the profile that the walls were made from, for messages."""
     grants: tuple[Grant, ...]
-    """The files it may use. All others are closed to it."""
+    """The files that the process may use. All others are closed to it."""
     common: int = 0
-    """How many of the grants, from the first on, are those of every process of this server. They can be prepared before
-    there is a session."""
+    """The number of grants, from the first on, that every process of this server has. They can be prepared before there
+    is a session."""
     reach: Reach | None = None
-    """None: its connections are not looked at."""
+    """The destinations that the process may connect to. None: all."""
     limits: Limits = Limits()
     namespaces: bool = False
-    """True if it gets processes, mounts and shared memory of its own (see `temporary`) where the kernel allows it."""
+    """True if the process gets processes, mounts and shared memory of its own, where the kernel allows it."""
     own_folders: bool = False
-    """True if it gets `/tmp` and `/dev/shm` of its own where the kernel allows it, also without `namespaces`."""
+    """True if the process gets its own `/tmp` and `/dev/shm`, where the kernel allows it, even without `namespaces`."""
     temporary: str | None = None
-    """The folder that is `/tmp` within its own mounts. None: an empty one in memory."""
+    """The folder that is `/tmp` in the process's own mounts. None: an empty one in memory."""
     required: bool = False
-    """True if it must not start where the kernel lacks a part of these walls."""
+    """True if the process must not start where the kernel lacks a part of these walls."""
     watch: str = "nothing"
-    """Which uses of files are told: `nothing`, `refused` ones, or `everything` that the process touches, addresses,
-    sockets and ports included."""
+    """The uses of files that are reported: `nothing`, `refused` ones, or `everything` that the process touches,
+    addresses, sockets and ports included."""
 
     def to_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes."""
+        """Return the walls as values that `json.dumps` takes."""
         return {
             "profile": self.profile,
             "grants": self.grants,
@@ -122,34 +122,34 @@ class Walls:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Walls":
-        """Return the value that `to_json` was called on."""
+        """Return the walls that `to_json` was called on."""
         reach: dict[str, Any] | None = given["reach"]
         parts = {
-            "grants": tuple(map(Grant._make, given["grants"])),  # they were looked at when they were made
+            "grants": tuple(map(Grant._make, given["grants"])),  # they were checked when they were made
             "reach": None if reach is None else Reach(**{name: _frozen(value) for name, value in reach.items()}),
             "limits": Limits(**given["limits"]),
         }
         return cls(**{**given, **parts})
 
     def prototype(self) -> "Walls":
-        """Return what these walls have in common with those of other sessions of the server."""
+        """Return the part of these walls that all sessions of the server share."""
         reach = None if self.reach is None else replace(self.reach, sockets=())
         return replace(self, grants=self.grants[: self.common], reach=reach, temporary=None)
 
     def own(self) -> dict[str, Any]:
-        """Return what these walls have beyond their prototype, as values that `json.dumps` takes."""
+        """Return the part of these walls that their prototype lacks, as values that `json.dumps` takes."""
         sockets = () if self.reach is None else self.reach.sockets
         return {"grants": self.grants[self.common :], "sockets": sockets, "temporary": self.temporary}
 
     def with_own(self, given: dict[str, Any]) -> "Walls":
-        """Return the walls of this prototype that `own` was called on."""
+        """Return the whole walls, made of this prototype and what `own` returned."""
         reach = None if self.reach is None else replace(self.reach, sockets=tuple(given["sockets"]))
         grants = (*self.grants, *map(Grant._make, given["grants"]))
         return replace(self, grants=grants, reach=reach, temporary=given["temporary"])
 
 
 def _fields_of(part: Reach | Limits) -> dict[str, Any]:
-    """Do as `asdict`, which copies what is in the fields."""
+    """Return the fields by name. Unlike `asdict`, do not copy the values."""
     return {field.name: getattr(part, field.name) for field in fields(part)}
 
 

@@ -1,5 +1,5 @@
-"""Makes inotify instances and their watches for a walled process, no more than its share: the kernel counts both for a
-whole user.
+"""Make inotify instances and their watches for a walled process, up to its share: the kernel counts both for a whole
+user.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 
 
 class Instance:
-    """An inotify instance. `watches`: as many as it has, or more. `used`: the thread and the descriptor that it was
-    used with last.
+    """An inotify instance. `watches` is the number of its watches, or more. `used` is the thread and the descriptor
+    that it was last used with.
     """
 
     __slots__ = ("used", "watches")
@@ -33,56 +33,56 @@ class Instance:
         self.used: tuple[int, int] | None = None
 
     def use(self, thread: int, fd: int) -> None:
-        """Note that a thread uses it with that descriptor."""
+        """Note that a thread uses the instance with that descriptor."""
         self.used = (thread, fd)
 
     def add_watch(self) -> None:
-        """Count one more, even if it had that already: that is found out when there seem to be too many."""
+        """Count one more watch, even if it is not new: when there seem to be too many, they are counted anew."""
         self.watches += 1
 
     def count(self, fd: int) -> None:
-        """Count what it has. `fd` is a descriptor of ours for it. Raises `OSError`."""
+        """Count the watches anew. `fd` is a descriptor of ours for the instance. Raises `OSError`."""
         with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
             self.watches = sum(line.startswith(b"inotify wd:") for line in file)
 
 
 class Instances:
-    """The instances of one server that are still there.
+    """The inotify instances of one server that are still there.
 
     An instance has no name that its processes cannot change, and they may hide it in a message to themselves. So it is
-    entered in an epoll, which the kernel removes it from when nobody has it any more. The entry has a number of ours,
-    which /proc shows. The epoll finds an entry again by its file and the number of the descriptor that was entered, so
-    there is one such number for all of them.
+    entered in an epoll, from which the kernel removes it when nobody has it any more. The entry has a number that this
+    class gives it, and /proc shows that number. The epoll finds an entry by its file and by the number of the
+    descriptor that was entered. So all entries use one such number.
     """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._entered = fcntl.fcntl(self._epoll.fileno(), fcntl.F_DUPFD_CLOEXEC, 0)
-        """The descriptor number of all entries; between them it is another one of the epoll."""
+        """The descriptor number of all entries. Between uses it is a duplicate of the epoll's descriptor."""
         self._known: dict[int, Instance] = {}
         self._last = 0
 
     def present(self) -> list[Instance]:
-        """Return all of them."""
+        """Return the instances that are still there, and forget the others."""
         there = self._there()
         self._known = {number: instance for number, instance in self._known.items() if number in there}
         return [*self._known.values()]
 
     def enter(self, fd: int) -> None:
-        """Enter a new instance. Raises `OSError`."""
+        """Enter a new instance, given a descriptor of it. Raises `OSError`."""
         self._known[self._numbered(fd, _ADD)] = Instance()
 
     @property
     def watches(self) -> int:
-        """Of all of them that were there at the last look."""
+        """Return the number of watches of all instances that were there at the last look."""
         return sum(instance.watches for instance in self._known.values())
 
     def find(self, fd: int) -> Instance:
-        """Return what that descriptor of ours refers to. Raises `OSError` (ENOENT, EPERM) if it is none of them."""
+        """Return the instance of a descriptor of ours. Raises `OSError` (ENOENT, EPERM) if it is not of this server."""
         number = self._numbered(fd, _MODIFY)
         there = self._there()
         gone = [self._known.pop(each) for each in list(self._known) if each not in there]
-        # Its old number is gone, and those of others that were closed meanwhile: the most that any of them had.
+        # Its old number is gone, like those of instances closed meanwhile: take the highest count of them.
         found = self._known[number] = max(gone, key=lambda each: each.watches, default=Instance())
         return found
 
@@ -124,11 +124,11 @@ class _PackedEvent(ctypes.Structure):
 _ALWAYS: Final = 16
 _ALWAYS_WATCHES: Final = 1_024
 _SHARE: Final = 8
-"""One server has an eighth of what its user may have."""
+"""One server may have an eighth of the limit of its user."""
 
 
 class Watchers:
-    """Answers inotify_init(2) of one server, and adds its watches. `numbers` are the system calls that these are."""
+    """Answer inotify_init(2) of one server, and add its watches. `numbers` are the system calls to pass to `decide`."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener
@@ -145,7 +145,7 @@ class Watchers:
         self.numbers = self._flags.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer the call. No error of a call ends the gate."""
+        """Answer a system call. No error of a call ends the gate."""
         try:
             self._make(made, self._flags[made.number](made))
         except OSError as error:
@@ -163,8 +163,8 @@ class Watchers:
             os.close(ours)
 
     def watch(self, made: InterceptedCall, watcher: int, path: bytes, mask: int) -> int:
-        """Add a watch to the instance that the process has at that descriptor. Raises `OSError`: ENOSPC beyond the
-        share of one server."""
+        """Add a watch to the instance that the process has at that descriptor, and return its number. Raises `OSError`:
+        ENOSPC beyond the share of one server."""
         ours = duplicate(made.thread, watcher)
         try:
             instance = self._found(ours)
@@ -183,8 +183,8 @@ class Watchers:
             os.close(ours)
 
     def _count_again(self) -> None:
-        """Watches go with their files, and when a process removes them. One that nobody has where it was used last
-        keeps what it had."""
+        """Count the watches of all instances anew, as they end with their files or are removed by processes. If nobody
+        has an instance where it was used last, its count stays."""
         for instance in self._instances.present():
             if instance.used is not None:
                 with contextlib.suppress(OSError):
