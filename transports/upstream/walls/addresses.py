@@ -1,5 +1,5 @@
-"""Socket addresses as the kernel takes them (`struct sockaddr`), read from the bytes of a stranger; and what the kernel
-says of one: whether it belongs to this machine, and who listens there."""
+"""Read socket addresses (`struct sockaddr`) from untrusted bytes. Ask the kernel whether an address belongs to this
+machine, and who listens there."""
 
 import contextlib
 import errno
@@ -39,14 +39,14 @@ _SCOPE: Final = struct.Struct("=I")
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """AF_UNSPEC: ends the connection of a socket."""
+    """The address AF_UNSPEC: to connect to it ends the connection of a socket."""
 
     raw: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InternetAddress:
-    """An address of IPv4 or IPv6 with a port. `raw` is what the kernel is to be given."""
+    """An address of IPv4 or IPv6 with a port. `raw` is its form for the kernel."""
 
     address: ipaddress.IPv4Address | ipaddress.IPv6Address
     port: int
@@ -55,7 +55,7 @@ class InternetAddress:
 
 @dataclass(frozen=True, slots=True)
 class AbstractName:
-    """The name of a Unix socket that has no path. It belongs to nobody's folder."""
+    """The name of a Unix socket that has no path. The rights of no folder protect it."""
 
     name: str
 
@@ -68,10 +68,10 @@ class UnixPath:
 
 
 def read_address(raw: bytes, domain: int) -> Disconnect | InternetAddress | AbstractName | UnixPath:
-    """Read an address that is meant for a socket of this domain.
+    """Read an address for a socket of this address family.
 
     Raises:
-        OSError: with the errno that the kernel itself would give.
+        OSError: the address is invalid. It has the errno that the kernel itself would give.
     """
     if not _FAMILY.size <= len(raw) <= MAX_BYTES:
         raise _error(errno.EINVAL)
@@ -119,13 +119,12 @@ _ROUTE: Final = struct.Struct("=8BI")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _ERRNO: Final = struct.Struct("=i")
 _NO_ROUTE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
-"""The last two are those of routes that prohibit, and of black holes."""
+"""Errors that mean that there is no route. The last two are of routes that prohibit, and of black holes."""
 _LISTEN: Final = b"0A"
 
 
 def is_local(address: Address) -> bool:
-    """Return True if packets to the address stay on this machine (or go to many). Also true if the kernel does not
-    answer."""
+    """Return whether packets to the address stay on this machine or go to many. True if the kernel does not answer."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     packed = address.packed
     body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)

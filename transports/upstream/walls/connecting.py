@@ -1,7 +1,7 @@
-"""Makes connections on the sockets of another process, and says later how they went if they take long.
+"""Make connections on the sockets of another process, and answer later if they take long. Knows no policy.
 
-A socket that is shared between two processes has one set of flags. So that no server can hold the gate up, a blocking
-socket is non-blocking while its connection is made, and its process goes on waiting. Knows no policy.
+Two processes that share a socket share its flags. So a blocking socket is made non-blocking while it connects, and its
+process goes on waiting: no server can hold the gate up.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from transports.upstream.walls.intercepted_calls import InterceptedCall, Listene
 __all__ = ["MAX_WAITING", "Connections", "connect"]
 
 MAX_WAITING: Final = 128
-"""Blocking sockets of one server whose connections are being made, at most. Each costs a descriptor."""
+"""The most blocking sockets of one server whose connections are being made. Each costs a descriptor."""
 
 _RETRY_S: Final = 0.02
 _SWEEP_S: Final = 1.0
@@ -32,7 +32,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(slots=True)
 class _Waiting:
-    """A process that waits for its connection. `again` is called until it no longer answers EAGAIN (Unix sockets)."""
+    """A process that waits for its connection. `again` is called until it no longer returns EAGAIN (Unix sockets)."""
 
     made: InterceptedCall
     socket: socket.socket
@@ -41,13 +41,13 @@ class _Waiting:
 
 
 def connect(fd: int, address: bytes) -> int:
-    """connect(2) with an address as bytes. The errno, or 0."""
+    """Call connect(2) with an address as bytes. Return the errno, or 0."""
     return 0 if _libc.connect(fd, address, len(address)) == 0 else ctypes.get_errno()
 
 
 def _attempted(fd: int, attempt: Callable[[], int]) -> int:
-    """Return what an attempt with this socket came to. Also a socket that was not blocking may be by now: its process
-    can change that at any time, and must not make us wait."""
+    """Attempt something with this socket, and return the errno or 0. Make the socket non-blocking first, even if it
+    was: its process can change that at any time, and must not make the gate wait."""
     os.set_blocking(fd, False)
     return attempt()
 
@@ -60,7 +60,7 @@ def _retried(fd: int, attempt: Callable[[], int]) -> int:
 
 
 class Connections:
-    """The connections that are being made. `poller` is told which sockets to wait for."""
+    """Keep the connections that are being made. `poller` is told which sockets to wait for."""
 
     def __init__(self, listener: Listener, poller: select.poll) -> None:
         self._listener = listener
@@ -70,7 +70,7 @@ class Connections:
         self._next_sweep = 0.0
 
     def make(self, made: InterceptedCall, theirs: socket.socket, attempt: Callable[[], int]) -> None:
-        """Run the attempt, which returns an errno or 0, and answer now or when the socket is ready. Owns the socket."""
+        """Run `attempt`, which returns an errno or 0. Answer now, or when the socket is ready. Owns `theirs`."""
         fd = theirs.fileno()
         if (earlier := self._inodes.get(os.fstat(fd).st_ino)) is not None:
             self._repeat(made, theirs, self._waiting[earlier])
@@ -99,17 +99,17 @@ class Connections:
             self._end(made, theirs, error)
 
     def ready(self, fd: int) -> None:
-        """Answer for a socket that has been connected, or has failed."""
+        """Answer the call of a socket that has connected, or has failed."""
         waiting = self._waiting.get(fd)
         if waiting is None:
             return
-        if not self._listener.is_valid(waiting.made):  # a signal: the process asks for the result itself
+        if not self._listener.is_valid(waiting.made):  # interrupted by a signal: the process asks for the result itself
             self._finish(fd, None)
         else:
             self._finish(fd, waiting.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def sweep(self) -> float | None:
-        """Do what is due, and return the seconds until something is: None if nothing waits."""
+        """Retry, and end what is due. Return the seconds until the next sweep; None if nothing waits."""
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
@@ -124,7 +124,7 @@ class Connections:
         return _SWEEP_S if self._waiting else None
 
     def close(self) -> None:
-        """Give up all that wait."""
+        """Give up all connections that are being made."""
         for fd in tuple(self._waiting):
             self._finish(fd, None)
 
@@ -149,7 +149,7 @@ class Connections:
         self._inodes[os.fstat(fd).st_ino] = fd
 
     def _finish(self, fd: int, error: int | None) -> None:
-        """Forget the socket. None: nobody waits for an answer."""
+        """Forget a socket, and answer its call with the error (0: success). None: nobody waits for an answer."""
         waiting = self._waiting.pop(fd)
         self._inodes.pop(os.fstat(fd).st_ino, None)
         with contextlib.suppress(KeyError):  # retried sockets are not polled

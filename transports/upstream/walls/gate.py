@@ -1,13 +1,13 @@
-"""The gate: answers the calls of a walled process that its filter alone cannot decide.
+"""Answer the calls of a walled process that its seccomp filter alone cannot decide: the gate.
 
-Runs as a thread of the process's own reaper, so a server that floods its gate slows down nobody else's, and one that
-holds it up is still ended by the reaper's main thread. What is answered stands in `network_calls.py` (connections),
+Runs as a thread of the process's own reaper. So a server that floods its gate slows down no other gate, and the main
+thread of the reaper still ends a server that holds its gate up. Answers come from `network_calls.py` (connections),
 `file_calls.py` (attributes of files), `watchers.py` (inotify) and `ProcessCalls` (other processes).
 
-The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. To the gateway:
-`{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver, and
-`{"refused": [{"kind", "what", "why", "count"}]}`, and `{"touched": [[kind, what]]}` if the walls watch everything. From
-it: `{"reachable": [[address, ports or null, seconds]]}`.
+The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. The gate sends
+`{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver,
+`{"refused": [{"kind", "what", "why", "count"}]}`, and `{"touched": [[kind, what]]}` if the walls watch everything. The
+gateway sends `{"reachable": [[address, ports or null, seconds]]}`.
 """
 
 import _thread
@@ -38,19 +38,19 @@ from transports.upstream.walls.watchers import Watchers
 __all__ = ["Gate", "ProcessCalls"]
 
 _ANNOUNCED: Final = ("bind", "connect", "listen", "socket")
-"""The system calls that the filter of a process with a `Reach` has to announce. Of socket(2): for datagrams of the
-Internet, and all others of it if the process has left the machine's network."""
+"""The system calls that the filter announces if the walls have a `Reach`. socket(2) is announced for Internet
+datagrams; for TCP and netlink only if the process has left the machine's network."""
 
 _MAX_PACKET_BYTES: Final = 65_536
 _MAX_PACKETS: Final = 64
 _REFUSALS_IN_PACKET: Final = 16
-"""So a packet stays below its limit, whatever characters are in what was refused."""
+"""The most refusals in one packet. It stays below its limit, whatever characters they have."""
 _LAST_S: Final = 0.5
 
 
 class Gate:
-    """The gate of one server. `fd` is the listener of its filter, `channel` leads to the gateway. Owns both. `last` is
-    asked at the end for a refusal that is known only then: kind, what and why."""
+    """Answer the calls of one server that its filter cannot decide. `fd` is the listener of the filter, `channel` leads
+    to the gateway. Owns both. `last` returns a refusal (kind, what, why) that is known only at the end, or None."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Gate:
         self._poller = select.poll()
         self._poller.register(fd, select.POLLIN)
         self._poller.register(channel, select.POLLIN)
-        self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by the main thread
+        self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # set by the main thread
         self._poller.register(self._told, select.POLLIN)
         self._is_heard = True  # the gateway has not closed its end of the channel
         self._refusals = RefusalQueue()
@@ -98,7 +98,7 @@ class Gate:
         }
         self._ended = _thread.allocate_lock()
         self.failed = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable once the gate answers no more, because of a fault of its own. The server must be ended then."""
+        """Readable once the gate has failed and answers no more. Then the server must be ended."""
 
     def start(self) -> None:
         """Serve in a thread, until no process with the filter is left."""
@@ -110,7 +110,7 @@ class Gate:
         self._ended.acquire(timeout=timeout_s)
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Tell what the reaper itself refuses, from its main thread."""
+        """Report what the reaper itself refuses. Called in its main thread."""
         self._refusals.add(kind, what, why)
         os.eventfd_write(self._told, 1)
 
@@ -135,7 +135,7 @@ class Gate:
             self._ended.release()
 
     def _hold(self) -> None:
-        """Have the server ended, and wait for that. The listener stays open: without one, a process could put on a
+        """Have the server ended, and wait for that. The listener stays open: without one, a process could install a
         filter with a listener of its own, which lets its calls pass."""
         os.eventfd_write(self.failed, 1)
         ended = select.poll()
@@ -163,7 +163,7 @@ class Gate:
         return True
 
     def _learn(self) -> None:
-        """Take what the gateway says is reachable."""
+        """Take the addresses that the gateway has made reachable."""
         for _ in range(_MAX_PACKETS if self._is_heard else 0):
             try:
                 packet = self._channel.recv(_MAX_PACKET_BYTES)
@@ -179,7 +179,7 @@ class Gate:
                 self._rules.learn(address, ports, seconds)
 
     def _send_client(self, client: socket.socket) -> int:
-        """Hand a program that asks a resolver to the gateway's. An errno, or 0."""
+        """Pass the socket of a program that asks a resolver on to the gateway. Return an errno, or 0."""
         try:
             with limits.raised_files():
                 socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
@@ -215,12 +215,12 @@ class Gate:
             self._touched.sent(len(touched))
 
 
-_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused numbers
+_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused ids
 
 
 class ProcessCalls:
-    """Decides which processes a walled one may name. These calls carry numbers only, so the kernel makes them itself
-    once they are allowed. `numbers` are the system calls that are decided here.
+    """Decide which processes a walled one may change or signal. Such calls carry numbers only, so the kernel makes them
+    itself once they are allowed. `numbers` are the system calls that are decided here.
     """
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
@@ -233,7 +233,7 @@ class ProcessCalls:
         self.numbers = self._named.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Let the kernel make the call, or refuse it."""
+        """Let the kernel make a system call, or refuse it."""
         error = self._name(made)
         if error:
             self._listener.answer(made, error)
@@ -264,8 +264,8 @@ def _is_below(pid: int, ancestor: int) -> bool:
 
 
 def _is_group_below(group: int) -> bool:
-    """Return True if a process below this one is in the group. Then all of it are: groups do not cross process
-    sessions."""
+    """Return True if a process below this one is in the group. Then the whole group is below this one: groups do not
+    cross process sessions."""
     for pid in below([os.getpid()])[1:] if group > 1 else ():
         try:
             if os.getpgid(pid) == group:

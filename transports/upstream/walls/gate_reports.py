@@ -1,4 +1,4 @@
-"""Gathers what a gate tells the gateway until it can be sent: what was refused, and what a watched process touches.
+"""Collect the reports of a gate to the gateway until they can be sent: refusals, and what a watched process touches.
 
 So a flood costs a bounded number of messages.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 __all__ = ["RefusalQueue", "Refused", "Touched"]
 
 MAX_KINDS: Final = 64
-"""Different refusals that are told apart between two messages. All others are one more, without what was refused."""
+"""The most different refusals between two messages. All others are counted as one more, without details."""
 
 _EVERY_S: Final = 1.0
 _MAX_CHARS: Final = 300
@@ -18,11 +18,11 @@ _BURST: Final = 8
 
 
 Refused: TypeAlias = Callable[[str, str, str], None]
-"""Tells of one refusal: kind, what and why, as `RefusalQueue.add`."""
+"""Report one refusal: kind, what and why, as in `RefusalQueue.add`."""
 
 
 class RefusalQueue:
-    """Counts refusals. The first ones are ready to be sent at once, more of them once a second."""
+    """Count refusals. The first ones are ready to be sent at once, later ones once a second."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], int] = {}
@@ -30,16 +30,16 @@ class RefusalQueue:
         self._burst = _BURST
 
     def add(self, kind: str, what: str, why: str, count: int = 1) -> None:
-        """Count a refusal. `kind` is a value of the label of the counter that they end in; `what` is written as it
-        would be granted."""
-        # A path may have bytes that are no text: what the gateway reads is.
+        """Count a refusal. `kind` becomes a label of the counter of refusals; `what` is written as it would be
+        granted."""
+        # A path may have bytes that are no text, but the gateway reads text.
         key = (kind, what[:_MAX_CHARS].encode("utf-8", "backslashreplace").decode(), why)
         if key not in self._counts and len(self._counts) >= MAX_KINDS:
             key = ("other", "", "")
         self._counts[key] = self._counts.get(key, 0) + count
 
     def take(self, now: float, *, everything: bool = False) -> list[dict[str, Any]]:
-        """Return the refusals that are to be sent now, in the order in which they came."""
+        """Return the refusals to send now, in the order in which they came."""
         if not self._counts or (now < self._next and not self._burst and not everything):
             return []
         self._burst = _BURST - 1 if now >= self._next else max(0, self._burst - 1)
@@ -48,7 +48,7 @@ class RefusalQueue:
         return [{"kind": kind, "what": what, "why": why, "count": n} for (kind, what, why), n in taken.items()]
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the next message. None if nothing is kept."""
+        """Return the seconds until the next message; None if nothing is kept."""
         return max(0.0, self._next - now) if self._counts else None
 
 
@@ -60,8 +60,8 @@ _EVERY_THING_S: Final = 0.1
 
 
 class Touched:
-    """Gathers what a watched process touches until it can be sent: each thing once, as `(kind, what)`, and no more than
-    a bounded number of things.
+    """Collect the things that a watched process touches, until they can be sent. Each is kept once, as `(kind, what)`,
+    and at most `MAX_THINGS` are kept.
     """
 
     def __init__(self) -> None:
@@ -77,25 +77,25 @@ class Touched:
             self._waiting.append(thing)
 
     def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
-        """Return what is to be sent now. It stays until it is `sent`."""
+        """Return the things to send now. They stay until `sent` is called."""
         if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
             return []
         self._next = now + _EVERY_THING_S
         size = 0
         found: list[tuple[str, str]] = []
         for thing in self._waiting[:_AT_ONCE]:
-            size += 6 * len(thing[1]) + 32  # as JSON has it at most
+            size += 6 * len(thing[1]) + 32  # its largest size in JSON
             if found and size > _MAX_BYTES:
                 break
             found.append(thing)
         return found
 
     def sent(self, count: int) -> None:
-        """Forget so many of the first ones, which have been sent."""
+        """Forget the first `count` things, which have been sent."""
         del self._waiting[:count]
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until something is to be sent. None if nothing waits."""
+        """Return the seconds until something is to be sent; None if nothing waits."""
         return max(0.0, self._next - now) if self._waiting else None
 
 

@@ -1,9 +1,9 @@
-"""System calls that a filter hands over (seccomp's user notification, Linux 5.14): their process waits until another
-one has decided them.
+"""Receive and answer system calls that a filter hands over (seccomp's user notification, Linux 5.14). The calling
+process waits until another one has decided.
 
-Knows the kernel's structures, and nothing of what is decided. What a process passes by pointer can change while the
-decision is made. So a call with pointers goes on only if something else decides it (Landlock); for all others the
-decider acts itself, on copies, and answers the result.
+This module knows the structures of the kernel, but not what is decided. What a process passes by pointer can change
+during the decision. So a call with pointers goes on only if something else decides it (Landlock). Otherwise the
+deciding process acts itself, on copies, and answers the result.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _PIDFD_THREAD: Final = os.O_EXCL  # Linux 6.9
 
 
 class InterceptedCall(NamedTuple):
-    """A system call that waits. `thread` is the number of the calling thread, as this process sees it."""
+    """A system call that waits for a decision. `thread` is the id of the calling thread, as this process sees it."""
 
     id: int
     thread: int
@@ -57,14 +57,14 @@ class InterceptedCall(NamedTuple):
 
 
 class Listener:
-    """The descriptor on which the calls of a filter are announced. Owns it."""
+    """Receive and answer the calls that a filter announces on a descriptor. Owns the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         os.set_inheritable(fd, False)
 
     def receive(self) -> InterceptedCall | None:
-        """Take the next call. None if its thread has died. Only called while the descriptor is readable."""
+        """Take the next call. Return None if its thread has died. Only called while the descriptor is readable."""
         buffer = bytearray(_NOTIFICATION.size)
         try:
             fcntl.ioctl(self.fd, _RECEIVE, buffer, True)
@@ -76,7 +76,7 @@ class Listener:
         return InterceptedCall(number, thread, system_call, tuple(arguments))
 
     def is_valid(self, made: InterceptedCall) -> bool:
-        """Return True if the thread still waits in this call: what was looked up by its number since was its own."""
+        """Return whether the thread still waits in this call. If so, its id has meant this thread all the time."""
         try:
             fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", made.id))
         except OSError:
@@ -84,28 +84,28 @@ class Listener:
         return True
 
     def answer(self, made: InterceptedCall, error: int = 0) -> bool:
-        """End the call: it returns 0 or this errno. False if its thread does not wait any more (killed, a signal)."""
+        """End the call with 0 or this errno. Return False if its thread no longer waits (killed, interrupted)."""
         return self._respond(made, 0, -error, 0)
 
     def succeed(self, made: InterceptedCall, value: int) -> bool:
-        """End the call: it returns this value. False as for `answer`."""
+        """End the call: it returns this value. Return False as `answer`."""
         return self._respond(made, value, 0, 0)
 
     def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
-        """End the call: the process gets a duplicate of our descriptor, and its number. Raises `OSError`."""
+        """End the call: the process gets a duplicate of our `fd`, and its number as the result. Raises `OSError`."""
         self._place(made, _AND_ANSWER, fd, 0, closes_on_exec)
 
     def replace(self, made: InterceptedCall, fd: int, number: int) -> None:
-        """Let the process's descriptor of that number be a duplicate of ours. Raises `OSError`."""
+        """Replace the process's descriptor `number` by a duplicate of our `fd`. Raises `OSError`."""
         self._place(made, _AT_NUMBER, fd, number, True)
 
     def proceed(self, made: InterceptedCall) -> bool:
-        """Let the kernel make the call. Only for calls without pointers, whose arguments cannot have changed, and for
-        those that something else decides."""
+        """Let the kernel make the call. Only for calls without pointers, whose arguments cannot change, and for calls
+        that something else decides. Return False as `answer`."""
         return self._respond(made, 0, 0, _CONTINUE)
 
     def close(self) -> None:
-        """Let waiting and later calls fail with ENOSYS."""
+        """Close the descriptor. Waiting and later calls fail with ENOSYS."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
@@ -139,12 +139,12 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 
 def read_path(thread: int, pointer: int) -> bytes:
-    """Return a path in the memory of another process, as this process means it. Raises `OSError`."""
+    """Read a path from the memory of another process, and return a path for the same file here. Raises `OSError`."""
     return as_meant(thread, _read_string(thread, pointer))
 
 
 def _read_string(thread: int, pointer: int) -> bytes:
-    """Return a string of another process, which may end before the page after it exists."""
+    """Read a string of another process page by page: it may end just before memory that does not exist."""
     found = bytearray()
     while len(found) < _MAX_PATH:
         size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))
@@ -159,7 +159,7 @@ def duplicate(thread: int, fd: int) -> int:
     """Return a descriptor of our own for what another process's descriptor refers to. Raises `OSError` (EBADF, ESRCH,
     EPERM).
 
-    `fd` may be an argument as it was passed. EPERM: the process has made itself undumpable, so that we may not look
+    `fd` may be an argument as the process passed it. EPERM: the process has made itself undumpable, so nobody may look
     into it.
     """
     process = open_process(thread)
@@ -180,12 +180,12 @@ def open_process(thread: int) -> int:
 
 
 def duplicate_from(process: int, fd: int) -> int:
-    """Do as `duplicate`, of a process that is open."""
+    """Return a descriptor of our own for what a descriptor of an open process refers to. Raises `OSError`."""
     return call("pidfd_getfd", process, signed(fd), 0)
 
 
 def signed(value: int) -> int:
-    """Return what the kernel takes as an int."""
+    """Return the value of the C int that the kernel reads from this argument."""
     return ctypes.c_int(value & 0xFFFF_FFFF).value
 
 

@@ -1,4 +1,4 @@
-"""What the kernel can build walls with, found out by trying, and what does not hold without it."""
+"""Find out, by trying, which parts of the walls the kernel has, and say what does not hold without them."""
 
 import ctypes
 import errno
@@ -23,27 +23,28 @@ _NOT_TRIED: Final = "namespaces were not tried"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What there is. A sentence is empty if the part can be used, and else says why it cannot."""
+    """The parts of walls that this kernel has, and the reasons why it lacks others."""
 
     landlock: int
-    """The version of Landlock (its ABI), 0 without."""
+    """The version of Landlock (its ABI); 0 if there is none."""
     filters: str
-    """seccomp filters."""
+    """The reason why seccomp filters cannot be used; empty if they can."""
     gate: str
-    """seccomp's user notification, and what the gate needs to act on one."""
+    """The reason why no gate can run: no user notification, or no access to a server's memory. Empty if one can."""
     namespaces: str
-    """User, process, mount and IPC namespaces."""
+    """The reason why user, process, mount and IPC namespaces cannot be used; empty if they can."""
     mounts: str
-    """Mounts of a process's own, without the other namespaces."""
+    """The reason why a process can have no mounts of its own without the other namespaces; empty if it can."""
 
     def shared(self, walls: Walls) -> tuple[str, ...]:
-        """Return what is the server's own elsewhere, and here the machine's, and closed. No walls require it."""
+        """Return sentences about folders that are closed here because they are the machine's, and elsewhere are the
+        server's own. No walls require that."""
         if walls.own_folders and not walls.namespaces and self.mounts:
             return (f"The server has no /tmp and /dev/shm of its own, and the machine's are closed: {self.mounts}.",)
         return ()
 
     def missing(self, walls: Walls) -> tuple[str, ...]:
-        """Return what of these walls does not hold on this kernel: a sentence for each part."""
+        """Return a sentence for each part of these walls that does not hold on this kernel."""
         return tuple(self._missing(walls))
 
     def _missing(self, walls: Walls) -> Iterator[str]:
@@ -72,7 +73,7 @@ class Kernel:
 
 
 def probe(*, namespaces: bool = False) -> Kernel:
-    """Try each part, once. Namespaces only if asked: that takes a fork, of a process that has no threads."""
+    """Return what the kernel has, after one try. Namespaces only if asked: that forks, so no thread may run."""
     found = _without_namespaces()
     if not namespaces or found.namespaces != _NOT_TRIED:
         return found
@@ -111,7 +112,7 @@ def _try_action(action: int) -> None:
 
 
 def _try_access() -> None:
-    """Copy memory and a descriptor of a process, here of this one."""
+    """Try to copy memory and a descriptor of a process, here of this one. Raises `OSError`."""
     source, copy = ctypes.create_string_buffer(b"?", 1), ctypes.create_string_buffer(1)
     remote = struct.pack("=QQ", ctypes.addressof(source), 1)
     local = struct.pack("=QQ", ctypes.addressof(copy), 1)
@@ -126,7 +127,7 @@ def _try_access() -> None:
 
 
 def _yama() -> int:
-    """Up to 1, a process may look into those that it started."""
+    """Return Yama's `ptrace_scope`, 0 without. Up to 1, a process may look into those that it started."""
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             return int(file.read())

@@ -1,9 +1,9 @@
-"""A server's own view of the system: processes, mounts and shared memory of its own, where the kernel allows it.
+"""Give a server its own view of the system: its own processes, mounts and shared memory, where the kernel allows it.
 
-With all of them, the reaper is the first process of the namespaces, so the kernel ends everything in them with it. It
-sees what its server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only but what was granted to be
-written. The server's network is empty, and what sockets it has of the machine's network its gate has made. With mounts
-alone, only /tmp and /dev/shm are its own.
+With all of them, the reaper is the first process of the namespaces, so the kernel ends everything in them with it. The
+reaper sees what its server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only, unless it was
+granted to be written. The network of the server is empty. The gate makes those sockets that the server has in the
+machine's network. With mounts alone, only /tmp and /dev/shm are the server's own.
 """
 
 import ctypes
@@ -39,25 +39,25 @@ _FOLLOWING: Final = 1 << 19  # MS_SLAVE
 _READ_ONLY, _HERE, _EMPTY_PATH, _BELOW_TOO = 0x1, -100, 0x1000, 0x8000  # of mount_setattr
 
 OWN_FOLDERS: Final = ("/dev/shm", "/tmp")
-"""Empty, and in memory."""
+"""The folders that a server gets for itself: empty, and in memory."""
 
 _OWN_BYTES: Final = 256 << 20
 _OWN_FILES: Final = 65_536
 
 
 def is_apart() -> bool:
-    """Return True in a reaper that is the first process of its namespaces."""
+    """Return whether this process is a reaper that is the first process of its namespaces."""
     return os.getpid() == 1
 
 
 def fork_apart() -> int:
-    """Do as `os.fork`, but the child is the first process of namespaces of its own, with the same user as before.
+    """Fork like `os.fork`, but make the child the first process of new namespaces, with the same user as before.
 
     Raises:
-        OSError: the kernel, or the container around us, refuses.
+        OSError: the kernel, or the container around this process, refuses.
     """
     user, group = os.geteuid(), os.getegid()
-    libc: Any = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock, as the child is in the middle of it
+    libc: Any = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: the child is born in the call
     kinds = _NEW_USER | _NEW_PROCESSES | _NEW_MOUNTS | _NEW_IPC
     given = [ctypes.c_long(each) for each in (numbers()["clone"], kinds | signal.SIGCHLD, 0, 0, 0, 0)]
     ctypes.pythonapi.PyOS_BeforeFork()
@@ -66,7 +66,7 @@ def fork_apart() -> int:
         ctypes.pythonapi.PyOS_AfterFork_Child()
         try:
             _settle(user, group)
-        except OSError as error:  # nothing of the parent may go on in here
+        except OSError as error:  # the code of the parent must not go on in the child
             os._exit(error.errno or errno.EIO)
         return 0
     number = ctypes.get_errno()
@@ -77,8 +77,8 @@ def fork_apart() -> int:
 
 
 def _settle(user: int, group: int) -> None:
-    """Keep the user's and the group's numbers in the new user namespace."""
-    with dumpable():  # it knows no secrets yet
+    """Keep the ids of the user and the group in the new user namespace."""
+    with dumpable():  # this process knows no secrets yet
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             file = os.open(f"/proc/self/{name}", os.O_WRONLY)
             os.write(file, text.encode())
@@ -86,18 +86,18 @@ def _settle(user: int, group: int) -> None:
 
 
 def leave_network() -> None:
-    """Give this process a network in which there is nothing: /proc/net shows it no sockets of the machine. Those that
-    it is given stay in theirs. Raises `OSError`."""
+    """Move this process to an empty network: /proc/net shows it no sockets of the machine. Sockets that it is given
+    stay in their own network. Raises `OSError`."""
     call("unshare", _NEW_NETWORK)
 
 
 def own_mounts() -> None:
-    """Give this process mounts of its own. Whoever has the right to do so needs no user namespace, in which root could
-    not use the files of others any more.
+    """Give this process mounts of its own. It gets no user namespace if it has the right to do without: in one, root
+    could not use the files of others any more.
 
     Raises:
-        OSError: the kernel, or the container around us, refuses.
-        RuntimeError: they cannot be used, and nothing may go on in this process.
+        OSError: the kernel, or the container around this process, refuses.
+        RuntimeError: the new namespace cannot be used, and this process must not go on.
     """
     user, group = os.geteuid(), os.getegid()
     try:
@@ -114,7 +114,7 @@ def own_mounts() -> None:
 
 def separate(walls: Walls) -> tuple[Grant, ...]:
     """Arrange the mounts of this process, which is the first of its namespaces, for the server that it will start.
-    Returns the grants of its own folders.
+    Return the grants of the server's own folders.
 
     Raises:
         OSError: the kernel refuses, or a granted path does not exist. The file name of the error is the path.
@@ -127,24 +127,24 @@ def separate(walls: Walls) -> tuple[Grant, ...]:
 
 
 def place_folders(walls: Walls) -> tuple[Grant, ...]:
-    """Give this process, which has mounts of its own, /tmp and /dev/shm of its own, unless they are granted to it as
-    they are. All other mounts stay as they are, and those that come and go outside do so here. Else as `separate`."""
+    """Give this process, which has mounts of its own, its own /tmp and /dev/shm, unless the machine's are granted to
+    it. All other mounts stay, and follow those outside. Return the grants of these folders. Raises `OSError`."""
     _mount(None, "/", None, _RECURSIVE | _FOLLOWING)
     folders = [folder for folder in OWN_FOLDERS if os.path.isdir(folder) and not _is_wanted(walls, folder)]
     return _cover(walls, folders, list(_targets(walls, folders, written=False)), all_read_only=False)
 
 
 def _is_wanted(walls: Walls, folder: str) -> bool:
-    """Return True if the machine's folder is granted, or a folder of sockets below it: in an own one, what is mounted
-    can be read, and of that only the sockets may be used."""
+    """Return whether the machine's folder has to stay: it is granted, or a folder of sockets below it is. In an own
+    folder all that is mounted can be read, but in a folder of sockets only the sockets may be used."""
     above = ("/", os.path.dirname(folder), folder)
     sockets = [path for path in _ungranted_sockets(walls, (folder,)) if os.path.isdir(path)]
     return bool(sockets) or any(grant.path in above and grant.mode != "l" for grant in walls.grants)
 
 
 def _mount_processes() -> None:
-    """Mount a /proc of those of the namespace. The reaper's, with the network of the machine in it, is hidden from the
-    server, which may not look into it (`hidepid`, of each mount since Linux 5.8)."""
+    """Mount a /proc with the processes of the namespace. It hides them from those that may not look into them
+    (`hidepid`, of each mount since Linux 5.8): the server must not see the machine's network in that of the reaper."""
     flags = _NO_SET_UID | _NO_DEVICES | _NO_EXECUTE
     try:
         _mount("proc", "/proc", "proc", flags, "hidepid=4")
@@ -157,8 +157,8 @@ def _mount_processes() -> None:
 def _cover(
     walls: Walls, folders: list[str], targets: Iterable[tuple[str, str, int]], *, all_read_only: bool
 ) -> tuple[Grant, ...]:
-    """Mount own folders, and what is to be found below them: what may only be read, read-only. The folders themselves
-    may be written, and with them, for Landlock, all below."""
+    """Mount own folders, and below them the targets: read-only if they may only be read, as for Landlock an own folder
+    and all below it may be written. Return the grants of the folders."""
     memory = f"mode=1777,size={_OWN_BYTES},nr_inodes={_OWN_FILES}"
     temporary = None if walls.temporary is None else open_path(walls.temporary)
     mode = "rw"
@@ -183,9 +183,9 @@ def _cover(
 
 
 def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator[tuple[str, str, int]]:
-    """Yield what has to be mounted, with its mode and a descriptor: what own folders would cover, and what may be
-    `written`. Not what may only be listed: below an own folder, all that is mounted can be read. Of sockets, those that
-    exist."""
+    """Yield what has to be mounted: path, mode and descriptor. These are the files that own folders would cover, and
+    those that may be `written`. Files that may only be listed are left out: below an own folder, all that is mounted
+    can be read. Sockets come last, if they exist."""
     wanted = [
         grant
         for grant in walls.grants
@@ -214,7 +214,7 @@ def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator
 
 
 def _ungranted_sockets(walls: Walls, folders: Iterable[str]) -> list[str]:
-    """Return those that the own folders would cover, and that are in no granted folder."""
+    """Return the sockets that own folders would cover and that are in no granted folder."""
     sockets = () if walls.reach is None else walls.reach.sockets
     covered = [path for path in sockets if path in ("/", *folders) or _is_covered(path, folders)]
     granted = [grant.path for grant in walls.grants if grant.mode != "l"] if covered else ()
@@ -261,17 +261,17 @@ def _set_read_only(at: int, path: str, *, on: bool, flags: int) -> None:
 
 _known: Final[dict[str, str]] = {}
 _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""A limit is reached, perhaps for a moment only."""
+"""Errors of a limit that is reached, perhaps for a moment only."""
 
 
 def why_not() -> str:
-    """Return why namespaces cannot be used here, found out by using them in a process of its own. Empty if they can.
-    Found out once, but for what may be otherwise at the next start."""
+    """Return why namespaces cannot be used here; empty if they can. Try them in a process of its own, once, and again
+    after a failure that may pass."""
     return _once("namespaces", fork_apart, lambda: separate(_NO_WALLS))
 
 
 def why_shared() -> str:
-    """Return why a server has no /tmp and /dev/shm of its own here, unless it has all namespaces. As `why_not`."""
+    """Return why a process cannot have mounts of its own alone, for /tmp and /dev/shm; else empty. As `why_not`."""
 
     def work() -> None:
         own_mounts()
@@ -293,7 +293,7 @@ def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str
 
 
 def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
-    """Return the error with which they could not be used, 0 for none, and the sentence for it."""
+    """Do the work in a forked process. Return its errno, 0 for none, and a sentence about the failure."""
     try:
         pid = fork()
     except OSError as error:
@@ -307,7 +307,7 @@ def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tu
 
 
 def _end_with(work: Callable[[], object]) -> NoReturn:
-    """End this process after some work, with the errno of its failure as exit code."""
+    """Do some work, and end this process with exit code 0, or the errno of its failure."""
     code = errno.EIO
     try:
         work()

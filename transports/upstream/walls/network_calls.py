@@ -1,9 +1,9 @@
-"""Decides and makes connect(2) and listen(2) for a walled process.
+"""Decide and make connect(2) and listen(2) for a walled process.
 
-The address is copied from the process, and the socket is a descriptor of our own: whatever the process changes while
-the decision is made changes nothing. A connection to port 53, wherever it is meant to go, is made with a new socket on
-loopback instead, whose other end goes to the gateway's resolver. So a program keeps the socket that it has made, with
-all options, and finds an Internet address on both of its ends, as resolver libraries want it.
+The address is copied from the process, and the socket is a descriptor of our own: nothing that the process changes
+during the decision has an effect. A connection to port 53, whatever its address, goes to a new socket on loopback. The
+accepted end is given to the gateway's resolver. So a program keeps the socket that it has made, with all options, and
+both of its ends have an Internet address, as resolver libraries want it.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ _KIND: Final = 0xF  # of socket(2)'s second argument, without flags
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
-"""The C library tries these before it asks a resolver. To refuse them is worth no message."""
+"""The C library tries these before it asks a resolver. Their refusal is not worth a message."""
 
 _RESETS: Final = struct.pack("@ii", 1, 0)  # struct linger: close(2) ends the connection at once
 _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 
 class NetworkCalls:
-    """Answers the calls of one server. `resolve` takes a program that asks a resolver, and returns an errno or 0. With
-    `touched`, nothing is refused: it is told of each address, Unix socket and port. `kernel_binds`: the kernel itself
-    refuses to bind ports, where it may choose one."""
+    """Answer the network calls of one server. `resolve` takes the socket of a program that asks a resolver, and returns
+    an errno or 0. With `touched`, nothing is refused: it is called with each address, Unix socket and port.
+    `kernel_binds`: if the kernel may choose a port for the server, it also refuses to bind other ports."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class NetworkCalls:
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer the call, now or when its connection has been made. No error of a call ends the gate."""
+        """Answer a system call, now or when its connection has been made. No error of a call ends the gate."""
         if made.number == self._socket:
             if made.arguments[1] & _KIND == socket.SOCK_DGRAM and made.integer(0) in INTERNET:
                 self._stand_ins.make(made)
@@ -95,7 +95,7 @@ class NetworkCalls:
             with contextlib.ExitStack() as unless_kept:
                 theirs = self._theirs(made)
                 unless_kept.callback(theirs.close)
-                if not self._listener.is_valid(made):  # the thread's number may mean another one by now
+                if not self._listener.is_valid(made):  # the thread's id may mean another one by now
                     return
                 error = self._handlers[made.number](made, theirs)
                 if error is None:
@@ -108,7 +108,7 @@ class NetworkCalls:
             self._listener.answer(made, error)
 
     def _tell_of_bind(self, made: InterceptedCall) -> None:
-        """Tell of a port that the kernel is about to refuse, and which it would not tell of."""
+        """Report a port that the kernel is about to refuse, as the kernel itself reports nothing."""
         if not self._kernel_binds:
             return
         _, pointer, size, *_ = made.arguments
@@ -121,8 +121,8 @@ class NetworkCalls:
                 self._refused("listen", str(given.port), "not granted")
 
     def _make(self, made: InterceptedCall) -> None:
-        """Make a socket in the network of the machine, for a process that has left it. The filter announces no other
-        kinds than may be had there."""
+        """Make a socket in the machine's network, for a process that has left it. The filter announces only kinds of
+        sockets that are allowed there."""
         family, kind, protocol = (made.integer(place) for place in range(3))
         try:
             with socket.socket(family, kind, protocol) as ours:
@@ -141,7 +141,7 @@ class NetworkCalls:
             raise
 
     def _connect(self, made: InterceptedCall, theirs: socket.socket) -> int | None:
-        """Return an errno, or None if the connection is being made."""
+        """Decide on connect(2). Return an errno, or None if the connection is being made."""
         _, pointer, size, *_ = made.arguments
         size &= 0xFFFF_FFFF
         if size > MAX_BYTES:
@@ -155,7 +155,7 @@ class NetworkCalls:
             self._refused("socket", f"@{given.name}", "an abstract name")
             return errno.EACCES
         path = resolved(given.path, made.thread) if isinstance(given, UnixPath) else ""
-        if not self._listener.is_valid(made):  # that was read from another one
+        if not self._listener.is_valid(made):  # the path may be that of another thread
             return errno.ESRCH
         if isinstance(given, UnixPath):
             return self._connect_unix(made, theirs, given.path, path)
@@ -189,7 +189,7 @@ class NetworkCalls:
         return error
 
     def _own(self, address: Address, port: int) -> set[int]:
-        """Return the sockets of this very server that listen there; empty if another process listens there too."""
+        """Return the sockets of this server that listen there; empty if another process listens there, too."""
         if not self._own_listeners or kind_of(address)[0] != "loopback":
             return set()
         found = listeners(address, port)
@@ -205,11 +205,11 @@ class NetworkCalls:
             if error not in (0, errno.EINPROGRESS):
                 return error
             try:
-                while True:  # whoever else finds the port is not let in, and takes none of the time
+                while True:  # a stranger that finds the port is not let in, and adds no time
                     meeting.settimeout(max(0.001, until - time.monotonic()))
                     client, peer = meeting.accept()
                     with client:
-                        # Else whoever ends it first keeps a port of the machine for a minute.
+                        # Without a reset, the side that closes first keeps a port of the machine for a minute.
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
                         if peer == theirs.getsockname():
                             return self._resolve(client) or error
@@ -219,8 +219,8 @@ class NetworkCalls:
                 return errno.ECONNREFUSED
 
     def _refuse_datagrams(self, to: InternetAddress) -> None:
-        """Tell of datagrams that were refused. Not of those to where TCP is allowed: the C library connects a socket of
-        datagrams to each address of a name to learn the way there, and sends nothing."""
+        """Report datagrams that were refused, unless TCP is allowed there: the C library connects a datagram socket to
+        each address of a name to learn the route, and sends nothing."""
         if self._touched is None and to.port and self._rules.refusal(to.address, to.port) is not None:
             self._refused("connect", f"udp {shown(unwrapped(to.address), to.port)}", "datagrams")
 
@@ -252,7 +252,7 @@ class NetworkCalls:
             return errno.EACCES
         theirs.listen(backlog)
         if self._touched is None and place is not None and theirs.getsockname()[:2] != place:
-            # A thread has taken it off its address and bound it to another one while it was looked at.
+            # A thread has bound the socket to another address during the check.
             theirs.shutdown(socket.SHUT_RDWR)
             self._refused("listen", str(place[1]), "bound to another address meanwhile")
             return errno.EACCES
@@ -263,7 +263,7 @@ class NetworkCalls:
 
 
 def _attempt_unix(theirs: socket.socket, path: str) -> int:
-    """Connect to what the path names now, through a descriptor: the path itself might be another's a moment later."""
+    """Connect to what the path names now, through a descriptor: a moment later it may name another file."""
     try:
         named = open_path(path)
     except OSError as error:  # ELOOP: there is a link by now
@@ -276,7 +276,7 @@ def _attempt_unix(theirs: socket.socket, path: str) -> int:
 
 
 def _raw(name: tuple[str, int], family: int) -> bytes:
-    """Return a socket's name as the kernel takes it."""
+    """Return the address of a socket in the form of the kernel."""
     head = struct.pack("=H", family) + struct.pack("!H", name[1])
     if family == socket.AF_INET:
         return head + socket.inet_pton(family, name[0]) + bytes(8)
@@ -288,12 +288,12 @@ _FAMILY: Final = struct.Struct("=H")
 
 
 class StandIns:
-    """Stands in for the datagram sockets that a walled process does not get, as far as resolvers need them. `resolve`
-    takes a program that asks a resolver, and returns an errno or 0. `refused` is told of other destinations.
+    """Replace the datagram sockets that a walled process does not get, as far as resolvers need them. `resolve` takes
+    the socket of a program that asks a resolver, and returns an errno or 0. `refused` is called for all but port 53.
 
-    Programs with a resolver of their own (Go) ask over UDP. A datagram socket would send to everywhere, and no filter
-    sees the address of a message. So the process gets a Unix socket of packets that is connected to nothing, and has no
-    addresses. Connected to port 53 it becomes one end of a pair, whose other end goes to the gateway's resolver.
+    Programs with a resolver of their own (Go) ask over UDP. A datagram socket could send anywhere: no filter sees the
+    address of a message. So the process gets an unconnected Unix socket of packets, which has no addresses. When it is
+    connected to port 53, it becomes one end of a pair. The other end goes to the gateway's resolver.
     """
 
     def __init__(
@@ -319,12 +319,12 @@ class StandIns:
 
     @staticmethod
     def is_one(theirs: socket.socket, address: bytes) -> bool:
-        """Return True if this is a stand-in that is connected as what it stands for."""
+        """Return whether this is a stand-in that is being connected to an Internet address."""
         is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
         return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
 
     def connect(self, made: InterceptedCall, theirs: socket.socket, address: bytes) -> int:
-        """Connect a stand-in. An errno, or 0."""
+        """Connect a stand-in to the resolver, or refuse it. Return an errno, or 0."""
         to = read_address(address, _FAMILY.unpack_from(address)[0])
         if not isinstance(to, InternetAddress):
             return errno.ENETUNREACH

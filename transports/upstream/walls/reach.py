@@ -1,7 +1,7 @@
-"""What a walled process may connect to: addresses, networks, ports and names. Pure: no I/O, knows no sockets.
+"""Decide what a walled process may connect to: addresses, networks, ports and names. Pure: no I/O, knows no sockets.
 
-The gate in the reaper asks with an address and a port, the gateway's resolver asks with a name. Addresses decide: a
-name only makes public addresses reachable, so a name that answers with a private address opens nothing.
+The gate in the reaper asks with an address and a port, the gateway's resolver with a name. Addresses decide. A name
+only makes public addresses reachable, so a name that has a private address opens nothing.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_LEARNT: Final = 2_048
-"""Addresses that names have made reachable, at most. A new one replaces the oldest."""
+"""The most addresses that names have made reachable. A new one replaces the oldest."""
 
 _KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     # Metadata services first: some of them have addresses within wider networks, some have public ones.
@@ -46,8 +46,8 @@ _ONLY_BY_NAME: Final = {"metadata", "loopback", "link-local", "multicast"}
 
 
 def unwrapped(address: Address) -> Address:
-    """Return the address that is reached in the end: IPv4 inside IPv6 is taken out, and "any address" means this
-    machine."""
+    """Return the address that is reached in the end. IPv4 inside IPv6 is taken out, and the unspecified address means
+    this machine."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
@@ -60,8 +60,7 @@ def unwrapped(address: Address) -> Address:
 
 
 def kind_of(address: Address) -> tuple[str, Network | None]:
-    """Return what an unwrapped address is, in one word, and the special network that it belongs to. "public" has
-    none."""
+    """Return the kind of an unwrapped address in one word, and its special network; "public" has none."""
     for kind, network in _SPECIAL:
         if address in network:
             return kind, network
@@ -84,14 +83,14 @@ class Destination:
     """True for "*": every public address and every name."""
 
     def has_name(self, name: str) -> bool:
-        """Return True if the entry is this name. Names are compared in their ASCII form, without case and final dot."""
+        """Return whether the entry matches the name, which is in ASCII, in lower case and without final dot."""
         if self.name.startswith("."):  # the label in front must not be empty, and the bare domain is not meant
             return name.endswith(self.name) and len(name) > len(self.name)
         return self.is_everything or (bool(self.name) and name == self.name)
 
     def has_address(self, address: Address, port: int, special: Network | None) -> bool:
-        """Return True if the entry is an address or a network with this address. `special` is a network it has to lie
-        in."""
+        """Return whether the entry is an address or network that has this address. If `special` is given, the entry
+        must lie in this network."""
         network = self.network
         if network is None or network.version != address.version or self.port not in (None, port):
             return False
@@ -119,7 +118,7 @@ def destination(text: str) -> Destination:
 
 
 def canonical(name: str) -> str:
-    """Return a name of DNS as it is compared: lower case, no final dot."""
+    """Return the form of a DNS name that is compared: lower case, no final dot."""
     return name.lower().removesuffix(".")
 
 
@@ -159,7 +158,7 @@ def _network(host: str) -> Network | None:
 
 
 def _name(host: str, text: str) -> str:
-    """Return a host name, in lower case."""
+    """Return a host name in lower case. Raises `ValueError` with `text`, the whole entry, if it is none."""
     if not host.isascii():  # two standards of IDNA disagree on which name that is
         raise ValueError(f"{text!r}: write the name in its ASCII form, as xn--...")
     name = canonical(host)
@@ -171,7 +170,7 @@ def _name(host: str, text: str) -> str:
 
 
 class ReachRules:
-    """Decides for one process. `is_local` says whether an address belongs to this machine; `clock` gives seconds."""
+    """Decide what one process may connect to. `is_local`: whether an address is of this machine. `clock`: seconds."""
 
     def __init__(self, reach: Reach, *, is_local: Callable[[Address], bool], clock: Callable[[], float]) -> None:
         self._public = reach.public
@@ -183,7 +182,7 @@ class ReachRules:
         self._learnt: dict[Address, dict[int | None, float]] = {}  # until when, for each port; None: for all ports
 
     def learn(self, address: str, ports: Iterable[int] | None, seconds: float) -> None:
-        """Note an address of an allowed name: it is reachable for so long, on these ports (None: on all)."""
+        """Note an address of an allowed name: it is reachable for these seconds, on these ports (None: on all)."""
         key = unwrapped(ipaddress.ip_address(address))
         times = self._learnt.pop(key, {})  # so that it becomes the newest
         self._learnt[key] = {**times, **dict.fromkeys((None,) if ports is None else ports, self._clock() + seconds)}
@@ -228,7 +227,7 @@ class ReachRules:
 
 
 class NameRules:
-    """Which names are resolved for a process, and on which ports their addresses are then reachable."""
+    """Decide which names are resolved for a process, and on which ports their addresses are then reachable."""
 
     def __init__(self, reach: Reach) -> None:
         self._all = reach.names

@@ -1,7 +1,7 @@
-"""Which system calls a server may make: the filter, and how a process puts it on itself.
+"""Decide which system calls a server may make: assemble a filter, and put it on the process.
 
-Everything is allowed but what servers never need and what reaches beyond the other walls. Calls whose decision needs
-more than numbers go to the gate, which the reaper of the server runs (seccomp's user notification).
+All calls are allowed but those that servers never need and those that reach beyond the other walls. Some decisions need
+more than numbers. Their calls go to the gate, which the reaper of the server runs (seccomp's user notification).
 """
 
 import ctypes
@@ -44,7 +44,7 @@ Code: TypeAlias = list[tuple[int, int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The end of a filter: what the kernel does with the call."""
+    """The end of a filter: the action of the kernel for the call."""
 
     action: int
 
@@ -76,7 +76,8 @@ def refuse(errno: int) -> Return:
 
 def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond: Decision) -> bytes:
     """Return a filter for one machine: an array of `struct sock_filter`. A call that is not in the table is allowed up
-    to the number `last`, and beyond it decided by `beyond`. A call of another machine (32 bits) kills the process."""
+    to the number `last`; `beyond` decides later numbers. A call of another machine (32 bits) kills the process. Raises
+    `ValueError` if the filter is longer than the kernel takes."""
     by_number = _search(_ranges(decisions, last, beyond))
     code: Code = [(_LOAD, 0, 0, _ARCH), (_IF_EQUAL, 1, 0, arch), _return(KILL_PROCESS), (_LOAD, 0, 0, _NUMBER)]
     code += by_number
@@ -93,7 +94,7 @@ def _ranges(decisions: Mapping[int, Decision], last: int, beyond: Decision) -> l
 
 
 def _search(ranges: list[tuple[int, Decision]]) -> Code:
-    """Find the range of the number in the accumulator, halving what is left."""
+    """Return code that finds, by binary search, the range of the number in the accumulator."""
     if len(ranges) == 1:
         return _decide(ranges[0][1])
     middle = len(ranges) // 2
@@ -111,7 +112,7 @@ def _decide(decision: Decision) -> Code:
 
 
 def _branch(test: int, constant: int, then: Iterable[tuple[int, int, int, int]], otherwise: Code) -> Code:
-    """Make a branch. `otherwise` stands first. Both end with a return."""
+    """Return the code of a branch. `otherwise` stands before `then`, and both end with a return."""
     if len(otherwise) <= _FAR:
         return [(test, len(otherwise), 0, constant), *otherwise, *then]
     return [(test, 0, 1, constant), (_JUMP, 0, 0, len(otherwise)), *otherwise, *then]
@@ -146,45 +147,45 @@ _SHARED_MEMORY: Final = (
     "shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop", "semtimedop", "semctl",
     "mq_open", "mq_unlink",
 )  # fmt: skip
-"""Reached by number or name, not by path: all processes of one user share them unless they have an IPC namespace."""
+"""Calls for objects without a path. All processes of a user share them, unless they have an IPC namespace."""
 
 CONNECTIONS: Final = ("bind", "connect", "listen")
-"""Answered by the gate: their meaning is in memory that the process may change, or in the state of a socket. Of bind(2)
-it only tells what the kernel is about to refuse."""
+"""Calls that the gate answers: their meaning is in memory that the process may change, or in the state of a socket. Of
+bind(2) the gate only reports what the kernel is about to refuse."""
 
 ATTRIBUTES: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
     "inotify_init", "inotify_init1",
 )  # fmt: skip
-"""Answered by the gate: what the owner of a file may do to it, or see of it, without opening it. Landlock allows it."""
+"""Calls that the gate answers: Landlock lets the owner of a file change or watch it with them, without opening it."""
 
 FILES: Final = (
     "open", "openat", "creat", "execve", "execveat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat",
     "symlink", "symlinkat", "unlink", "unlinkat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat",
 )  # fmt: skip
-"""What Landlock decides, where somebody wants to see it (`file_watch.py`)."""
+"""Calls that Landlock decides. The gate sees them if somebody wants to watch (`file_watch.py`)."""
 
 _OWNERS: Final = ("chown", "lchown", "fchown", "fchownat")
 _EXTENDED: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
 _LABELS: Final = ("getxattr", "lgetxattr", "listxattr", "llistxattr")
-"""They read what lies in closed files as well. With a descriptor of an open file they are allowed."""
+"""Calls that also read attributes of closed files. With a descriptor of an open file, reading is allowed."""
 _NEW: Final = ("setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_setattr")
-"""As `ATTRIBUTES`. Servers do without them, and programs that copy files expect file systems that lack them."""
+"""Newer calls like `ATTRIBUTES`. Servers do without, and programs that copy files expect file systems without them."""
 
 _SCARCE: Final = ("io_setup",)
-"""The kernel has 65,536 places for asynchronous requests, on the whole machine, and no limit for a process. Programs
-that use them do without where a kernel lacks them."""
+"""Calls for asynchronous requests. The kernel has 65,536 places for them on the whole machine, and no limit for a
+process. Programs do without where a kernel lacks them."""
 
 OTHERS: Final[Mapping[str, int]] = {
     "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
     "setpriority": 1, "ioprio_set": 1,
 }  # fmt: skip
-"""What one process may do to another of its user, and which argument is the other's number. 0 is the caller."""
+"""Calls that change another process of the user, and which argument is its id. 0 is the caller."""
 
 SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sigqueueinfo": 0, "rt_tgsigqueueinfo": 0}
-"""As `OTHERS`."""
+"""Calls that send a signal, and which argument names the target. 0 is the caller, or its group."""
 
-_ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # their first argument: not a group, not all of a user
+_ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # the first argument that means one process, no group or user
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _STREAM, _DATAGRAM, _SEQPACKET, _TYPE = 1, 2, 5, 0xF
@@ -195,7 +196,7 @@ _NEW_NAMESPACES: Final = 0x7E02_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterKind:
-    """What a filter depends on. There are few kinds, so a filter is assembled once for each."""
+    """The properties that a filter depends on. They have few combinations, so a filter is assembled once for each."""
 
     connections: bool = False
     """Connections go to the gate, and there are no sockets that send without one."""
@@ -204,25 +205,25 @@ class FilterKind:
     attributes: bool = False
     """`ATTRIBUTES` go to the gate. Else they are allowed."""
     others: bool = False
-    """`OTHERS` go to the gate. Else they are refused, but for the caller itself."""
+    """`OTHERS` go to the gate. Else they are refused, unless they name the caller itself."""
     apart: bool = False
-    """The process has namespaces of its own, so that it shares memory with nobody else and can name nobody else."""
+    """The process has namespaces of its own. So it shares memory with no other process, and can name no other."""
     files: bool = False
     """`FILES` are announced to the gate, which only looks at them."""
     signals: bool = False
-    """Signals go to the gate as well: the kernel does not keep them within (Landlock before ABI 6)."""
+    """Signals go to the gate as well: the kernel does not keep them within the server (Landlock before ABI 6)."""
     truncation: bool = False
     """Truncation goes to the gate as well: the kernel lets it pass for all files (Landlock before ABI 3)."""
 
     @property
     def asks(self) -> bool:
-        """True if anything goes to the gate."""
+        """Return whether any call goes to the gate."""
         asked = (self.connections, self.attributes, self.others, self.files, self.signals, self.truncation)
         return any(asked)
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
-    """Return what is decided for each system call that is not simply allowed."""
+    """Return the decision on each system call that is not simply allowed."""
     found: dict[str, Decision] = dict.fromkeys(_NEVER, _EPERM)
     if not kind.apart:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
@@ -258,7 +259,7 @@ _IOCTL_FILE: Final = (
     # BTRFS_IOC_SUBVOL_CREATE, _SNAP_CREATE, _SNAP_DESTROY and their second versions: Landlock knows nothing of them
     0x5000_940E, 0x5000_9418, 0x5000_9401, 0x5000_9417, 0x5000_940F, 0x5000_943F,
 )  # fmt: skip
-"""What the owner of a file may do with a descriptor that only reads."""
+"""Requests by which the owner changes a file with a descriptor that can only read."""
 _IOCTL_OWNER: Final = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: who gets a socket's signals
 _FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
 _FCNTL_LEASE: Final = (1024, 1026)  # F_SETLEASE, F_NOTIFY: others would wait to open the file
@@ -274,7 +275,8 @@ _MAKES: Final = 0o100 | 0o2000_0000  # O_CREAT, and the bit of O_TMPFILE that O_
 
 
 def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, Decision]:
-    """Modes with which a file would be a program that whoever starts it runs as the gateway's user or group."""
+    """Return decisions that refuse setuid and setgid modes, but none for the calls in `but`. Whoever starts a file with
+    such a mode runs it as the gateway's user or group. Other modes are decided as in `found`."""
     plain = {name: Match(mode, {0: found.get(name, ALLOW)}, _EPERM, mask=_SET_ID) for name, mode in _MODES.items()}
     opens = {
         name: Match(
@@ -298,7 +300,7 @@ def _of_others(kind: FilterKind) -> dict[str, Decision]:
         found[name] = Match(0, {process: found[name]}, _EPERM)
     if kind.signals:
         found |= {name: Match(argument, {0: ALLOW}, NOTIFY) for name, argument in SIGNALS.items()}
-        found["pidfd_send_signal"] = _ENOSYS  # whom it means is in the state of a descriptor. Callers fall back to kill
+        found["pidfd_send_signal"] = _ENOSYS  # its target is in the state of a descriptor. Callers fall back to kill
     return found
 
 
@@ -330,7 +332,7 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
 
 @lru_cache
 def filter_for(kind: FilterKind) -> bytes:
-    """Return the filter of that kind for this machine. What the kernel has learnt since Linux 6.17 does not exist."""
+    """Return the filter of that kind for this machine. System calls that are newer than Linux 6.17 fail with ENOSYS."""
     table = numbers()
     by_number = {table[name]: decision for name, decision in decisions(kind).items() if name in table}
     return assemble(AUDIT_ARCH[machine()], by_number, last=LAST, beyond=_ENOSYS)
@@ -347,7 +349,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes, *, listener: bool) -> int | None:
-    """Put a filter on this process, for good. `no_new_privs` must be set. Returns the descriptor of notifications.
+    """Put a filter on this process, for good. `no_new_privs` must be set. Return its notification descriptor, if any.
 
     Raises:
         OSError: the kernel has no seccomp filters, no user notification, or takes no such filter.

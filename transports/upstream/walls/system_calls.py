@@ -1,4 +1,4 @@
-"""Linux system calls that Python has no function for, by name: their numbers on each machine, and how to make one."""
+"""Make Linux system calls by name that Python has no function for. Tables have their numbers on each machine."""
 
 import ctypes
 import errno
@@ -70,18 +70,18 @@ _AARCH64: Final = {
 }  # fmt: skip
 
 NUMBERS: Final = {"x86_64": _X86_64 | _BOTH, "aarch64": _AARCH64 | _BOTH}
-"""By machine, as `uname` calls it, the numbers of the system calls that these modules name. From asm/unistd.h."""
+"""The numbers of the system calls that these modules name, by machine as `uname` calls it. From asm/unistd.h."""
 
 LAST: Final = _BOTH["file_setattr"]
-"""The highest number that these tables were made with knowledge of: Linux 6.17, on every machine."""
+"""The highest number that was known when these tables were made: Linux 6.17, on every machine."""
 
 AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-"""How the kernel names the machine to a seccomp filter. From linux/audit.h."""
+"""The kernel's name of each machine for a seccomp filter. From linux/audit.h."""
 
 
 def _with_arguments(count: int) -> Any:
-    """syscall(2) for so many arguments. Their types are told once: a call takes half the time then. A void pointer is
-    as wide as all that is passed, and made of integers, None and what ctypes takes for a pointer alike."""
+    """Return syscall(2) for so many arguments. Their types are declared once: a call takes half the time then. A void
+    pointer is as wide as any argument. ctypes makes it of integers, None and pointers alike."""
     kind = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, *(count * [ctypes.c_void_p]), use_errno=True)
     return kind(("syscall", _libc))
 
@@ -123,7 +123,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 @contextmanager
 def dumpable() -> Iterator[None]:
-    """Let other processes of the user look into this one, which else they may not, and nor may itself in /proc: the
+    """Let other processes of the user, and this one itself, look into this process in /proc within a `with` block: the
     files of a process that is not dumpable belong to root. Raises `OSError`."""
     call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
