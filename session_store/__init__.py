@@ -1,4 +1,4 @@
-"""Sessions: what they are, how they are kept. Knows nothing of HTTP, MCP methods or transports."""
+"""Store sessions and the data that belongs to them. Does not know HTTP, MCP methods or transports."""
 
 from session_store.connect import backend_for
 from session_store.context import current_session

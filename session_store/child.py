@@ -1,4 +1,4 @@
-"""The session of a stdio child: facts from its environment, state over a Unix socket."""
+"""Give code in a stdio child process its session: facts from the environment, state over a Unix socket."""
 
 import functools
 import http.client
@@ -29,7 +29,10 @@ TIMEOUT_S = 5.0
 
 
 class SocketState:
-    """The state of one session over HTTP on a Unix socket (docs/state.md)."""
+    """Read and write the state of one session at the gateway, over HTTP on a Unix socket (docs/state.md).
+
+    All methods may raise `SessionGone`, `InvalidState` and `StoreUnavailable`.
+    """
 
     def __init__(self, path: str, access: str) -> None:
         self._path = path
@@ -69,12 +72,12 @@ class SocketState:
         return dict(json.loads(body)["metadata"])
 
     async def last_active(self) -> float:
-        """When the session was last used, in seconds since the epoch."""
+        """Return the time of the session's last use, in seconds since the epoch."""
         _, body = await self._ask("GET", "/v1/session")
         return float(json.loads(body)["last_active_at"])
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        # In a thread, because `http.client` blocks. An asynchronous client would be a further import of every child.
+        # In a thread, because `http.client` blocks. An asynchronous client would cost every child one more import.
         status, answer = await anyio.to_thread.run_sync(self._exchange, method, path, body)
         if status < 400 or (status == 404 and method in ("GET", "DELETE")):
             return status, answer
@@ -122,7 +125,7 @@ def _reason(body: bytes) -> str:
 
 @functools.cache
 def child_session() -> ToolSession:
-    """Return the session that this process was started for. Raises `NoSession`."""
+    """Return the session that this child process was started for. Raises `NoSession` if its environment names none."""
     try:
         facts: Any = json.loads(os.environ[FACTS_VARIABLE])
         state = SocketState(os.environ[SOCKET_VARIABLE], os.environ[ACCESS_VARIABLE])

@@ -1,4 +1,4 @@
-"""One URL selects one backend, by its scheme. This registry is the only place that knows schemes.
+"""Select a store backend by the scheme of its URL. Only this module knows schemes.
 
 A backend from outside is added in one of two ways:
 
@@ -36,11 +36,11 @@ ENTRY_POINTS: Final = "mcp_session_gateway.stores"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
-    """What a gateway, or a tool beside one, asks of the backend that it opens.
+    """Options for opening a backend.
 
-    `clock` gives seconds since the epoch; None is the backend's own choice. `max_sessions` bounds a store that holds
-    its sessions in memory. `exclusive` False opens a store beside the gateway that has it open. `create` False refuses
-    to open a store that does not exist yet.
+    `clock` returns seconds since the epoch; None: the backend chooses its clock. `max_sessions` limits a store that
+    holds its sessions in memory. `exclusive` False opens a store that a running gateway has open. `create` False makes
+    opening fail if the store does not exist yet.
     """
 
     clock: Callable[[], float] | None = None
@@ -50,7 +50,7 @@ class BackendOptions:
 
 
 BackendFactory = Callable[[str, BackendOptions], Backend]
-"""Makes the backend of a URL, not open yet. Raises `ValueError` for a URL that it cannot use."""
+"""A function that makes the backend of a URL, without opening it. Raises `ValueError` for a URL that it cannot use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Kind:
 
 
 def register_backend(scheme: str, factory: BackendFactory) -> None:
-    """Let `factory` make the backends of URLs that begin with `scheme://`, in this process.
+    """Use `factory` for all URLs that begin with `scheme://`, in this process.
 
     Raises:
         ValueError: the scheme is taken.
@@ -73,7 +73,7 @@ def register_backend(scheme: str, factory: BackendFactory) -> None:
 
 
 def check_store_url(url: str) -> str:
-    """Return the same URL. Raises `ValueError`, which says what is wrong, if it selects no backend."""
+    """Check that a URL selects a backend, and return the URL. Raises `ValueError` with the reason if it does not."""
     parts = urlsplit(url)
     _kind(parts.scheme, url).check(url, parts)
     return url

@@ -1,4 +1,4 @@
-"""The current session of a tool: the same call in the gateway's process, in a mounted app, and in a stdio child."""
+"""Find the session that a tool's code runs for: in the gateway's process, in a mounted app, or in a stdio child."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -27,11 +27,11 @@ _current: ContextVar[ToolSession | None] = ContextVar("mcp_session", default=Non
 def current_session() -> ToolSession:
     """Return the session that this code runs for.
 
-    In the gateway's process it is the one of the request or of the in-process server's link; in a child process, the
-    one the child was started for.
+    In the gateway's process, this is the session of the request, or of the in-process server's connection. In a child
+    process, it is the session that the child was started for.
 
     Raises:
-        NoSession: there is none. A server that sessions share gets the session of each call in its `_meta`.
+        NoSession: there is none. A server that several sessions share gets the session of each call in its `_meta`.
     """
     session = _current.get()
     if session is not None:
@@ -83,8 +83,8 @@ def tool_session(
     scrub: Callable[[str], str] | None = None,
     correlation: Callable[[], str] = str,
 ) -> ToolSession:
-    """Return the session as tools in this process see it. `scrub` redacts in the metadata that they write.
-    `correlation` returns the correlation id of the present call."""
+    """Return the session object for tools in this process. `scrub` redacts credentials in the metadata that they write.
+    `correlation` returns the correlation id of the current call."""
 
     async def record() -> Session:
         found = await sessions.peek(session.id)
@@ -120,7 +120,7 @@ def tool_session(
 
 
 class _Bound:
-    """The state of one session in a store."""
+    """Access the state of one session in a store."""
 
     def __init__(self, store: StateStore, session_id: str) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""The backend of `memory://`: everything is in dicts of this process, bounded, and lost when it ends."""
+"""Provide the backend of `memory://`: bounded dicts in this process, lost when it ends."""
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ _FATES_KEPT: Final = 10_000
 
 
 class MemoryRecords(Records):
-    """Sessions in a dict, least recently used first. A transaction is a plain call: nothing awaits inside it."""
+    """Keep sessions in a dict, least recently used first. A transaction is a plain call: nothing in it awaits."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -94,7 +94,7 @@ MAX_SESSIONS: Final = 1_000
 
 
 class MemorySessionStore(EmbeddedSessionStore):
-    """At most `max_sessions` sessions in this process. An idle session is evicted for a new one."""
+    """Keep at most `max_sessions` sessions in this process. Evict an idle session to make room for a new one."""
 
     def __init__(self, *, clock: Callable[[], float] = time, max_sessions: int = MAX_SESSIONS) -> None:
         self.records = MemoryRecords()
@@ -125,9 +125,9 @@ class MemorySessionStore(EmbeddedSessionStore):
 
 
 def _victim(idle: Sequence[Session], newcomer: Session) -> Session | None:
-    """Return the idle session to evict: an unconfirmed one of an anonymous client, else any of an anonymous client,
-    else one of a named principal. Within a class: one of the client that has most, the least recently used first. A
-    newcomer of an anonymous client never evicts a named principal's session."""
+    """Return the idle session to evict; None if there is none. Unconfirmed sessions of anonymous clients come first,
+    then other anonymous sessions, then those of named principals, which only a named newcomer may evict. In a class,
+    take the client with the most sessions, and its least recently used one."""
     held = Counter(session.counted_as for session in idle)
     classes: tuple[Callable[[Session], bool], ...] = (
         lambda s: s.principal.is_anonymous and not s.confirmed,
@@ -143,7 +143,7 @@ def _victim(idle: Sequence[Session], newcomer: Session) -> Session | None:
 
 
 class MemoryBackend(EmbeddedBackend):
-    """`memory://`"""
+    """Keep everything in the memory of this process: the backend of `memory://`."""
 
     sessions: MemorySessionStore
 

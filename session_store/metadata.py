@@ -1,4 +1,4 @@
-"""Free metadata on a session: text by name, bounded, never a credential. Pure."""
+"""Check, merge and redact the metadata of sessions: text by name, bounded, never a credential. Pure."""
 
 import itertools
 import re
@@ -23,13 +23,13 @@ __all__ = [
 ]
 
 MAX_METADATA_BYTES: Final = 10 << 10
-"""Of one session: names and values in UTF-8."""
+"""Limit for the metadata of one session: names and values in UTF-8."""
 
 REDACTED: Final = "[redacted]"
 _BEHIND_CUT: Final = 2_000
-"""Characters behind a cut that are looked at: a credential that begins before it has its end there."""
+"""Characters that are also read after a cut. A credential that begins before the cut ends within them."""
 _LEAST_SECRET: Final = 6
-"""Characters of a value of an environment that is redacted: a shorter one stands in many words."""
+"""Shortest value of an environment variable that is redacted. A shorter one occurs inside many words."""
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|[-_.]pwd$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
@@ -41,10 +41,10 @@ _HARMLESS: Final = frozenset({"progressToken"})
 _NAME: Final = re.compile(r"""(?<![\w.-])([\w.-]{1,64})\\?["']?\s{0,4}[=:]\s{0,4}""")
 _VALUE: Final = re.compile(r""""(?:[^"\\]|\\[\s\S])*"?|\\"(?:[^"\\]|\\(?!"))*(?:\\")?|'[^']*'?|[^\s,;&}\])]+""")
 _GIVEN = re.compile(r"([\w.-]+)\s*[=:]")
-# What `\s` is for Python; for RE2 it is ASCII only, and others would hide a credential behind a no-break space.
+# The characters of Python's `\s`. RE2's `\s` is ASCII only, so a no-break space could hide a credential.
 _SPACE: Final = "[\\s\x0b\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-# A JWT, a bearer or basic credential, a PEM block, a URL with a password in it, keys of well-known services. Servers
-# that crash write the texts, so an expression that takes 0.6 ms for a line would be a way to hold up all sessions.
+# A JWT, a bearer or basic credential, a PEM block, a URL with a password in it, keys of well-known services. Crashing
+# servers choose the texts: with an expression that takes 0.6 ms for a line, they could block all sessions.
 _SECRET_VALUE: Final = re2.compile(
     r"(?i)\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     rf"|\b(?:bearer|basic){_SPACE}+[\w.~+/-]{{8,}}=*"
@@ -55,27 +55,27 @@ _SECRET_VALUE: Final = re2.compile(
 
 
 class InvalidMetadata(ValueError):
-    """The metadata cannot be kept; the message says which and why."""
+    """The metadata cannot be stored. The message says which entry and why."""
 
 
 def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the metadata, with values redacted that look like credentials, by their name or by their form."""
+    """Return the metadata with credentials redacted. They are recognised by their name or by their form."""
     return {name: None if value is None else _scrubbed(name, value) for name, value in metadata.items()}
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a value of that name is a credential."""
+    """Return whether the name says that its value is a credential."""
     return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
 
 
 def _scrubbed(name: str, value: str) -> str:
-    # Not what stands behind a name inside the value: `api-key:alice` is a principal.
+    # A name inside the value does not count: `api-key:alice` is a principal.
     return REDACTED if is_secret_name(name) else _without_forms(value)
 
 
 def scrubbed_text(text: str) -> str:
-    """Return the text, with everything redacted that has the form of a credential or stands behind a name that says so,
-    as in `db_password=…`. A lone surrogate becomes `?`."""
+    """Return the text with credentials redacted: those of a known form, and values after the name of a credential, as
+    in `db_password=…`. A lone surrogate becomes `?`."""
     return _without_assigned(_without_forms(text))
 
 
@@ -87,8 +87,8 @@ def _without_forms(text: str) -> str:
 
 
 def _without_assigned(text: str) -> str:
-    """Return the text without what stands behind the names of credentials. Names are looked for in what stands behind
-    other names: of `error: password=…` the second name counts."""
+    """Redact the values that follow names of credentials. Names are also found in values of other names: in
+    `error: password=…`, the second name counts."""
     parts, at = list[str](), 0
     for found in _NAME.finditer(text):
         if found.start() < at or not is_secret_name(found[1]):
@@ -101,19 +101,19 @@ def _without_assigned(text: str) -> str:
 
 
 def scrubbed_start(text: str, length: int) -> str:
-    """Return the first characters of a text as `scrubbed_text` has it. Cut first, a credential may lose what it is
-    known by: of a URL the password would stay, and the `@` behind it be gone."""
+    """Return the first `length` characters of `scrubbed_text(text)`. Cutting first could make a credential unknown: a
+    URL's password would stay if the cut removes the `@` after it."""
     return scrubbed_text(text[: length + _BEHIND_CUT])[:length]
 
 
 def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """Return the values of an environment that are secret by their name."""
+    """Return the values of an environment whose names say that they are secret."""
     return {value for name, value in environment.items() if _SECRET_NAME.search(name)}
 
 
 def secret_arguments(arguments: Sequence[str]) -> set[str]:
-    """Return the values in a command line that are secret by their name: `--token VALUE`, `--token=VALUE`, `Name:
-    VALUE`, and parameters of URLs. Of `Authorization: Bearer VALUE` it is also the last word alone."""
+    """Return the secret values in a command line, known by name: `--token VALUE`, `--token=VALUE`, `Name: VALUE`, and
+    parameters of URLs. For `Authorization: Bearer VALUE`, the result also has the last word alone."""
     found: set[str] = set()
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument.startswith("-") and _SECRET_NAME.search(argument):
@@ -128,8 +128,8 @@ def secret_arguments(arguments: Sequence[str]) -> set[str]:
 def output_scrubber(
     secret_names: Collection[str], environment: Mapping[str, str], *, secrets: Collection[str] = ()
 ) -> Callable[[str], str]:
-    """Return a function that redacts a program's output: the values of its environment that are secret by their name,
-    or whose names are in `secret_names`, the `secrets`, and whatever has the form of a credential."""
+    """Return a function that redacts the output of a program. It redacts the `secrets`, texts with the form of a
+    credential, and values of the environment whose name is in `secret_names` or says that they are secret."""
     values = {v for n, v in environment.items() if n in secret_names} | secret_values(environment) | {*secrets}
     known = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
 
@@ -144,7 +144,7 @@ def output_scrubber(
 def checked_metadata(
     changes: Mapping[str, str | None], scrub: Callable[[str], str] | None = None
 ) -> dict[str, str | None]:
-    """Changes fit for `SessionStore.annotate`: text only, scrubbed. `scrub` redacts more in the values.
+    """Return the changes as `SessionStore.annotate` takes them: text, credentials redacted. `scrub` redacts more.
 
     Raises:
         InvalidMetadata: a name or a value is not text.

@@ -1,4 +1,4 @@
-"""A session's record as named fields of JSON, for backends that keep it outside this process. Pure."""
+"""Encode session records as named JSON fields, and decode them, for backends that store them elsewhere. Pure."""
 
 import functools
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def _shared(name: str, value: bytes) -> Any:
 
 
 def to_fields(session: Session) -> dict[str, bytes]:
-    """Return every field, encoded, by name."""
+    """Return all fields of a session by name, each encoded as JSON."""
     return {name: to_field(getattr(session, name)) for name in _DECODERS}
 
 

@@ -1,1 +1,1 @@
-"""What a backend of one gateway process is made of. To write one, begin at `backend` and `records`."""
+"""Build store backends that one gateway process uses. To write a backend, begin with `backend` and `records`."""

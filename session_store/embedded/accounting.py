@@ -1,4 +1,4 @@
-"""Rates, quotas, marks, audit trail, timelines and history in the memory of this process. No I/O."""
+"""Keep rates, quotas, expiring marks, audit trail, timelines and history in the memory of this process. No I/O."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _HELD: Final = 20_000
 
 
 class MemoryRates:
-    """Rate limits by the generic cell rate algorithm, with one number for each key."""
+    """Limit rates by the generic cell rate algorithm (GCRA), with one number for each key."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,18 +32,18 @@ class MemoryRates:
             return wait
         self._due[key] = due + every * times
         self._due.move_to_end(key)
-        # What is due no more is as if it had never been.
+        # A time that has passed limits nothing: forget its key.
         while self._due and (len(self._due) > _HELD or next(iter(self._due.values())) <= now):
             self._due.popitem(last=False)
         return max(0.0, wait)
 
 
 _FORGET_EVERY_S: Final = 10.0
-"""How often keys are looked for whose time has passed."""
+"""Interval at which expired keys are deleted."""
 
 
 class MemoryQuotas:
-    """The set of names that each key holds."""
+    """Keep the set of names that each key holds, until its time has passed."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -79,7 +79,7 @@ _MOST: Final = 10_000
 
 
 class MemoryMarks:
-    """Names with the time until which each is set. Beyond the bound, the least recently used are dropped."""
+    """Keep names, each until its time has passed. Beyond `_MOST`, the least recently used are dropped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -96,11 +96,11 @@ class MemoryMarks:
 
 
 MAX_EVENTS: Final = 2_000
-"""Of each part of the audit trail: fewer than other backends keep, because they take memory of this process."""
+"""Events of each part of the audit trail. Fewer than in other backends, because they take memory of this process."""
 
 
 class MemoryAuditTrail:
-    """The newest events of each part of the trail. They are lost with the process."""
+    """Keep the newest events of each part of the audit trail. They are lost with the process."""
 
     def __init__(self, max_events: int = MAX_EVENTS) -> None:
         self._parts = {part: deque[AuditEvent](maxlen=max_events) for part in PARTS}
@@ -114,7 +114,7 @@ class MemoryAuditTrail:
 
 
 class MemoryHistory:
-    """The records of the last day: one process writes, so their number is bounded by time."""
+    """Keep the history records of the last day. Only this process writes them, so time alone bounds their number."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[tuple[int, str], bytes]] = {step_s: {} for step_s in STEPS}
@@ -132,16 +132,16 @@ class MemoryHistory:
 
 
 MAX_SESSIONS: Final = 2_000
-"""Fewer than other backends keep, because they take memory of this process."""
+"""Timelines that are kept. Fewer than in other backends, because they take memory of this process."""
 
 MAX_BYTES: Final = 16 << 20
-"""Of all entries together."""
+"""Bytes of the entries of all timelines together."""
 
 _heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class MemoryTimelines:
-    """The timelines that were written last, encoded: a session that rests costs a few hundred bytes."""
+    """Keep the timelines that were written last, encoded: an idle session costs a few hundred bytes."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_sessions: int = MAX_SESSIONS, max_bytes: int = MAX_BYTES

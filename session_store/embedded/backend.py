@@ -1,4 +1,4 @@
-"""The base class of embedded backends, which one gateway process uses.
+"""Provide the base class of embedded backends: those that only one gateway process uses.
 
 The author of a backend writes `Records` (eleven short methods) and `run`, and registers a factory for the URL scheme
 (`session_store.connect`). `session_store.testing.BackendContract` then tests the backend.
@@ -33,12 +33,12 @@ __all__ = ["EmbeddedBackend"]
 
 
 class EmbeddedBackend(ABC):
-    """A backend of one process: sessions and state on `Records`, everything else in memory.
+    """Keep sessions and state in the `Records` of a subclass, and everything else in memory.
 
-    One process needs no more than memory for bus, leases, rates and marks. A durable backend may set `events`, `audit`,
-    `timelines`, `history`, `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, after a
-    restart, clients cannot resume streams from before, the audit trail, timelines and the history are empty, sessions
-    from before do not count for quotas, and tasks are unknown.
+    For bus, leases, rates and marks, memory is enough for one process. A durable backend may set `events`, `audit`,
+    `timelines`, `history`, `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, a
+    restart has these effects: clients cannot resume earlier streams; audit trail, timelines and history are empty;
+    earlier sessions do not count for quotas; tasks are unknown.
     """
 
     is_shared = False
@@ -60,33 +60,33 @@ class EmbeddedBackend(ABC):
 
     @abstractmethod
     async def run(self, work: Work[Result]) -> Result:
-        """Call `work` with the records as one transaction: see `Transactions`."""
+        """Call `work` with the records in one transaction, and return its result (see `Transactions.run`)."""
 
     @property
     def needs_keys(self) -> bool:
-        """Sessions that outlive the process need the same keys after a restart."""
+        """Return True for a durable backend: its sessions outlive the process, and then need the same keys."""
         return self.is_durable
 
     def own_keys(self) -> KeyRing:
-        """New keys for each process, which only sessions in memory can do with."""
+        """Return new random signing keys. Raises `StoreError` for a durable backend: its sessions need the old keys."""
         if self.needs_keys:
             raise StoreError("a durable store needs keys that are the same after a restart")
         return KeyRing.ephemeral()
 
     def protect(self, in_use: Callable[[str], bool]) -> None:  # noqa: B027  # optional
-        """A bounded backend evicts no session for whose id `in_use` returns True. Unbounded backends ignore this."""
+        """Never evict a session for whose id `in_use` returns True. A backend without a limit ignores this."""
 
     async def inspect(self) -> Sequence[Observation]:
         return [Observation(subject="store", state="ok", text="ready")]
 
     async def open(self) -> None:  # noqa: B027  # optional
-        """Connect or open; nothing by default."""
+        """Connect to the store or open it. Does nothing by default."""
 
     async def ping(self) -> None:  # noqa: B027  # optional
-        """Check that the store answers; nothing by default."""
+        """Check that the store answers. Does nothing by default."""
 
     async def try_write(self) -> None:  # noqa: B027  # optional
-        """Check that the store accepts writes; nothing by default."""
+        """Check that the store accepts writes. Does nothing by default."""
 
     async def close(self) -> None:  # noqa: B027  # optional
-        """Release all resources; nothing by default."""
+        """Release all resources. Does nothing by default."""

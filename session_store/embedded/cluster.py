@@ -1,4 +1,4 @@
-"""Bus and directory for gateways in one process: leases in a dict, owners in the sessions' records."""
+"""Provide bus and directory for gateways in one process. Leases are in a dict, owners in the session records."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class MemoryBus:
-    """Calls the subscribers of this process, in the call of `publish`."""
+    """Deliver messages to the subscribers in this process, inside the call of `publish`."""
 
     def __init__(self) -> None:
         self._subscribers: defaultdict[str, list[Callable[[bytes | None], None]]] = defaultdict(list)
@@ -40,20 +40,20 @@ class MemoryBus:
 
 
 class Owners(Protocol):
-    """Reads and writes owner and epoch in the sessions' records."""
+    """Read and write owner and epoch in the session records."""
 
     async def peek(self, session_id: str) -> Session | None:
-        """Return the live session."""
+        """Return the live session; None if there is none."""
         ...
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Return the live session as `changed` makes it; None, and unchanged, when there is none or `changed` says
-        so."""
+        """Replace the live session by the result of `changed`, and return that. Returns None, and changes nothing, if
+        there is no live session or `changed` returns None."""
         ...
 
 
 class MemoryDirectory:
-    """Who lives, and who owns what."""
+    """Keep the leases of replicas in memory, and the owners of sessions in their records."""
 
     def __init__(self, owners: Owners, *, clock: Callable[[], float] = time) -> None:
         self._owners = owners

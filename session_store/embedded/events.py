@@ -1,4 +1,4 @@
-"""`EventLog` in this process, bounded per session."""
+"""Keep event streams (`EventLog`) in the memory of this process, with bounds for each session."""
 
 import asyncio
 import secrets
@@ -13,11 +13,11 @@ from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Eve
 __all__ = ["REQUESTS_PART", "MemoryEventLog", "sequence_of"]
 
 REQUESTS_PART: Final = 4
-"""The requests of a session may take one part in so many of the bytes that its events may take."""
+"""Divisor: the requests of a session may take a quarter of the bytes that its events may take."""
 
 
 def sequence_of(nonce: str, event_id: str) -> int:
-    """Return the sequence number in an event id of the log with that nonce. Raises `UnknownEvent`."""
+    """Return the sequence number in an event id. Raises `UnknownEvent` if the id is not of the log with that nonce."""
     own, _, number = event_id.partition("-")
     if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 17):
         raise UnknownEvent(event_id)
@@ -26,13 +26,13 @@ def sequence_of(nonce: str, event_id: str) -> int:
 
 @dataclass(slots=True)
 class _Log:
-    """One session's events. The nonce keeps another session's event ids from being found here."""
+    """The events of one session. All its event ids contain the nonce, so that ids of other sessions are not found."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     last: int = 0
     size: int = 0
     events: deque[tuple[int, str, bytes]] = field(default_factory=deque)
-    counts: dict[str, int] = field(default_factory=dict)  # how many of them each stream has
+    counts: dict[str, int] = field(default_factory=dict)  # number of events, by stream
     finished: set[str] = field(default_factory=set)
     delivered: dict[str, int] = field(default_factory=dict)
     requests: dict[str, bytes] = field(default_factory=dict)  # of calls, by stream
@@ -40,7 +40,6 @@ class _Log:
     dropped: bool = False
 
     def next_number(self) -> int:
-        """Return a new number."""
         self.last += 1
         return self.last
 
@@ -63,14 +62,14 @@ class _Log:
             self.requests.setdefault(stream, request)
 
     def end(self, stream: str) -> None:
-        """Mark a stream as finished."""
+        """Mark a stream as finished, and delete its request."""
         self.requests.pop(stream, None)
         if stream not in self.counts:  # its events were dropped, so nothing else would remove it
             self.finished.intersection_update(self.counts)
         self.finished.add(stream)
 
     def drop(self) -> None:
-        """End the followers."""
+        """End all followers of this log."""
         self.dropped = True
         self.wake()
 
@@ -81,7 +80,7 @@ class _Log:
 
 
 class MemoryEventLog:
-    """Event streams in this process, capped per session."""
+    """Keep event streams in this process, with bounds for each session."""
 
     def __init__(self, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._max_events = max_events

@@ -1,4 +1,4 @@
-"""What the author of an embedded backend writes: access to stored records, inside one transaction.
+"""Define what the author of an embedded backend writes: access to stored records, inside one transaction.
 
 `session_store.embedded.backend.EmbeddedBackend` builds the rest of a backend from this. What an operation means
 (expiry, ownership, limits) is decided there: these methods only read and write.
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Records(ABC):
-    """Sessions by id, aliases of sessions, and values by session and key. Expired sessions are still records.
+    """Read and write sessions by id or alias, and values by session and key. Expired sessions are still records.
 
     All methods are synchronous: they run inside a transaction (see `Transactions`).
     """
@@ -40,11 +40,11 @@ class Records(ABC):
 
     @abstractmethod
     def named(self, alias: str) -> str | None:
-        """Return the id of the session that has the alias."""
+        """Return the id of the session that has the alias; None if there is none."""
 
     @abstractmethod
     def set_alias(self, alias: str, session_id: str) -> None:
-        """Give the alias to that session, which has none; another session that had the alias loses it."""
+        """Give the alias to the session, which must have none yet. Another session that has the alias loses it."""
 
     @abstractmethod
     def value(self, session_id: str, key: str) -> bytes | None:
@@ -60,7 +60,7 @@ class Records(ABC):
 
     @abstractmethod
     def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
-        """Remember what happened to a session that is being removed. Old ones may be forgotten."""
+        """Record what happened to a session that is being removed, at the time `at`. Old entries may be dropped."""
 
     @abstractmethod
     def fate(self, session_id: str) -> Fate:
@@ -69,11 +69,11 @@ class Records(ABC):
     # -- Correct for every backend. A backend that can do them faster overrides them.
 
     def use(self, session: Session) -> None:
-        """As `write`, for a session that has just been used. A bounded backend notes the order of use here."""
+        """Write the record of a session that was just used. A bounded backend notes the order of use here."""
         self.write(session)
 
     def size(self, session_id: str, *, without: str = "") -> int:
-        """Return bytes of all keys and values, except those of the key `without`."""
+        """Return the bytes of all keys and values, except those of the key `without`."""
         keys = [key for key in self.keys(session_id) if key != without]
         return sum(len(key.encode()) + len(self.value(session_id, key) or b"") for key in keys)
 
@@ -82,25 +82,25 @@ class Records(ABC):
         return [session.id for session in self.scan() if session.is_expired(now)]
 
     def prune(self, now: float) -> None:  # noqa: B027  # optional
-        """Called after each sweep: a backend may delete old fates here."""
+        """Delete old fates, if the backend wants to. Called after each sweep."""
 
 
 Work = Callable[[Records], Result]
 
 
 class Transactions(Protocol):
-    """Runs work on the records."""
+    """Run functions on the records, each in a transaction."""
 
     async def run(self, work: Work[Result]) -> Result:
         """Call `work` with the records, and return its result once its changes are stored.
 
-        Nothing else reads or writes the records meanwhile. `work` never raises after it has changed something, so there
-        is nothing to roll back for its own exceptions, which pass through. Raises `StoreUnavailable`.
+        Nothing else reads or writes the records meanwhile. `work` never raises after it has changed something. So its
+        own exceptions need no rollback, and pass through. Raises `StoreUnavailable`.
         """
         ...
 
 
 def live(records: Records, session_id: str, now: float) -> Session | None:
-    """Return the session of that id, unless it has expired."""
+    """Return the session of that id; None if it does not exist or has expired."""
     session = records.read(session_id)
     return None if session is None or session.is_expired(now) else session

@@ -1,4 +1,4 @@
-"""`SessionStore` and `StateStore` on the records of an embedded backend: each operation is one transaction."""
+"""Implement `SessionStore` and `StateStore` on the records of an embedded backend, one transaction per operation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -19,14 +19,14 @@ __all__ = [
 
 
 class EmbeddedSessionStore:
-    """Decides what is live, what counts as use, and what ends a session. Does not know how records are stored."""
+    """Decide which sessions are live, what counts as use, and what ends a session. Does not know the storage."""
 
     def __init__(self, transactions: Transactions, clock: Callable[[], float]) -> None:
         self._transactions = transactions
         self._clock = clock
 
     def transactions_of(self, session_id: str) -> Transactions:
-        """Return what runs work on the records of that session alone."""
+        """Return an object that runs transactions on the records of that session alone."""
         return self._transactions
 
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
@@ -83,7 +83,7 @@ class EmbeddedSessionStore:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Replace the live session by what `changed` makes of it. None if there is none, or `changed` returns None."""
+        """Replace the live session by the result of `changed`, and return that. None if either does not exist."""
 
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())
@@ -139,7 +139,7 @@ class EmbeddedSessionStore:
         return await self._transactions.run(work)
 
     def make_room(self, newcomer: Session) -> None:
-        """A bounded store removes a session here before it adds another, in the same transaction.
+        """Remove a session before a new one is added, in the same transaction. For bounded stores; does nothing here.
 
         Raises:
             StoreFull: every session in it is in use.
@@ -160,14 +160,14 @@ class EmbeddedSessionStore:
 
 
 class EmbeddedStateStore:
-    """Holds the limits, and refuses what is asked for a session that is not live."""
+    """Check limits, and refuse operations on the state of a session that is not live."""
 
     def __init__(self, transactions: Transactions, clock: Callable[[], float]) -> None:
         self._transactions = transactions
         self._clock = clock
 
     def transactions_of(self, session_id: str) -> Transactions:
-        """Return what runs work on the records of that session alone."""
+        """Return an object that runs transactions on the records of that session alone."""
         return self._transactions
 
     async def get(self, session_id: str, key: str) -> bytes | None:

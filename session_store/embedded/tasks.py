@@ -1,4 +1,4 @@
-"""Tasks in this process."""
+"""Keep tasks in the memory of this process."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
@@ -17,23 +17,23 @@ MAX_TASKS: Final = 10_000
 """Tasks that one process keeps."""
 
 MAX_BYTES: Final = 256 << 20
-"""Bytes that they take together, about."""
+"""Approximate bytes of all tasks together."""
 
 _OF_ANONYMOUS: Final = 2
-"""Anonymous clients together have one part of so many, of tasks and of bytes: nobody has to name them all."""
+"""Divisor: all anonymous clients together get half of the tasks and bytes, so that named principals have room."""
 
 _OF_NETWORK: Final = 4
-"""The anonymous clients of one network have one part of so many."""
+"""Divisor: the anonymous clients of one network get a quarter."""
 
 _OVERHEAD: Final = 2_048
-"""Bytes that a task takes beside its texts, about."""
+"""Approximate bytes of a task without its texts."""
 
 _LEAST: Final = 4_096
-"""Bytes that are counted for each task: so there is room to say of any that its outcome is not kept."""
+"""Least bytes counted for each task. They leave room to record, for any task, that its outcome is not kept."""
 
 
 class MemoryTasks:
-    """Tasks by their names, oldest first. They are lost with the process."""
+    """Keep tasks by name, oldest first. They are lost with the process."""
 
     def __init__(self, clock: Callable[[], float], max_tasks: int = MAX_TASKS, *, max_bytes: int = MAX_BYTES) -> None:
         self._clock = clock
@@ -90,7 +90,7 @@ class MemoryTasks:
         return [task for task in self._tasks.values() if task.session_id == session_id]
 
     def _make_room(self, task: Task, tasks: int, size: int) -> None:
-        """Raises `StoreFull`: there is no room for so many more tasks and bytes."""
+        """Raise `StoreFull` if that many more tasks and bytes do not fit, even after expired tasks are removed."""
         if self._has_room(task, tasks, size):
             return
         self._forget_expired()
@@ -120,7 +120,7 @@ class MemoryTasks:
             held.bytes -= _size(task)
             if not held.tasks:
                 del self._held[holder]
-        if not keeps_place:  # among the oldest
+        if not keeps_place:  # in the order of age
             del self._tasks[name]
 
     def _live(self, name: str) -> Task | None:
@@ -137,7 +137,7 @@ class MemoryTasks:
 
 
 class _Held:
-    """What is stored."""
+    """Number and bytes of the tasks that count under one key."""
 
     __slots__ = ("bytes", "tasks")
 
@@ -146,7 +146,7 @@ class _Held:
 
 
 def _holders(task: Task) -> list[tuple[str, int]]:
-    """Under which keys a task counts, each with its share of the store: one part of so many."""
+    """Return the keys under which a task counts. Each comes with a divisor: the key may take 1/divisor of the store."""
     if not task.principal.is_anonymous:
         return [("", 1)]
     everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]

@@ -1,1 +1,1 @@
-"""What a store backend must do, one family per module. `session_store.testing` has the contract tests."""
+"""Define the interfaces of a store backend, one family per module. `session_store.testing` has the contract tests."""

@@ -1,8 +1,8 @@
-"""What a backend counts and records for all processes that share it: rates, quotas, marks that expire, the audit trail,
-and the history of the figures.
+"""Define what processes that share a store count and record together: rates, quotas, marks that expire, the audit
+trail, and the history of figures.
 
-The audit trail has parts (`Part`), each capped by itself: what a stranger can cause without limit (refusals, anonymous
-sessions) displaces nothing but its like.
+The audit trail has parts (`Part`), each with its own limit. So events that strangers can cause without limit (refusals,
+anonymous sessions) displace only events of the same part.
 """
 
 from collections import defaultdict
@@ -31,27 +31,26 @@ __all__ = [
 
 
 class Rates(Protocol):
-    """Rate limits that all processes of a store share."""
+    """Limit rates, for all processes of a store together."""
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
         """Count `times` events under `key`, and return in how many seconds the last of them may happen: 0 if all may at
         once. If that is later than `within_s`, count nothing.
 
-        The rate is `per_s` events a second in the long run, and up to `burst` at once. What is counted for later has
-        its turn: whoever asks next comes behind it.
+        The rate is `per_s` events a second in the long run, and up to `burst` at once. Events counted for later keep
+        their turn: the next caller comes after them.
         """
         ...
 
 
 class Quotas(Protocol):
-    """Quotas: the number of things that one key holds at once, counted across all processes of a store."""
+    """Limit how many things a key holds at once, counted across all processes of a store."""
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
-        """Hold one under that name and return an empty list. If `most` are held already, return all their names.
+        """Hold `name` under `key` and return an empty list. If `most` are held already, return all names held.
 
-        Holding a name again is harmless. The names of a key are kept until the longest time has passed that one of its
-        calls has asked for (`for_s`, in seconds from that call), those of calls included whose name was held already.
-        Then all are released.
+        Holding a name again is harmless. Each successful call keeps all names of the key for `for_s` seconds more, also
+        a call with a name that is held already. When the longest of these times has passed, all names are released.
         """
         ...
 
@@ -61,7 +60,7 @@ class Quotas(Protocol):
 
 
 class Marks(Protocol):
-    """Names that are set for a limited time, for all processes of a store. All may raise `StoreUnavailable`."""
+    """Set names for a limited time, for all processes of a store. All methods may raise `StoreUnavailable`."""
 
     async def set(self, name: str, for_s: float) -> None:
         """Set the mark for that many seconds from now."""
@@ -82,12 +81,12 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
     client. `count` is the number of equal events that this one stands for. A session that has ended has its age
-    `lasted_s` and the number of `calls` that its last replica has answered in it, None where that replica is not known.
+    `lasted_s` and the number of `calls` that its last replica has answered, None if that replica is not known.
     `context` has the fields of the session's context that the operator wants in events.
-    `task`: a call became a task, or the task became what `outcome` says; `reason` begins with how the task's id begins.
-    `blocked`: a sandbox has refused a server what `reason` says; `tool` is the server.
-    `warned`: a client returns to none of the sessions that it opens.
-    An event is in no cycle, so the collector need not look at the thousands that wait or are kept.
+    `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
+    `blocked`: a sandbox has refused a server the access in `reason`; `tool` is the server.
+    `warned`: a client opens sessions and returns to none of them.
+    No event is in a reference cycle, so the garbage collector may skip the thousands in memory (`gc=False`).
     """
 
     at: float
@@ -123,7 +122,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AuditTrail(Protocol):
-    """The audit trail, in parts (`PARTS`). Each part is bounded on its own, oldest first."""
+    """Keep the audit trail, in parts (`PARTS`). Each part has its own limit, and drops its oldest events first."""
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
         """Store these events."""
@@ -137,11 +136,11 @@ class AuditTrail(Protocol):
 Part = Literal["operators", "sessions", "refusals", "calls", "strangers"]
 
 PARTS: Final[tuple[Part, ...]] = ("operators", "sessions", "refusals", "calls", "strangers")
-"""What operators did · what happened to sessions of named principals · what those were refused · their calls and
-tasks · whatever nobody in particular caused."""
+"""Actions of operators · events of sessions of named principals · their refusals · their calls and tasks · events of
+anonymous or unknown clients."""
 
 MAX_AUDIT_EVENTS: Final = 10_000
-"""Of each part."""
+"""Events that each part keeps."""
 
 
 def part_of(event: AuditEvent) -> Part:
@@ -149,7 +148,7 @@ def part_of(event: AuditEvent) -> Part:
     if event.event == "operated":
         return "operators"
     if event.event == "blocked":
-        return "calls"  # of a server, whoever its session belongs to
+        return "calls"  # about a server, whoever owns the session
     if event.principal in ("", "anonymous"):
         return "strangers"
     if event.event == "refused":
@@ -158,7 +157,7 @@ def part_of(event: AuditEvent) -> Part:
 
 
 def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
-    """Return the events of each part that has any, in their order."""
+    """Return the events by part, in their order. Parts without events are left out."""
     parts: defaultdict[Part, list[AuditEvent]] = defaultdict(list)
     for event in events:
         parts[part_of(event)].append(event)
@@ -172,12 +171,12 @@ def newest(parts: Iterable[Sequence[AuditEvent]], limit: int) -> list[AuditEvent
 
 
 STEPS: Final[Mapping[int, float]] = {60: 7_200.0, 600: 90_000.0}
-"""Length of a record → how long it is kept, in seconds. A day in records of a minute would be long to read."""
+"""Length of a record → time that it is kept, both in seconds. A day of one-minute records would take long to read."""
 
 
 class HistoryRecord(NamedTuple):
-    """What one replica counted from `at` (Unix time, a multiple of the step) for one step. The store knows nothing of
-    the `body`."""
+    """Counts of one replica for one step from `at` (Unix time, a multiple of the step). The store does not read the
+    `body`."""
 
     at: int
     replica: str
@@ -185,10 +184,10 @@ class HistoryRecord(NamedTuple):
 
 
 class HistoryStore(Protocol):
-    """Records by length, time and replica. Every method may raise `StoreUnavailable`."""
+    """Keep history records by length, time and replica. Every method may raise `StoreUnavailable`."""
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
-        """Keep a record of one of the `STEPS`, in place of the one that the replica has written for that time."""
+        """Store a record with a length from `STEPS`. It replaces the replica's earlier record for that time."""
         ...
 
     async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:

@@ -1,4 +1,4 @@
-"""The parts of a store backend: everything that one store URL selects."""
+"""Define the parts of a store backend: everything that one store URL selects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,21 +31,21 @@ class Observation:
 
 
 class Backend(Protocol):
-    """All that one URL gives."""
+    """Give access to all parts of one store, which one URL selects."""
 
     @property
     def is_durable(self) -> bool:
-        """True if sessions outlive the process."""
+        """Return True if sessions outlive the process."""
         ...
 
     @property
     def is_shared(self) -> bool:
-        """True if many gateway processes may use it at once."""
+        """Return True if several gateway processes may use the store at once."""
         ...
 
     @property
     def needs_keys(self) -> bool:
-        """True if the operator has to give the signing keys, because several processes or runs must have the same."""
+        """Return True if the operator must give the signing keys, because several processes or runs need the same."""
         ...
 
     def own_keys(self) -> KeyRing:
@@ -57,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """A bounded backend evicts no session for whose id `in_use` returns True. Other backends ignore this."""
+        """Never evict a session for whose id `in_use` returns True. A backend without a limit ignores this."""
         ...
 
     async def inspect(self) -> Sequence[Observation]:
@@ -101,7 +101,7 @@ class Backend(Protocol):
     def marks(self) -> Marks: ...
 
     async def open(self) -> None:
-        """Connect or open. Raises `StoreError`, which says what is wrong and what to do."""
+        """Connect to the store or open it. Raises `StoreError`, which says what is wrong and what to do."""
         ...
 
     async def ping(self) -> None:
@@ -109,7 +109,7 @@ class Backend(Protocol):
         ...
 
     async def try_write(self) -> None:
-        """Check that the store accepts writes, with a small write of no meaning. Raises `StoreUnavailable`."""
+        """Check that the store accepts writes, by a small write that changes nothing. Raises `StoreUnavailable`."""
         ...
 
     async def close(self) -> None:

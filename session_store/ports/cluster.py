@@ -1,9 +1,9 @@
-"""What a backend does for several gateway processes: messages between them, leases, and ownership of sessions.
+"""Define what a backend does for several gateway processes: messages, leases, and ownership of sessions.
 
-Each claim of a session has an epoch: the claims of the session, counted, with a nonce for each. A store may forget the
-last claims: a Redis replica that lags is promoted. The counter alone would then be given again. So two epochs are
-compared for equality only; which claim was the later one is known from the counter as long as the store has forgotten
-nothing. An epoch of an older release is a counter without a nonce.
+Each claim of a session gets an epoch: the count of the session's claims, and a random nonce. A store may forget the
+last claims, as when a lagging Redis replica is promoted. The count alone would then be given twice. So two epochs are
+compared for equality only. Their counts tell which claim was later, but only while the store has forgotten nothing.
+An epoch of an older release is a count without a nonce.
 """
 
 import secrets
@@ -21,23 +21,23 @@ __all__ = [
 
 
 class Bus(Protocol):
-    """Short messages between the processes that share a store. Only current subscribers get them; nothing is kept. They
-    may arrive in another order than they were sent: the nodes of a cluster pass them on."""
+    """Send short messages between the processes that share a store. Only current subscribers get them; nothing is kept.
+    Messages may arrive in another order than they were sent, because the nodes of a cluster pass them on."""
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Send to every subscriber of that topic, in this process too."""
+        """Send `data` to every subscriber of the topic, in this process too."""
         ...
 
     def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]:
-        """Call `receive` with each message inside the block; `None` means that messages may have been missed."""
+        """Call `receive` with each message inside the block. It gets `None` when messages may have been missed."""
         ...
 
 
 class Directory(Protocol):
-    """Which replicas are live, and which of them owns a session."""
+    """Record which replicas are live, and which of them owns each session."""
 
     async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
-        """Start a new lease. Returns the sessions that others have claimed from this replica since the last call."""
+        """Start a new lease. Return the sessions that others have claimed from this replica since the last call."""
         ...
 
     async def end_lease(self, replica: str) -> None:
@@ -49,12 +49,12 @@ class Directory(Protocol):
         ...
 
     async def lease_left(self, replica: str) -> float | None:
-        """Return how many seconds that replica's lease is valid for; None when it has expired."""
+        """Return the seconds for which that replica's lease is still valid; None when it has expired."""
         ...
 
     async def last_address(self, replica: str) -> str | None:
-        """Return the last known address, even if the lease has expired. After a store outage every lease is gone
-        although every replica may be running."""
+        """Return the last known address, even of an expired lease; None if there is none. After an outage of the store,
+        all leases are gone, but the replicas may still run."""
         ...
 
     async def replicas(self) -> dict[str, str]:
@@ -62,16 +62,16 @@ class Directory(Protocol):
         ...
 
     async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
-        """Make the replica the owner if the session's epoch is still `epoch`. The new epoch (`next_epoch`), or None."""
+        """Make the replica the owner if the session's epoch is still `epoch`. Return the new epoch, or None."""
         ...
 
     async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
-        """Have `renew_lease` tell that replica that it has lost these sessions: the store has forgotten that it did."""
+        """Make the next `renew_lease` of that replica report these sessions as lost: the store forgot that it did."""
         ...
 
     async def copied(self, session_id: str) -> bool:
-        """Wait a short while until a copy of the store has the last claim of the session. False: none has it, and a
-        failover may forget it. True also if there are no copies."""
+        """Wait a short while until a copy of the store has the last claim of the session, and return True. False: none
+        has it, and a failover may forget it. True also if there are no copies."""
         ...
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
@@ -83,27 +83,27 @@ class Directory(Protocol):
         ...
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
-        """Give up ownership; False when another replica has claimed the session meanwhile. The epoch stays."""
+        """Give up ownership, and keep the epoch. Return False if another replica has claimed the session meanwhile."""
         ...
 
 
 _COUNT_BITS: Final = 21
-"""With the 2 ** 32 numbers for the events of each, and with the nonce, all stay exact in Lua: below 2 ** 53."""
+"""Bits of the count. Epochs (with a nonce) and event numbers (with 32 bits more) stay below 2 ** 53: exact in Lua."""
 _NONCE_BITS: Final = 31
 
 
 def next_epoch(epoch: int) -> int:
-    """Return the epoch of the claim after that one. No other claim gets it, even if the store has forgotten some."""
+    """Return a new epoch for the claim after that one. Its nonce makes it unique, even if the store forgets claims."""
     count = count_of(epoch) + 1 & (1 << _COUNT_BITS) - 1
     nonce = secrets.randbelow((1 << _NONCE_BITS) - 1) + 1  # 0 is that of an older release
     return nonce << _COUNT_BITS | count
 
 
 def count_of(epoch: int) -> int:
-    """Return which claim of the session it is: the first one is 1."""
+    """Return the count in an epoch: the first claim of a session has 1."""
     return epoch & (1 << _COUNT_BITS) - 1
 
 
 def nonce_of(epoch: int) -> int:
-    """Return what tells it from every other epoch with that count; 0 in one of an older release."""
+    """Return the nonce of an epoch, which differs between epochs with equal counts; 0 in one of an older release."""
     return epoch >> _COUNT_BITS

@@ -1,4 +1,4 @@
-"""How a session store fails. Every backend translates its driver's errors into these."""
+"""Define the errors of a store. Every backend translates its driver's errors into these."""
 
 __all__ = ["SessionGone", "StoreError", "StoreFull", "StoreUnavailable", "UnknownEvent", "UnwrittenEvent"]
 

@@ -1,4 +1,4 @@
-"""The store of events of a session's streams, from which a client can resume after a broken connection."""
+"""Define the store of a session's stream events, from which a client can resume after a broken connection."""
 
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ __all__ = [
 
 MAX_LOG_EVENTS: Final = 256
 MAX_LOG_BYTES: Final = 1 << 20
-"""What the events of one session may take. The oldest make room."""
+"""Limits for the events of one session. The oldest are dropped first."""
 
 NUMBERS_OF_AN_EPOCH: Final = 1 << 32
-"""Each epoch of a session (`Session.epoch`) has its own numbers, so those of a new owner are above all earlier ones."""
+"""Event numbers in each epoch of a session (`Session.epoch`). A new owner's numbers are above all earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class Event:
 
 
 class Entry(NamedTuple):
-    """One event to be written under a reserved number. `ends`: the stream is finished with it; it is no event then if
-    its frame is empty. `nonce` is that of the reservation: a log that the store has lost gets it again. `request` is
-    that of the stream's call, kept with the event for whoever has to make the call again. The end of the stream
+    """An event to be written under a reserved number. `ends`: the stream is finished with it; if its frame is empty, it
+    is only that mark and no event. `nonce` is that of the reservation: a log that the store has lost gets it again.
+    `request` is the call of the stream, kept for an owner that has to make the call again. The end of the stream
     deletes it."""
 
     number: int
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Numbers for events of one session: `first` and those that follow it. `nonce` is that of the session's log."""
+    """Reserved numbers for events of one session: `first` and those after it. `nonce` is that of the session's log."""
 
     nonce: str
     first: int
@@ -63,22 +63,21 @@ def id_of_event(nonce: str, number: int) -> str:
 
 
 def numbers_of(epoch: int) -> tuple[int, int]:
-    """Return the number below the first one of an epoch, and its last one. Two epochs with one count (a failover has
-    forgotten a claim) begin at different numbers, so that an id does not name two events."""
+    """Return the number before the first one of an epoch, and its last one. Two epochs with equal counts (a failover
+    has forgotten a claim) begin at different numbers, so that no id names two events."""
     first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
     return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
 
 
 def last_after(last: int, count: int, epoch: int) -> int | None:
-    """Return the last reserved number after so many more were reserved in that epoch. None if a later epoch has
-    numbers."""
+    """Return the last number after `count` more are reserved in that epoch; None if a later epoch has numbers."""
     below, most = numbers_of(epoch)
     above = max(last, below) + count
     return above if above <= most else None
 
 
 class EventStreams(Protocol):
-    """The events sent on the streams of a session, so that a client can resume reading after a break.
+    """Store the events sent on the streams of a session, so that a client can resume reading after a break.
 
     A session has many streams. Event ids are unique in the session, and an id of another session is unknown. The log of
     a session is bounded; the oldest events are dropped first.
@@ -95,7 +94,7 @@ class EventStreams(Protocol):
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         """Yield the events of a stream after that id, then each new one, until the stream is finished.
 
-        `after` None starts behind the last event that was delivered (see `delivered`).
+        `after` None starts after the last event that was delivered (see `delivered`).
         """
         ...
 
@@ -109,13 +108,12 @@ class EventStreams(Protocol):
         ...
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """Return the streams of a session that are not finished and have events in the log, in order; True for those
-        whose request is kept."""
+        """Return the unfinished streams of a session with events in the log, sorted. True: the request is kept."""
         ...
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
-        """Delete the request that is kept of a stream, and return it. Empty if there is none: of several callers, on
-        whatever replicas, one gets it."""
+        """Delete the kept request of a stream, and return it; empty if there is none. Of several callers, on any
+        replicas, only one gets it."""
         ...
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
@@ -127,39 +125,39 @@ class EventStreams(Protocol):
         ...
 
     async def release(self, session_id: str) -> None:
-        """This process serves the session no more. Returns when the store has all its events, or does not answer."""
+        """Stop serving the session in this process. Return when the store has all its events, or does not answer."""
         ...
 
 
 class EventLog(EventStreams, Protocol):
-    """What a store has for `EventStreams`, and for those who write the events of many sessions together."""
+    """Extend `EventStreams` with methods that write the events of many sessions together."""
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
         """Reserve that many numbers for events that are written later. They are above all earlier ones. `epoch` is that
         of the session's record when the caller became its owner.
 
-        None, and nothing changes, if an owner of a later epoch has reserved numbers.
+        Return None, and change nothing, if an owner of a later epoch has reserved numbers.
         """
         ...
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         """Store events of several sessions, by session, under reserved numbers in rising order.
 
-        An event whose number is not above the last one in the log is left out: it is written already, or another
-        process has written since. So a failed write can be repeated. Its request is left out with it, and also if the
-        requests of the session would take more than a quarter of the bytes that its events may take.
+        An event is left out if its number is not above the last one in the log: it is written already, or another
+        process has written since. So a failed write can be repeated. Its request is left out with it. A request is also
+        left out if the session's requests would take more than a quarter of the bytes that its events may take.
 
-        Returns, by session, why its events were not stored, or may not be: `StoreUnavailable` if a further try may
-        succeed, another exception if each would fail. All events of the other sessions are stored. What it raises means
-        the same for all sessions, or, unless it is `StoreUnavailable`, for one of them at least.
+        Return the failure of each session whose events were not stored, or perhaps not. `StoreUnavailable`: a retry may
+        succeed. Another exception: no retry can. The events of all other sessions are stored. A raised exception means
+        the same for all sessions; unless it is `StoreUnavailable`, for at least one of them.
         """
         ...
 
     def part_of(self, session_id: str) -> Hashable:
-        """Return the part of the store that has the log of that session, as a node of a cluster: one part may be away
-        while the others answer. The same for all sessions in a store that has no parts."""
+        """Return the part of the store that has the session's log, such as a node of a cluster. One part may fail while
+        others answer. A store without parts returns the same value for all sessions."""
         ...
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
-        """Return the events of a stream after that one, without waiting for more. Raises `UnknownEvent`."""
+        """Return the events of a stream after that id, without waiting for more. Raises `UnknownEvent`."""
         ...

@@ -1,4 +1,4 @@
-"""What a backend does with session records."""
+"""Define what a backend does with session records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from session_store.session import Principal, Session
 __all__ = ["Fate", "Gone", "SessionStore", "SetField"]
 
 Fate = Literal["live", "ended", "expired", "evicted", "unknown"]
-"""What happened to the session of an id. `unknown` also when it ended too long ago."""
+"""What happened to the session of an id. `unknown`: there was none, or it ended too long ago."""
 
 
 SetField = Literal["children", "links", "remote", "subscriptions"]
@@ -25,7 +25,7 @@ class Gone:
 
 
 class SessionStore(Protocol):
-    """Sessions by id, and by alias.
+    """Keep sessions by id and by alias.
 
     The answer for a missing, an expired and an ended session is the same: None. Every method may raise
     `StoreUnavailable`. Concurrent calls are safe: two calls that create under one alias get the same session, and no
@@ -41,9 +41,9 @@ class SessionStore(Protocol):
         ...
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
-        """Return the live session of that id, confirmed and with its idle time restarted: its client sent a request.
+        """Return the live session of that id. Confirm it and restart its idle time: its client sent a request.
 
-        None also if the session is another principal's, which leaves it unchanged. `known` is the caller's copy of the
+        Return None also for another principal's session, which stays unchanged. `known` is the caller's copy of the
         session: while its `version` is current, a store need not send the record again.
         """
         ...
@@ -53,7 +53,7 @@ class SessionStore(Protocol):
         ...
 
     async def resume_alias(self, alias: str) -> Session | None:
-        """As `resume`, by alias. The alias includes the principal, so ownership is not checked again."""
+        """Resume the session with that alias, like `resume`. The alias contains the principal, so none is checked."""
         ...
 
     async def peek(self, session_id: str) -> Session | None:
@@ -61,12 +61,12 @@ class SessionStore(Protocol):
         ...
 
     async def touch(self, session_id: str) -> bool:
-        """Restart the idle time; False when the session has ended."""
+        """Restart the idle time. Return False if the session has ended."""
         ...
 
     async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
-        """Set these fields of the record only. Not for times, metadata, owner and epoch. With `if_version` only if the
-        record has that version: None, and nothing changes, if somebody else has written since it was read."""
+        """Set these fields of the record, and return it. Not for times, metadata, owner and epoch. With `if_version`,
+        return None and change nothing if the record has another version: it was changed since it was read."""
         ...
 
     async def change_set(
@@ -77,11 +77,11 @@ class SessionStore(Protocol):
         add: str = "",
         remove: str = "",
     ) -> Session | None:
-        """Add one name to a field that is a set of names, or remove one. Concurrent changes are kept."""
+        """Add one name to a field that is a set of names, or remove one. Concurrent changes are not lost."""
         ...
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
-        """Change these names of the metadata; None removes a name.
+        """Set these entries of the metadata. The value None removes an entry.
 
         Raises:
             InvalidMetadata: the metadata would be too large. Nothing changes.
@@ -89,15 +89,15 @@ class SessionStore(Protocol):
         ...
 
     async def end(self, session_id: str) -> bool:
-        """Delete the session and its state. True for the one caller that ended it; further calls are harmless."""
+        """Delete the session and its state. Return True to the one caller that ended it. More calls are harmless."""
         ...
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
-        """Live sessions in order of id, starting after the id `after`."""
+        """Return live sessions in order of id, starting after the id `after`."""
         ...
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        """Return those of these ids that name no live session."""
+        """Return the ids, out of these, that name no live session."""
         ...
 
     async def fate(self, session_id: str) -> Fate:

@@ -1,4 +1,4 @@
-"""The store of the state that tools keep for a session, its limits, and the errors for exceeding them. Pure."""
+"""Define the store of the state that tools keep for a session, with its limits and errors. Pure."""
 
 from typing import Final, Protocol
 
@@ -17,9 +17,9 @@ __all__ = [
 
 MAX_KEY_BYTES: Final = 256
 MAX_VALUE_BYTES: Final = 64 << 10
-"""One value, as compact JSON."""
+"""Limit for one value, as compact JSON."""
 MAX_STATE_BYTES: Final = 1 << 20
-"""All keys and values of a session."""
+"""Limit for all keys and values of a session together."""
 MAX_INTEGER: Final = (1 << 63) - 1
 
 
@@ -45,14 +45,14 @@ def check_key(key: str) -> bytes:
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """Return the value. Raises `InvalidState` if it is larger than `MAX_VALUE_BYTES`."""
+    """Check the size of a value, and return the value. Raises `InvalidState` above `MAX_VALUE_BYTES`."""
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidState(f"the value of {key!r} is {len(value)} bytes of JSON, more than {MAX_VALUE_BYTES}")
     return value
 
 
 def check_total(key: str, size: int) -> None:
-    """Raises `InvalidState` if a state of `size` bytes, after a change of that key, exceeds `MAX_STATE_BYTES`."""
+    """Raise `InvalidState` if a state of `size` bytes, after a change of that key, exceeds `MAX_STATE_BYTES`."""
     if size > MAX_STATE_BYTES:
         raise InvalidState(f"with {key!r} the session's state would be {size} bytes, more than {MAX_STATE_BYTES}")
 
@@ -80,10 +80,10 @@ def not_an_integer(key: str) -> InvalidState:
 
 
 class StateStore(Protocol):
-    """Values by session and key. Values are compact JSON; equal values are equal bytes.
+    """Keep values by session and key. Values are compact JSON; equal values are equal bytes.
 
-    Every operation is atomic. Every method may raise `SessionGone`, `StoreUnavailable`, and `InvalidState` for a key or
-    a value beyond the limits, when nothing changes.
+    Every operation is atomic. Every method may raise `SessionGone`, `StoreUnavailable` and `InvalidState`. The last is
+    for a key or a value beyond the limits, and then nothing changes.
     """
 
     async def get(self, session_id: str, key: str) -> bytes | None:
@@ -95,7 +95,7 @@ class StateStore(Protocol):
         ...
 
     async def delete(self, session_id: str, key: str) -> bool:
-        """Delete the key. True if it existed."""
+        """Delete the key. Return True if it existed."""
         ...
 
     async def increment(self, session_id: str, key: str, by: int) -> int:
@@ -107,7 +107,7 @@ class StateStore(Protocol):
         ...
 
     async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        """Set the key (None: delete it) if its value is `expected` (None: if it is missing). True if it was."""
+        """Set the key (None: delete it) if its value is `expected` (None: it is missing). Return True if it was."""
         ...
 
     async def keys(self, session_id: str) -> list[str]:
@@ -115,5 +115,5 @@ class StateStore(Protocol):
         ...
 
     async def size(self, session_id: str) -> int:
-        """Return bytes of all keys and values."""
+        """Return the bytes of all keys and values together."""
         ...

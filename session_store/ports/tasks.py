@@ -1,4 +1,4 @@
-"""The store of tasks: calls that go on after their client has left (MCP extension `io.modelcontextprotocol/tasks`)."""
+"""Define the store of tasks: calls that go on without their client (MCP extension `io.modelcontextprotocol/tasks`)."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
@@ -22,7 +22,7 @@ __all__ = [
 TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
 OVER: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "cancelled"})
-"""The states that a task does not leave."""
+"""The final states of a task."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,13 +30,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     `session_id` and `id` name it together. `principal` is the one that made the call: nobody else learns of the task.
     `origin` is that of its session: it tells anonymous clients apart where tasks are counted.
-    `server` and `tool` are what was called, at the endpoint of that name; `operation` is what the tool's annotations
-    say that it does, `read` or `write`. `request` is empty, or a JSON object: the params and the `_meta` of the call if
-    the call may run again, and what a later owner needs to follow the server's own task. `epoch` is the session's epoch
+    `server` and `tool` were called, at the endpoint of that name. `operation` is `read` or `write`, from the tool's
+    annotations. `request` is empty, or a JSON object: the params and the `_meta` of the call if the call may run again,
+    and what a later owner needs to follow the server's own task. `epoch` is the session's epoch
     of the owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if
     the server has made one that a later owner can follow.
 
-    `kept_s` is how long its outcome is kept; 0: as long as the gateway keeps any.
+    `kept_s` is how long its outcome is kept; 0: as long as the gateway keeps outcomes.
 
     `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
     far. `answers` has what the client has answered so far, as a JSON object by the content of the questions, if the
@@ -76,38 +76,38 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has an outcome."""
+        """Return True if the task has an outcome."""
         return self.status in OVER
 
     @property
     def name(self) -> str:
-        """Names the task among those of all sessions."""
+        """Return the name of the task, which is unique among the tasks of all sessions."""
         return f"{self.session_id}/{self.id}"
 
     @property
     def counted_as(self) -> str:
-        """The key under which quotas count it (`Principal.counted_as`)."""
+        """Return the key under which quotas count the task (`Principal.counted_as`)."""
         return self.principal.counted_as(self.origin)
 
     @property
     def place(self) -> tuple[float, str]:
-        """Where it stands among the tasks of its session: by age, and then by id."""
+        """Return the sort key of the task among those of its session: by age, then by id."""
         return self.created_at, self.id
 
     @property
     def expires_at(self) -> float:
-        """When the store forgets it."""
+        """Return the time at which the store forgets the task."""
         return self.created_at + self.ttl_s
 
 
 class TaskStore(Protocol):
-    """Tasks by session and id. All methods may raise `StoreUnavailable`.
+    """Keep tasks by session and id. All methods may raise `StoreUnavailable`.
 
     Lists have the heads of tasks: `request`, `questions`, `answers` and `result` are empty, and so is an `error` of
-    more than 4 KiB. A list must not read them either: together they may be hundreds of megabytes.
+    more than 4 KiB. A store must not read these for a list: together they may be hundreds of megabytes.
 
-    A task that has expired is unknown. Nothing is kept without a time at which it goes. A task outlives its session if
-    the session expires; `drop_session` is for a session that was ended.
+    An expired task is unknown, and everything that is kept expires. A task outlives its session if the session
+    expires; `drop_session` is for a session that was ended.
     """
 
     async def create(self, task: Task) -> None:
@@ -123,24 +123,24 @@ class TaskStore(Protocol):
         ...
 
     async def replace(self, task: Task) -> bool:
-        """Store a changed copy of a task under the next version. False, and no change, if the stored version is another
-        than that of `task`, or the task is unknown. `created_at`, `principal` and `origin` stay as they are.
+        """Store a changed copy of a task under the next version. Return False, and change nothing, if the task is
+        unknown or its stored version differs from this one. `created_at`, `principal` and `origin` must not change.
 
         Raises:
-            StoreFull: the store is bounded, and has no room for what the copy has more.
+            StoreFull: the store is bounded, and has no room for a larger copy.
         """
         ...
 
     async def of_session(
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
     ) -> list[Task]:
-        """Return heads of the tasks of a session, in the order of their `place`, starting after that one. No task needs
-        to have it any more."""
+        """Return heads of the tasks of a session, in the order of their `place`, starting after the place `after`. The
+        task at that place may be gone."""
         ...
 
     async def heads(self, names: Sequence[str]) -> list[Task]:
-        """Return heads of the tasks of these names (`Task.name`), 100 at most, in this order, without those that are
-        unknown."""
+        """Return the heads of the tasks with these names (`Task.name`), at most 100, in this order. Unknown tasks are
+        left out."""
         ...
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
@@ -158,31 +158,31 @@ class TaskStore(Protocol):
 _BODY: Final = ("request", "questions", "answers", "result")
 
 _MAX_ERROR: Final = 4_096
-"""Bytes of an error that stands in the head. A larger one is part of the body."""
+"""Largest error that is part of the head, in bytes. A larger one is part of the body."""
 
 
 def parts(task: Task) -> tuple[bytes, bytes]:
-    """Return head and body, encoded."""
+    """Return the head and the body of a task, each encoded with MessagePack."""
     body = {name: value for name in _in_body(task) if (value := getattr(task, name))}
     return msgspec.msgpack.encode(without_body(task)), msgspec.msgpack.encode(body)
 
 
 def joined(head: bytes, body: bytes) -> Task:
-    """Return the task of these parts."""
+    """Return the task with this encoded head and body."""
     return replace(head_of(head), **msgspec.msgpack.decode(body, type=dict[str, bytes]))
 
 
 def head_of(head: bytes) -> Task:
-    """Return the task of that head, with an empty body."""
+    """Return the task with this encoded head. The fields of its body are empty."""
     return msgspec.msgpack.decode(head, type=Task)
 
 
 def without_body(task: Task) -> Task:
-    """Return the task as it stands in lists."""
+    """Return the head of a task: a copy with empty fields of the body, as lists have it."""
     empty: dict[str, Any] = dict.fromkeys(_in_body(task), b"")
     return replace(task, **empty)
 
 
 def _in_body(task: Task) -> tuple[str, ...]:
-    """Return the fields that are not in its head."""
+    """Return the names of the fields that are in the task's body."""
     return (*_BODY, "error") if len(task.error) > _MAX_ERROR else _BODY

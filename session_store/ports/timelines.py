@@ -1,4 +1,4 @@
-"""What happened in each session, kept for a day after the last of it, so that a session can be looked at afterwards."""
+"""Define the store of timelines: the events of each session, kept for a day after the last one, for a later look."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, Protocol
@@ -26,26 +26,26 @@ KEPT_S: Final = 86_400.0
 """How long a timeline is kept after its last entry was added, in seconds."""
 
 MAX_ENTRIES: Final = 200
-"""The newest entries of one session that are kept."""
+"""Entries that are kept of one session: the newest."""
 
 MAX_TIMELINE_BYTES: Final = 64 << 10
-"""The newest entries of one session that are kept, encoded as JSON: twice what 200 common ones take. Servers and
-clients choose some of their words."""
+"""Bytes that are kept of one session's newest entries, as JSON: twice the size of 200 common ones. Servers and clients
+choose some of their texts."""
 
 MAX_SESSIONS: Final = 10_000
-"""Timelines that are kept; beyond it those that were written longest ago go."""
+"""Timelines that are kept. Beyond it, those that were not written for the longest time are dropped."""
 
 TimelineKind = Literal["call", "question", "task", "server", "move", "refusal", "session"]
-"""`server`: a process or a connection was started or replaced. `move`: another replica has the session since.
-`refusal`: of the policy or of a sandbox. `session`: it was opened, it came back, it ended."""
+"""`server`: a process or a connection was started or replaced. `move`: another replica took over the session.
+`refusal`: by the policy or by a sandbox. `session`: it was opened, was resumed or ended."""
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One thing that happened, or `count` alike between `at` and `until` (Unix time).
+    """One event, or `count` equal events between `at` and `until` (Unix time).
 
-    `name` is the tool or the method, or what a server asked its client. `took_s` is the duration, the sum of all of
-    them. `outcome` is empty where there is none. `why` is the message of an error or the reason. No entry has arguments
-    or results of calls, but a server's own error message may repeat some.
+    `name` is the tool or the method, or the request of a server to its client. `took_s` is the duration of all events
+    together. `outcome` is empty where there is none. `why` is the message of an error or the reason. No entry has
+    arguments or results of calls, but a server's own error message may repeat some.
     """
 
     at: float
@@ -62,8 +62,8 @@ class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose timeline it is. `session` is how the id begins, as logs show it. `ended` is empty while it has not ended:
-    how it ended, and `ended_at` when. `calls` and `failed` count those of all replicas."""
+    """The session of a timeline. `session` is the start of its id, as logs show it. `ended` says how it ended, at
+    `ended_at`; it is empty while the session lives. `calls` and `failed` count the calls of all replicas."""
 
     session: str
     principal: str = ""
@@ -80,8 +80,8 @@ class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimelinePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What is added to one timeline. `calls` and `failed` of the head are added to those that are kept. A head without
-    a principal does not replace the facts that are known."""
+    """An addition to one timeline. `calls` and `failed` of the head are added to the stored numbers. A head without a
+    principal does not replace stored facts."""
 
     head: TimelineHead
     entries: list[TimelineEntry] = []
@@ -95,7 +95,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimelineStore(Protocol):
-    """Timelines by how the id of their session begins (`session_store.session.redact`). Every method may raise
+    """Keep timelines by the start of their session's id (`session_store.session.redact`). Every method may raise
     `StoreUnavailable`."""
 
     async def add(self, parts: Sequence[TimelinePart]) -> None:
@@ -107,11 +107,11 @@ class TimelineStore(Protocol):
         ...
 
     async def names(self, begins: str) -> list[str]:
-        """Return the sessions whose names begin like that and that have a timeline, in order of name."""
+        """Return the names of the timelines that begin with `begins`, sorted. A name is the start of a session's id."""
         ...
 
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
-        """Return those that were written last, the newest first. `skip`: how many of the newest are left out."""
+        """Return the heads of the timelines written last, newest first, without the first `skip` of them."""
         ...
 
 
@@ -119,7 +119,7 @@ _entries: Final = msgspec.json.Decoder(TimelineEntry)
 
 
 def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> TimelineHead:
-    """Return the head after a part was added."""
+    """Return the head of a timeline after `part` was added at `now`. `known` is the stored head, None without one."""
     new = part.head
     if known is None:
         return replace(new, updated_at=now)
@@ -135,7 +135,7 @@ def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> Timeli
 
 
 def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
-    """Encoded entries, one a line, after these were added: the newest, `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
+    """Return encoded entries, one a line, with these added. Keep the newest `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
     lines = known.split(b"\n") if known else []
     lines += [msgspec.json.encode(entry) for entry in entries]
     lines = lines[-MAX_ENTRIES:]
@@ -148,6 +148,6 @@ def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
 
 
 def timeline_of(head: TimelineHead, lines: list[bytes]) -> Timeline:
-    """Return a timeline of encoded entries, in order of time."""
+    """Return the timeline with this head and these encoded entries, in order of time."""
     entries = sorted((_entries.decode(line) for line in lines if line), key=lambda entry: entry.at)
     return Timeline(head=head, entries=entries)
