@@ -1,4 +1,4 @@
-"""The production backend: Redis, for many replicas."""
+"""Provide the production backend: Redis, for many replicas."""
 
 from collections.abc import Callable, Sequence
 from time import time
@@ -38,14 +38,14 @@ __all__ = ["RedisBackend", "RedisEventLog"]
 
 
 class RedisBackend:
-    """The backend of `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` and `rediss+cluster://` URLs."""
+    """Serve `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://` and `rediss+cluster://` URLs."""
 
     is_durable = True
     is_shared = True
     needs_keys = True
 
     def __init__(self, url: str, *, clock: Callable[[], float] | None = None) -> None:
-        """Does not connect yet.
+        """Prepare the backend for that URL. Does not connect yet.
 
         Raises:
             StoreError: the URL cannot be used.
@@ -71,7 +71,7 @@ class RedisBackend:
         raise StoreError("gateways that share a store must be given their keys")
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Does nothing: this store is not bounded, so it evicts no session."""
+        """Do nothing: this store has no limit, so it evicts no session."""
 
     async def inspect(self) -> Sequence[Observation]:
         return await inspect(self.commands)
@@ -105,7 +105,8 @@ class RedisBackend:
 def _commands(url: str) -> Commands:
     """Return the commands for the server, the Sentinel service or the cluster of that URL.
 
-    Beside the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]`, `redis+cluster://[user:password@]host[:port][,host…]`
+    Beside the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]` and
+    `redis+cluster://[user:password@]host[:port][,host…]`.
     """
     # No retries: a command whose reply was lost may have been executed.
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Rates, quotas, marks, audit trail, history and timelines that all replicas share."""
+"""Keep rates, quotas, marks, audit trail, history and timelines in Redis, where all replicas share them."""
 
 import asyncio
 import math
@@ -38,7 +38,7 @@ _RATE: Final = script("rate")
 
 
 class RedisRates:
-    """One number for each key, changed by one script."""
+    """Limit rates, with one number for each key that one script reads and changes."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -54,7 +54,7 @@ _HOLD: Final = script("hold")
 
 
 class RedisQuotas:
-    """The names held under each key, in one set."""
+    """Keep the names held under each key, in one Redis set."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -69,7 +69,7 @@ class RedisQuotas:
 
 
 class RedisMarks:
-    """Names that are set for a limited time."""
+    """Keep names that are set for a limited time, as keys that expire."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -90,7 +90,7 @@ _RECORD: Final = script("record")
 
 
 class RedisAuditTrail:
-    """The newest events of all replicas, in one capped stream for each part of the trail."""
+    """Keep the newest audit events of all replicas, in one capped stream for each part of the trail."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -115,7 +115,7 @@ _STEPS_A_HASH: Final = 60
 
 
 class RedisHistory:
-    """Records by time and replica, `_STEPS_A_HASH` steps of all replicas in each hash."""
+    """Keep history records by time and replica. One hash has `_STEPS_A_HASH` steps of all replicas."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -146,7 +146,7 @@ _heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class RedisTimelines:
-    """What happened in the sessions of all replicas."""
+    """Keep the timelines of the sessions of all replicas."""
 
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
         self._commands = commands

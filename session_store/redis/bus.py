@@ -1,4 +1,4 @@
-"""Messages between replicas: Redis pub/sub on a separate connection, which reconnects by itself."""
+"""Send messages between replicas by Redis pub/sub, on a separate connection that reconnects by itself."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _RETRY_S: Final = 0.2
 
 
 class RedisBus:
-    """One subscription connection for all topics of this process."""
+    """Serve all topics of this process over one subscription connection."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -63,11 +63,11 @@ class RedisBus:
                         self._pubsub = self._client.pubsub()
                     await self._pubsub.subscribe(topic)
                     if self._reader is None:
-                        # A bare task, which runs until `close`: no caller waits for it, as `SharedRun` has it.
+                        # A bare task, which runs until `close`: unlike a run of `SharedRun`, no caller waits for it.
                         self._reader = asyncio.create_task(self._read())
                 await confirmed.wait()
         except (RedisError, OSError, TimeoutError) as error:
-            if isinstance(error, TimeoutError) and asked in (None, self._pubsub):  # else it has been left already
+            if isinstance(error, TimeoutError) and asked in (None, self._pubsub):  # else that node was left already
                 self._leave_node()
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
@@ -130,7 +130,7 @@ class RedisBus:
 
     @staticmethod
     def _notify(listeners: Iterable[Callable[[bytes | None], None]], data: bytes | None) -> None:
-        """Call each listener. One that fails takes no message from the others, and does not end the reader."""
+        """Call each listener. One that fails is logged: the others still get the message, and the reader goes on."""
         for receive in tuple(listeners):
             try:
                 receive(data)

@@ -1,4 +1,4 @@
-"""Redis Cluster: sends each command to the node that serves the slot of its key, and follows moved slots.
+"""Send each command to the node of a Redis Cluster that serves the slot of its key, and follow moved slots.
 
 All keys of one command share a hash tag (`keys.py`), so its first key says where it goes. The connections are our own,
 one for each node, as on a single server (docs/adr/0004-redis.md).
@@ -36,7 +36,7 @@ def slot_of(key: str) -> int:
 
 
 class ClusterCommands(Commands):
-    """Runs commands on the nodes of a cluster. `client_at` makes redis-py's client for one node."""
+    """Run commands on the nodes of a cluster. `client_at` makes redis-py's client for one node."""
 
     def __init__(self, seeds: Sequence[Address], client_at: Callable[[Address], Redis]) -> None:
         self._seeds = list(seeds)
@@ -138,15 +138,15 @@ class ClusterCommands(Commands):
         return self._any_master() if slot is None else self._slots[slot]
 
     def _suspect(self, address: Address) -> None:
-        """Another node may have taken over the slots of that one."""
+        """Mark a node as suspect: another node may have taken over its slots."""
         self._suspects.add(address)
         self._is_stale = True
 
     async def _read_again(self, slot: int | None, known: Address | None) -> Address | None:
-        """Read the slot table again, unless it has just been read. Returns the node that serves the slot.
+        """Read the slot table again, unless it has just been read. Return the node that serves the slot.
 
-        Concurrent callers share one read. Those whose node is not in doubt do not wait for it: a node that does not
-        answer costs the slots of the others nothing.
+        Concurrent callers share one read. Callers whose node is not suspect do not wait for it, so that a dead node
+        does not delay the slots of others.
         """
         if self._masters and asyncio.get_running_loop().time() - self._read_at < _REFRESH_S:
             return known
@@ -185,7 +185,7 @@ class ClusterCommands(Commands):
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
 
     def _any_master(self) -> Address | None:
-        """Return one of the masters, each in turn, but none that has just failed unless all have."""
+        """Return the next master, in turn; None if none is known. Skip those that have just failed, unless all have."""
         self._next += 1
         masters = [at for at in self._masters if at not in self._suspects] if self._suspects else self._masters
         masters = masters or self._masters
@@ -194,7 +194,7 @@ class ClusterCommands(Commands):
     # -- connections
 
     def client(self) -> Redis:
-        """redis-py's client for one of the nodes, each in turn."""
+        """Return redis-py's client for the next node, in turn."""
         return self._client_of(self._any_master() or self._seeds[self._next % len(self._seeds)])
 
     def _client_of(self, address: Address) -> Redis:

@@ -1,4 +1,4 @@
-"""Runs commands and scripts on a Redis server. Every failure is a `StoreUnavailable`."""
+"""Run commands and scripts on a Redis server. Every failure is a `StoreUnavailable`."""
 
 import asyncio
 import hashlib
@@ -29,7 +29,7 @@ class Script(NamedTuple):
 
 
 def script(name: str) -> Script:
-    """Return a script of `lua/`, with the common prelude before it, and its SHA-1."""
+    """Load the script of that name from `lua/`, with the common prelude before it."""
     folder = files(__package__) / "lua"
     source = (folder / "prelude.lua").read_bytes() + (folder / f"{name}.lua").read_bytes()
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
@@ -48,8 +48,8 @@ def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
 
 
 async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -> list[Result]:
-    """Return the results of `work` for all items. A part of them is under way at once: the commands of thousands, and
-    their replies, would keep the event loop for long."""
+    """Return the results of `work` for all items, in order. Only `_AT_ONCE` run at once: the commands of thousands, and
+    their replies, would block the event loop for long."""
     results: list[Result] = []
     for at in range(0, len(items), _AT_ONCE):
         results += await asyncio.gather(*map(work, items[at : at + _AT_ONCE]))
@@ -57,7 +57,7 @@ async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -
 
 
 async def failures_of(replies: Sequence[Awaitable[Any]]) -> list[StoreUnavailable | None]:
-    """Wait for all replies. Returns the failure of each command; None: it has succeeded."""
+    """Wait for all replies. Return the failure of each command, None for success. Raises other exceptions."""
     failures: list[StoreUnavailable | None] = []
     for reply in await asyncio.gather(*replies, return_exceptions=True):
         if isinstance(reply, BaseException) and not isinstance(reply, StoreUnavailable):
@@ -67,7 +67,7 @@ async def failures_of(replies: Sequence[Awaitable[Any]]) -> list[StoreUnavailabl
 
 
 class Commands:
-    """Runs commands on one server."""
+    """Run commands on one server."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -98,7 +98,7 @@ class Commands:
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
         """Send prepared calls of `script` together, and wait for all replies.
 
-        Returns the failure of each call; None: it has succeeded. Raises `StoreUnavailable` if none was sent.
+        Return the failure of each call, None for success. Raises `StoreUnavailable` if none was sent.
         """
         if not self._connection.is_open:
             await self._connection.open()
@@ -110,19 +110,19 @@ class Commands:
         return failures
 
     def node_of(self, key: str) -> Hashable:
-        """Return the server that has the key. Each is away, or answers, by itself."""
+        """Return the server that has the key; None if there is one only. One server may fail while others answer."""
         return None
 
     def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Divide the keys, in their order, into groups of which one script may name all."""
+        """Divide the keys, in their order, into groups that one call of a script may use together."""
         return [keys]
 
     def client_for(self, key: str) -> Redis:
-        """redis-py's client for the server that has the key."""
+        """Return redis-py's client for the server that has the key."""
         return self._client
 
     def client(self) -> Redis:
-        """redis-py's client for a server whose topics can be subscribed to."""
+        """Return redis-py's client for a server where topics can be subscribed to."""
         return self._client
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One connection to one Redis server, over which the commands of all requests are pipelined.
+"""Pipeline the commands of all requests over one connection to one Redis server.
 
 redis-py handles URLs, TLS, credentials and rare commands. Its own round trip costs ten times as much as this one
 (docs/adr/0004-redis.md).
@@ -20,18 +20,18 @@ __all__ = ["TIMEOUT_S", "Connection", "ServerError", "SharedRun"]
 
 
 class SharedRun:
-    """Runs `work` in a task of its own, so that a caller who is cancelled does not end the run of the others."""
+    """Run `work` in a task that concurrent callers share. A caller who is cancelled does not end the others' run."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
         self._running: asyncio.Task[None] | None = None
 
     async def done(self) -> None:
-        """Wait for the current run, or for a new one if there is none. Raises what the run raises."""
+        """Wait for the current run, or start one. Raises what the run raises."""
         await asyncio.shield(self.start())
 
     def start(self) -> asyncio.Task[None]:
-        """Return the current run, or a new one if there is none. What it raises is logged nowhere."""
+        """Return the current run, or start one. Its exceptions are not logged."""
         if self._running is None:
             self._running = asyncio.create_task(self._work())
             self._running.add_done_callback(self._ended)
@@ -57,7 +57,7 @@ class ServerError(Exception):
 
 
 class Connection:
-    """Connects when it is first needed, and again after the connection was lost. A loss fails the commands in flight.
+    """Send commands over a connection that opens when needed, also after a loss. A loss fails the commands in flight.
 
     It is unknown whether those commands took effect, so no command is ever sent twice.
     """
@@ -80,7 +80,7 @@ class Connection:
         return self._transport is not None
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send a command, encoded in RESP, over the open connection. Returns the future of its reply.
+        """Send a command, encoded in RESP, over the open connection. Return the future of its reply.
 
         The future fails with `StoreUnavailable`. The cause is `ServerError` if Redis refused the command.
         """
@@ -138,7 +138,7 @@ class Connection:
     # -- events of the wire
 
     def opened(self, wire: "_Wire", transport: asyncio.Transport) -> None:
-        """The connection is open: send the greeting."""
+        """Send the greeting over the connection that has opened."""
         self._wire = wire
         self._transport = transport
         # Sent at once, so that no other command can precede the greeting.
@@ -152,13 +152,13 @@ class Connection:
             return
         if isinstance(reply, hiredis.ReplyError):
             waiting.set_exception(_refused(reply))
-            if str(reply).startswith("READONLY"):  # no master any more: the next command connects to the new one
+            if str(reply).startswith("READONLY"):  # it is not the master: the next command connects to the new one
                 self._fail("Redis has failed over to another server")
         else:
             waiting.set_result(reply)
 
     def broken(self, wire: "_Wire", reason: str) -> None:
-        """The connection of that wire has ended. Ignored if it is not the current one."""
+        """Fail all commands in flight, because the connection of that wire ended. Ignored if it is not the current."""
         if wire is self._wire:
             self._fail(reason)
 
@@ -199,7 +199,8 @@ class Connection:
 
 
 class _Wire(asyncio.Protocol):
-    """One connection. A new connection has a new object, so that the end of an old one is not mistaken for its end."""
+    """Report the events of one connection to its owner. Each connection has a new object: late events of an old one
+    cannot be mistaken for those of the new one."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""Live replicas as keys that expire, and owners as a field of the session records."""
+"""Record live replicas as keys that expire, and owners as a field of the session records."""
 
 import asyncio
 import contextlib
@@ -26,12 +26,12 @@ __all__ = [
 
 _PATIENCE_MS: Final = 50
 _AGAIN_S: Final = 1.0
-"""How long nobody waits for the copies of a server after they were too slow: claims must not queue behind them."""
+"""Time in which no caller waits for the copies of a server after they were too slow: claims must not queue."""
 _MARK_S: Final = 10
 
 
 class _Server:
-    """A server whose copies are waited for, one `WAIT` at a time."""
+    """Wait for the copies (Redis replicas) of one server, with one `WAIT` at a time."""
 
     def __init__(self, client: Redis) -> None:
         self.connection = Connection(client)
@@ -40,10 +40,10 @@ class _Server:
         self._missed_until = 0.0
 
     async def have(self, mark: str) -> bool:
-        """Return whether a copy has what was written until now. `mark` is a key on that server.
+        """Return whether a copy has all that was written until now. `mark` is a key on that server.
 
-        A wait that is under way may not show that. All who ask meanwhile share the next one, and go on in one turn of
-        the event loop. Behind a lock they would go on one in each turn, and the turns are long while servers start.
+        A `WAIT` that runs already may not cover that. So all callers share the next one, and go on in one turn of the
+        event loop. With a lock, one would go on in each turn, and turns are long while servers start.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._wait_after(self._waiting, mark))
@@ -69,7 +69,7 @@ class _Server:
         role = await self.connection.send(_packed("ROLE"))
         if role[0] == b"master" and not role[2]:
             return True
-        # `WAIT` is for what its own connection has written.
+        # `WAIT` covers only the writes of its own connection.
         marked = self.connection.send(_packed("SET", mark, "1", "EX", _MARK_S))
         copies = self.connection.send(_packed("WAIT", 1, _PATIENCE_MS))
         await asyncio.gather(marked, copies)
@@ -77,9 +77,9 @@ class _Server:
 
 
 class Copies:
-    """The copies of the servers that `commands` are sent to: waits a short while until one has the last claim.
+    """Wait a short while until a copy (a Redis replica) of a session's server has the session's last claim.
 
-    `WAIT` holds up its connection, so it has one of its own. Claims that come together share one `WAIT`.
+    `WAIT` blocks its connection, so it has one of its own. Claims that come together share one `WAIT`.
     """
 
     def __init__(self, commands: Commands) -> None:
@@ -87,8 +87,7 @@ class Copies:
         self._servers: dict[Redis, _Server] = {}
 
     async def have(self, session_id: str) -> bool:
-        """Return whether a copy has what was written of that session, or there is none. False too if that is
-        unknown."""
+        """Return whether a copy has the last writes of that session, or there are no copies. False if unknown."""
         client = self._commands.client_for(keys.of_session(session_id)[0])
         server = self._servers.setdefault(client, _Server(client))
         return await server.have(keys.claimed(session_id))
@@ -108,11 +107,11 @@ _CLAIMED_KEPT_S: Final = 600
 _ASKED_AT_ONCE: Final = 256
 _NAMES_KEPT_S: Final = 86_400
 _NAMED_EACH_S: Final = 5.0
-"""How often a replica puts its name into the list again, which a failover may have forgotten."""
+"""Interval at which a replica writes its name into the list again: a failover may have forgotten it."""
 
 
 class RedisDirectory:
-    """The replicas that have a lease, and the owners of sessions."""
+    """Keep the leases of replicas, and the owners of sessions."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -184,7 +183,7 @@ class RedisDirectory:
         return [_owner(*found) if found else None for reply in replies for found in reply]
 
     def close(self) -> None:
-        """Close the connections of its own."""
+        """Close the connections that are used to wait for copies."""
         self._copies.close()
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:

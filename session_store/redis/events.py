@@ -1,4 +1,4 @@
-"""Event streams in Redis: one Redis stream for each session, each entry of which names its event stream."""
+"""Keep event streams in Redis: one Redis stream for each session, each entry of which names its event stream."""
 
 import asyncio
 import os
@@ -23,20 +23,20 @@ _APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
 _LOG, _DELIVERED, _TAKE = script("log"), script("delivered"), script("take_request")
 _END: Final = "1"
 _LAST_EVENT: Final = "2"
-"""How an entry ends its stream: it is no event, or it is the last one. Any other goes on with the stream."""
+"""Values of an entry that ends its stream: `_END` is no event, `_LAST_EVENT` is the last one."""
 _ENDS: Final = frozenset({_END, _LAST_EVENT})
 _REQUEST: Final = "3"
-"""Written behind an event: no entry, but the request that is kept with it."""
+"""Value of an entry that is no event, but the request that is kept with the event before it."""
 _OF_REQUEST: Final = b"r:"
-"""Before the name of a stream: the field of the log with its request."""
+"""Prefix of the log's field with the request of a stream, before the name of the stream."""
 _ORPHAN_MS: Final = 3_600_000
 """Lifetime of the log of a session that is not in this store."""
 _POLL_S: Final = 5.0
-"""How often a follower reads the log without a message on the bus, because messages can be lost."""
+"""Interval at which a follower reads the log without a message on the bus, because messages can be lost."""
 
 
 class RedisEventLog:
-    """Event streams, capped per session."""
+    """Keep event streams, with bounds for each session."""
 
     def __init__(
         self, commands: Commands, bus: Bus, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES
@@ -60,7 +60,7 @@ class RedisEventLog:
         return str(appended.decode())
 
     def _about(self, session_id: str, nonce: str) -> tuple[int, int, str, int, str]:
-        """Return what each script that adds events is told first. The nonce is for a log that is not there."""
+        """Return the first arguments of each script that adds events. The nonce is for a log that does not exist."""
         return self._max_events, self._max_bytes, nonce, _ORPHAN_MS, _topic(session_id)
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
@@ -81,7 +81,7 @@ class RedisEventLog:
         return self._commands.node_of(keys.of_session(session_id)[0])
 
     def _written(self, session_id: str, entries: Sequence[Entry]) -> Prepared:
-        """Return one call for the events of one session."""
+        """Return the script call that writes these events of one session."""
         session, _, events, log = keys.of_session(session_id)
         arguments: list[int | str | bytes] = [*self._about(session_id, entries[0].nonce or _nonce())]
         for number, stream, frame, ends, _, request in entries:
@@ -124,8 +124,8 @@ class RedisEventLog:
                     pass
 
     async def _read_before(self, session_id: str, stream: str, position: int) -> int:
-        """Return the number behind which a follower begins to read: it has the event at `position`, and looks whether
-        that is the last one. Without such an event the end may be anywhere, as the number is a client's word."""
+        """Return the number after which a follower begins to read. If the event at `position` exists, it is read again,
+        to see whether it ended the stream. Else return 0: a client chose `position`, so the end may be anywhere."""
         events = keys.of_session(session_id)[2]
         for found in await self._commands.run("XRANGE", events, f"{position}-0", f"{position}-0"):
             if _entry(*found).stream == stream:
@@ -133,13 +133,13 @@ class RedisEventLog:
         return 0
 
     async def _entries(self, session_id: str, after: int) -> AsyncIterator["_Logged"]:
-        """Yield all that is in the log of a session behind that number."""
+        """Yield the entries in the log of a session after that number."""
         for found in await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+"):
             yield _entry(*found)
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
-        """Return the nonce of the session's log, which is created if need be, and the number of the last delivered
-        event."""
+        """Return the nonce of the session's log, and the number of the last delivered event. Create the log if it is
+        missing."""
         session, _, _, log = keys.of_session(session_id)
         nonce, last = await self._commands.call(_LOG, [session, log], _nonce(), _ORPHAN_MS, stream)
         return nonce.decode(), int(last or 0)
@@ -194,7 +194,7 @@ class RedisEventLog:
 
 
 class _Logged(NamedTuple):
-    """An entry of the log. `ends`: how it ends its stream."""
+    """An entry of the log. `ends` is `_END` or `_LAST_EVENT` if it ends its stream."""
 
     number: int
     stream: str
@@ -224,12 +224,12 @@ def _nonce() -> str:
 _PASSING: Final = frozenset(
     "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM READONLY TRYAGAIN".split()
 )
-"""Codes of what the server cannot do now, or what its operator can mend."""
+"""Codes of errors that pass, or that the server's operator can repair."""
 _OF_SCRIPTS: Final = ("user_script", "unning script", "Protocol error", "ERR The ID", "ERR Invalid stream ID")
 
 
 def refuses_always(failure: StoreUnavailable) -> bool:
-    """Return whether Redis refuses this call of a script because of its arguments, or of the data at its keys.
+    """Return whether Redis would refuse this script call again, because of its arguments or the data at its keys.
 
     Redis 6 puts the error of a command into the text of the script's own error, so the whole text is searched for a
     code. An error that is not known may be of a proxy that cannot reach Redis: a further try may succeed.

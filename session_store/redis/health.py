@@ -1,4 +1,4 @@
-"""Checks that a Redis server is fit to store sessions: version, role, eviction, persistence, latency and clock."""
+"""Check that a Redis server is fit to store sessions: version, role, eviction, persistence, latency and clock."""
 
 import contextlib
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _TOO_SLOW_S: Final = 0.25
 _FULL: Final = 0.8
 _CLOCK_S: Final = 1.0
 _CLOCK_BAD_S: Final = 5.0
-"""Half of the 10 s for which a gateway accepts what another one has sealed."""
+"""Half of the 10 s for which a gateway accepts a value that another gateway has sealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """What the checks use of the server's INFO, CONFIG and TIME.
+    """Facts from a server's INFO, CONFIG and TIME, for the checks.
 
     `persists` is None if the server does not say. `latency_s` is the median of several answers. `ahead_s` is how far
     the server's clock is ahead of this machine's.
@@ -40,7 +40,7 @@ class RedisFacts:
 
 
 async def look(commands: Commands) -> RedisFacts:
-    """Query one server. Raises `StoreUnavailable`."""
+    """Read the facts of one server. Raises `StoreUnavailable`."""
     info = {
         name: value
         for line in bytes(await commands.run("INFO")).decode("utf-8", "replace").splitlines()

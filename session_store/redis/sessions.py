@@ -1,4 +1,4 @@
-"""Sessions in Redis: one hash for each session, which expires with it, and an index in shards.
+"""Keep sessions in Redis: one hash for each session, which expires with it, and an index in shards.
 
 The index is a hint: using a session does not update the index, so every reader of the index checks the record.
 """
@@ -24,7 +24,7 @@ __all__ = ["RedisSessionStore"]
 
 FATE_KEPT_S: Final = 3_600
 _FATES_HELD: Final = 640
-"""Fates in each shard of the index: in all shards about as many as the memory store keeps. Bounded, because anonymous
+"""Fates that each shard of the index keeps: in all about as many as the memory store. Bounded, because anonymous
 clients can end any number of sessions."""
 
 _FATE_PENDING_MS: Final = 2_000
@@ -53,7 +53,7 @@ def _size_of(session: Session) -> int:
 
 
 class RedisSessionStore:
-    """Sessions in Redis. `clock` None: use the clock of Redis, which all replicas share."""
+    """Keep sessions in Redis. `clock` None: use the clock of Redis, which all replicas share."""
 
     def __init__(self, commands: Commands, *, clock: Callable[[], float] | None = None) -> None:
         self._commands = commands
@@ -65,7 +65,7 @@ class RedisSessionStore:
 
     @property
     def uses_server_clock(self) -> bool:
-        """True if the clock of the Redis server decides what has expired, as its keys do."""
+        """Return True if the clock of the Redis server decides what has expired, as it does for keys."""
         return self._clock is None
 
     def now(self) -> str:
@@ -91,8 +91,8 @@ class RedisSessionStore:
         return session  # other callers claimed the alias each time: this session has none
 
     async def _write(self, session: Session) -> None:
-        """Write the record and its index entry, in one trip to Redis. Redis gets the record first. An entry that has
-        no record yet means nothing: `sweep` looks at those whose deadline has passed."""
+        """Write the record and its index entry in one round trip. Redis gets the record first. An entry whose record is
+        not there yet does no harm: `sweep` looks only at entries whose deadline has passed."""
         record, expires_at = itertools.chain.from_iterable(to_fields(session).items()), repr(session.expires_at)
         most_ms = math.ceil((session.max_age_s + FATE_KEPT_S) * 1_000)
         await asyncio.gather(
@@ -188,7 +188,7 @@ class RedisSessionStore:
         return bool(ended)
 
     async def _unindex(self, session_id: str, fate: str) -> bool:
-        """Remove an ended session from the index, which keeps its fate. True for the one caller that removed it."""
+        """Remove an ended session from the index, which keeps its fate. Return True to the one caller that did it."""
         facts = (session_id, self.now(), fate, _FATES_HELD, FATE_KEPT_S)
         return bool(await self._commands.call(_UNINDEX, keys.shard_of(session_id), *facts))
 
@@ -247,7 +247,7 @@ class RedisSessionStore:
         return [gone for gone in settled if gone is not None]
 
     async def _settle(self, session_id: str) -> Gone | None:
-        """Correct a deadline of the index that has passed, or end its session. Only one caller gets the `Gone`."""
+        """Correct a deadline of the index that has passed, or end its session. Return `Gone` to one caller only."""
         outcome = await self._commands.call(
             _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_PENDING_MS
         )

@@ -1,4 +1,4 @@
-"""The state of sessions: one hash for each session, and one script for every operation."""
+"""Keep the state of sessions in Redis: one hash for each session, and one script for all operations."""
 
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ _STATE: Final = script("state")
 
 
 class RedisStateStore:
-    """State by session and key."""
+    """Keep state by session and key."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -30,8 +30,8 @@ class RedisStateStore:
 
     async def get(self, session_id: str, key: str) -> bytes | None:
         if self._sessions.uses_server_clock:
-            # The state of a session is deleted and expires together with its record, so a value that is there is that
-            # of a live session. Only what is not there leaves a question, which takes a script.
+            # State is deleted and expires together with its session's record, so an existing value belongs to a live
+            # session. Only for a missing value, a script has to look for the session.
             value = await self._commands.run("HGET", keys.of_session(session_id)[1], check_key(key))
             if value is not None:
                 return bytes(value)
@@ -84,7 +84,7 @@ class RedisStateStore:
 
 
 class _Refused(Exception):
-    """The script refused an operation. `size` is what the state would have in bytes."""
+    """The script refused an operation. `size`: bytes that the state would have."""
 
     def __init__(self, outcome: str, size: int) -> None:
         super().__init__(outcome)

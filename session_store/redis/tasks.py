@@ -1,4 +1,4 @@
-"""Tasks that all replicas share: one hash for each, which Redis deletes when it expires."""
+"""Keep tasks in Redis, where all replicas share them: one hash for each, which Redis deletes when it expires."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ MAX_NAMES: Final = 100_000
 
 
 class RedisTasks:
-    """Tasks by session and id. The names of a session's tasks, and those of all, are hints: tasks expire without them.
+    """Keep tasks by session and id. The lists of names, of a session and of all, are hints: tasks expire without them.
 
     A task and the names of its session's tasks are in one slot of a cluster, and change together.
     """
@@ -54,7 +54,7 @@ class RedisTasks:
     ) -> list[Task]:
         place = keys.tasks_of(session_id)
         found: list[Task] = []
-        start = 0  # among those of that age, and younger ones
+        start = 0  # offset among the tasks of that age and younger ones
         while len(found) < limit:
             oldest = ("ZRANGEBYSCORE", place, repr(after[0]), "+inf", "LIMIT", start, limit)
             names = [f"{session_id}/{task_id.decode()}" for task_id in await self._commands.run(*oldest)]
@@ -99,7 +99,7 @@ class RedisTasks:
         return [task for head in await self._heads(names) if (task := self._read(head)) is not None]
 
     async def _heads(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return what Redis has of these tasks. The commands are pipelined."""
+        """Return the encoded heads of these tasks, None for an unknown one. The commands are pipelined."""
         places = [keys.task(*name.split("/", 1)) for name in names]
         heads: list[bytes | None] = await asyncio.gather(
             *(self._commands.run("HGET", place, "head") for place in places)
