@@ -1,4 +1,4 @@
-"""What a session is: frozen values, limits, redaction and the rules of expiry. Pure: no I/O, no clock of its own."""
+"""Define sessions as frozen values, with limits, redaction and rules of expiry. Pure: no I/O, no clock of its own."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def new_task_id() -> str:
 
 
 def _new_id(size: int) -> str:
-    """`size` random bytes as text. No id starts with `-`, because a command line would read it as an option."""
+    """Return `size` random bytes as text. No id starts with `-`: a command line would read it as an option."""
     while (made := secrets.token_urlsafe(size)).startswith("-"):
         pass
     return made
@@ -59,8 +59,8 @@ def origin_of(network: str) -> str:
 
 
 def token_hash_of(authorization: str) -> str:
-    """Return the credential of an `Authorization` header as the first 16 hexadecimal digits of its SHA-256; empty for
-    none. Tells credentials apart in logs and tools, and is none itself."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of the credential in an `Authorization` header; empty for
+    none. They tell credentials apart in logs and tools, and are no credential."""
     credential = authorization.partition(" ")[2].strip()
     return hashlib.sha256(credential.encode("utf-8", "replace")).hexdigest()[:16] if credential else ""
 
@@ -71,7 +71,7 @@ def redact(session_id: str) -> str:
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Who authenticated. Compared by issuer and subject, so a refreshed credential is the same principal."""
+    """An authenticated user or client. Compared by issuer and subject: a refreshed credential is the same principal."""
 
     issuer: str
     subject: str
@@ -81,13 +81,13 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def key(self) -> str:
-        """The principal as a key, or a part of one. Unique, unlike its text: that of issuer `a:b` with subject `c` is
-        also that of issuer `a` with subject `b:c`."""
+        """Return the principal as a unique key, or part of one. Its text is not unique: issuer `a:b` with subject `c`
+        has the same text as issuer `a` with subject `b:c`."""
         return json.dumps([self.issuer, self.subject])
 
     def counted_as(self, origin: str) -> str:
-        """Return the key under which rates and quotas count it: with the origin (`origin_of`) of an anonymous
-        client."""
+        """Return the key under which rates and quotas count the principal. For an anonymous client it contains the
+        `origin` (`origin_of`)."""
         return f"{self.key}@{origin}" if self.is_anonymous and origin else self.key
 
     @property
@@ -103,7 +103,7 @@ Source = Literal["authenticated", "configured", "announced"]
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Where each fact of a context comes from. A record without provenance is read as if the client had announced the
+    """The source of each fact of a context. A record without provenance is read as if the client had announced the
     workspace, which grants nothing."""
 
     workspace: Source = "announced"
@@ -157,7 +157,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client declared about itself, kept so that a new link can be opened without asking the client again.
+    """A client's declarations about itself, kept so that a new link can be opened without asking the client again.
 
     `initialize_params` are the bytes of a legacy client's `initialize` params; empty for a modern client.
     """
@@ -174,8 +174,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     `links` are the upstreams that the session has used: a later process can then report what was lost. `remote` are
     its sessions at upstreams that keep sessions of their own: a later process can resume them. A session that was
     opened within another one names it as its `parent`, which lists it in `children`. `origin` tells anonymous clients
-    apart. `token_hash` is that of the credential that opened it (`token_hash_of`). `counted` is what its owners have
-    counted of it up to the last hand-over, in their own words. The directory sets `owner` and `epoch`. The store sets
+    apart. `token_hash` is that of the credential that opened it (`token_hash_of`). `counted` has its owners' counts up
+    to the last hand-over, in a format of their own. The directory sets `owner` and `epoch`. The store sets
     `version`, which tells whether a copy of the record is current.
     """
 
@@ -208,28 +208,28 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_as(self) -> str:
-        """The key under which rates and quotas count it (`Principal.counted_as`)."""
+        """Return the key under which rates and quotas count the session (`Principal.counted_as`)."""
         return self.principal.counted_as(self.origin)
 
     @property
     def expires_at(self) -> float:
-        """The instant from which the session is gone: idle too long, or too old, whichever is first."""
+        """Return the time from which the session is gone: idle too long, or too old, whichever is first."""
         ttl = self.idle_ttl_s if self.confirmed else min(self.idle_ttl_s, self.unconfirmed_ttl_s)
         return min(self.used_at + ttl, self.created_at + self.max_age_s)
 
     def is_expired(self, now: float) -> bool:
-        """Expiry is strict: at the deadline itself the session is gone."""
+        """Return whether the session has expired at `now`. At the deadline itself, it has."""
         return now >= self.expires_at
 
     def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":
-        """Return the session with one name put into, or taken out of, a field that is a set of names."""
+        """Return a copy of the session with one name added to, or removed from, a field that is a set of names."""
         names = {*getattr(self, field), add} - {remove, ""}
         return msgspec.structs.replace(self, **{field: tuple(sorted(names))})
 
     def used(self, now: float, *, confirm: bool = False) -> "Session":
-        """Return the session after a use at `now`. `confirm`: a client has returned with its id."""
+        """Return a copy of the session after a use at `now`. `confirm`: a client has returned with its id."""
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
 
     def is_but_used(self, earlier: "Session") -> bool:
-        """Return whether this is an earlier record of the session, but for the time of its last use."""
+        """Return whether this record differs from an earlier one only by the time of the last use."""
         return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier

@@ -1,7 +1,7 @@
-"""A store that an app brings with four methods, and what makes sessions and their state of it.
+"""Keep sessions and their state in a store that an app provides, with four methods.
 
 The app's store keeps one document for each session: its record and its state. Everything else (expiry, limits, who may
-use a session, operations on its state) is decided by the same code as in the backends of one process.
+use a session, operations on its state) is decided by the code that the backends of one process use.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 100
-"""How often an operation is tried while others change the same session. Each time one of the others succeeds."""
+"""Attempts of an operation while others change the same session. Each time one of the others succeeds."""
 
 
 class SmallStore(Protocol):
-    """What an app writes to keep sessions in a store of its own: documents by session id, which expire.
+    """Keep documents by session id, which expire. An app implements this to keep sessions in a store of its own.
 
-    An exception of a method means that the store is unavailable. Several tasks, threads of control and processes may
-    call at once; `save` says what that asks of it.
+    An exception of a method means that the store is unavailable. Several tasks, threads and processes may call at once;
+    `save` says what that requires.
     """
 
     async def get(self, session_id: str) -> bytes | None:
-        """Return the document; None if there is none or if its time is over."""
+        """Return the document; None if there is none or if it has expired."""
         ...
 
     async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
@@ -48,11 +48,11 @@ class SmallStore(Protocol):
         ...
 
     async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
-        """Replace the document if it still is `replaces`, and keep it for `ttl_s` from now. True if it was replaced.
+        """Replace the document if it still is `replaces`, and keep it for `ttl_s` from now. Return True if replaced.
 
         The comparison makes all operations on a session atomic, so it has to be one step with the replacement. A store
         that cannot compare may replace any document that exists. Then two processes that write to one session at once
-        lose one of the two writes; within one process nothing is lost. False if there is no document, in any case: a
+        lose one of the two writes; within one process nothing is lost. Always return False if there is no document: a
         session that has ended must not come back.
         """
         ...
@@ -63,7 +63,7 @@ class SmallStore(Protocol):
 
 
 class _Document(msgspec.Struct):
-    """What is kept of a session: the fields of its record, and its state by key."""
+    """The stored document of a session: the fields of its record, and its state by key."""
 
     session: dict[str, msgspec.Raw]
     state: dict[str, msgspec.Raw]
@@ -74,7 +74,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class SmallBackend:
-    """The sessions and the state that a `SmallStore` keeps."""
+    """Provide the sessions and the state that a `SmallStore` keeps."""
 
     needs_keys = True
     is_shared = True
@@ -88,14 +88,14 @@ class SmallBackend:
         raise StoreError("an app with a store of its own gives its keys")
 
     async def open(self) -> None:
-        """Does nothing: the app opens its store."""
+        """Do nothing: the app opens its store."""
 
     async def close(self) -> None:
-        """Does nothing: the app closes its store."""
+        """Do nothing: the app closes its store."""
 
 
 class _Documents:
-    """The documents of a small store, and which of them this process is changing."""
+    """Provide transactions on the documents of a small store. In this process, one at a time changes a document."""
 
     def __init__(self, store: SmallStore, clock: Callable[[], float]) -> None:
         self.store = store
@@ -103,19 +103,19 @@ class _Documents:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, session_id: str) -> "_OneSession":
-        """Return the transactions of one session. Those of one process take turns."""
+        """Return the transactions of one session. In one process they run one after another."""
         lock = self._locks.get(session_id)
         if lock is None:
             lock = self._locks[session_id] = asyncio.Lock()
         return _OneSession(self, session_id, lock)
 
     async def run(self, work: Work[Result]) -> Result:
-        """Refuse work on several sessions."""
+        """Refuse work on several sessions: raises `StoreError`."""
         raise StoreError("an app's session store has no aliases and no list of its sessions")
 
 
 class _OneSession:
-    """Transactions on the document of one session (`session_store.embedded.records.Transactions`)."""
+    """Run transactions on the document of one session (`session_store.embedded.records.Transactions`)."""
 
     def __init__(self, documents: _Documents, session_id: str, lock: asyncio.Lock) -> None:
         self._store = documents.store
@@ -136,7 +136,7 @@ class _OneSession:
         raise StoreUnavailable("too many others change this session at once")
 
     async def _changed(self, session: Session | None, before: bytes | None, after: bytes | None) -> bool:
-        """Write what became of the document. False if another writer came first."""
+        """Store the changed document, or delete it. Return False if another writer came first."""
         if session is None or after is None:
             await self._asked(self._store.delete(self._id))
             return True
@@ -152,7 +152,7 @@ class _OneSession:
             return await answer
         except StoreError:
             raise
-        except Exception as error:  # the drivers of all stores in the world have no common error
+        except Exception as error:  # drivers of stores have no common base class of errors
             logger.warning("the app's session store failed", exc_info=error)
             raise StoreUnavailable(f"the app's session store failed: {type(error).__name__}") from error
 
@@ -178,7 +178,7 @@ def _document(session: Session, records: Records) -> bytes:
 
 
 class SmallSessions(EmbeddedSessionStore):
-    """Session records in documents, one session at a time."""
+    """Keep session records in documents, one session at a time."""
 
     def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
         super().__init__(documents, clock)
@@ -193,7 +193,7 @@ class SmallSessions(EmbeddedSessionStore):
 
 
 class SmallState(EmbeddedStateStore):
-    """State in documents, one session at a time."""
+    """Keep state in documents, one session at a time."""
 
     def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
         super().__init__(documents, clock)

@@ -1,8 +1,8 @@
-"""Session id ↔ signed token, with a key ring that can be rotated.
+"""Sign session ids as tokens, and verify them, with a key ring that can be rotated.
 
 Every use has a key of its own, derived from the ring with the purpose as salt, so a value made for one purpose never
 verifies as another. The first key signs, all verify. Tokens are signed with HMAC-SHA256 through itsdangerous, which
-derives its key once more. Values with more in them than an id have the bare HMAC-SHA256 of their bytes (`Macs`).
+derives its key once more. Values that contain more than an id have the bare HMAC-SHA256 of their bytes (`Macs`).
 """
 
 import base64
@@ -39,7 +39,7 @@ class InvalidKeyRing(ValueError):
 
 
 class Purpose(StrEnum):
-    """What a sealed value is for. The name is part of the derived key: never rename one."""
+    """The use of a sealed value. The name is part of the derived key: never rename one."""
 
     TOKEN = "session-token"
     COOKIE = "session-cookie"
@@ -71,7 +71,7 @@ def generate_key() -> str:
 
 
 class KeyRing:
-    """The operator's keys, newest first."""
+    """Hold the operator's keys, newest first. Raises `InvalidKeyRing` for no key, a short key or the same key twice."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         if not keys:
@@ -88,7 +88,7 @@ class KeyRing:
 
     @classmethod
     def parse(cls, text: str) -> "KeyRing":
-        """Read a comma-separated list, as `MCP_GATEWAY_KEYS` holds it."""
+        """Return the key ring of a comma-separated list, the format of `MCP_GATEWAY_KEYS`."""
         return cls([key for part in text.split(",") if (key := part.strip())])
 
     @classmethod
@@ -103,7 +103,7 @@ class KeyRing:
 
 
 class Macs:
-    """HMAC-SHA256 for one purpose: under the first key of a ring for new values, under any for those that come back."""
+    """Make and verify HMAC-SHA256 for one purpose. The first key of the ring makes new ones; all keys verify."""
 
     SIZE: Final = 32
     """Bytes of a MAC."""
@@ -121,7 +121,7 @@ class Macs:
 
 
 class TokenCodec:
-    """Signs ids for one purpose and reads them back."""
+    """Sign ids for one purpose, and read them back."""
 
     def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
         # itsdangerous signs with the last key of the list and verifies with all of them.

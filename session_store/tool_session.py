@@ -1,7 +1,7 @@
-"""What a tool sees of its session: facts, state and metadata. Does not know where they are kept.
+"""Give a tool access to its session: facts, state and metadata. Does not know where they are kept.
 
 Errors that the caller of a tool may read are raised so that the official SDK passes their text on: `MCPServer` of SDK 2
-gives its client the text of `ToolError` and `ResourceError` only. Of any other error the client gets "Error executing
+gives its client the text of `ToolError` and `ResourceError` only. For any other error, the client gets "Error executing
 tool NAME".
 """
 
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 _SDK_ERRORS: Final = "mcp.server.mcpserver.exceptions"
-"""The module of the SDK with these classes. It is never imported here: children that do without the SDK start in a
-tenth of the time. In a process whose server is an `MCPServer`, it is loaded."""
+"""The SDK's module with `ToolError` and `ResourceError`. It is never imported here: children that do without the SDK
+start in a tenth of the time. A process whose server is an `MCPServer` has loaded it."""
 
 
 class _ReadableByCallers:
-    """In the block, `InvalidState` and `InvalidMetadata` are also raised as errors that `MCPServer` passes on."""
+    """Re-raise `InvalidState` and `InvalidMetadata` from the block as errors that `MCPServer` also passes on."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: only the exit matters."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -66,7 +66,7 @@ def _passed_on(kind: type[ValueError]) -> type[ValueError]:
 
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
-"""Stands for a missing key, where None would be a value."""
+"""Stands for a missing key, because None is a valid value."""
 
 SOCKET_VARIABLE: Final = "MCP_SESSION_SOCKET"
 """Variable of a stdio child: the Unix socket where it reaches its session's state over HTTP."""
@@ -78,7 +78,7 @@ FACTS_VARIABLE: Final = "MCP_SESSION_FACTS"
 
 
 _decode: Final = json.JSONDecoder().raw_decode
-"""As `json.loads`, for compact JSON; takes a third of the time."""
+"""Decodes compact JSON, in a third of the time of `json.loads`. Returns the value and the place where it ends."""
 
 
 class NoSession(LookupError):
@@ -86,7 +86,7 @@ class NoSession(LookupError):
 
 
 class StatePort(Protocol):
-    """The state of one session: `StateStore` without the session id."""
+    """Access the state of one session: `StateStore` without the session id."""
 
     async def get(self, key: str) -> bytes | None: ...
 
@@ -102,11 +102,11 @@ class StatePort(Protocol):
 
 
 class SessionState:
-    """The session's state: JSON values by key, shared by all servers of the session and isolated from other sessions.
+    """Read and write a session's state: JSON values by key, shared by its servers and isolated from other sessions.
 
     Every operation is atomic, across replicas too. All raise `SessionGone` once the session has ended,
-    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit. A
-    server of the official SDK passes the text of `InvalidState` on to the caller of the tool.
+    `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit. A server of the official SDK
+    passes the text of `InvalidState` on to the caller of the tool.
     """
 
     def __init__(self, port: StatePort) -> None:
@@ -124,7 +124,7 @@ class SessionState:
             await self._port.set(key, to_json(key, value))
 
     async def delete(self, key: str) -> bool:
-        """Delete the key. True if it existed."""
+        """Delete the key. Return True if it existed."""
         with READABLE_BY_CALLERS:
             return await self._port.delete(key)
 
@@ -134,7 +134,7 @@ class SessionState:
             return await self._port.increment(key, by)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set the key if its value is `expected`. True if it was. `MISSING` stands for no value, on both sides."""
+        """Set the key if its value is `expected`, and return whether it was. `MISSING` stands for no value in both."""
         with READABLE_BY_CALLERS:
             before = None if expected is MISSING else to_json(key, expected)
             after = None if value is MISSING else to_json(key, value)
@@ -146,7 +146,7 @@ class SessionState:
 
 
 def to_json(key: str, value: Any) -> bytes:
-    """Compact JSON with sorted names, so that equal values are equal bytes.
+    """Return the value as compact JSON with sorted names, so that equal values are equal bytes.
 
     Raises:
         InvalidState: JSON cannot hold the value.
@@ -161,7 +161,7 @@ def to_json(key: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSession:
-    """What a tool knows of the session it serves. `id` is no credential; `principal` is who authenticated.
+    """Facts of the session that a tool serves. `id` is no credential; `principal` is who authenticated.
 
     `created_at` is in seconds since the epoch. The session ends when it was idle for `idle_ttl_s`, and at the age
     `max_age_s`. `token_hash` is of the credential that opened the session: the first 16 digits of its SHA-256.
@@ -183,17 +183,17 @@ class ToolSession:
 
     @property
     def correlation_id(self) -> str:
-        """The correlation id of the call that this code serves. In a child process it is that of the call that started
-        the process; each call has its own in the context in `_meta`."""
+        """Return the correlation id of the call that this code serves. In a child process it is that of the call that
+        started the process; each call has its own in the context in `_meta`."""
         return self.read_correlation()
 
     async def last_active_at(self) -> float:
-        """When the session was last used, in seconds since the epoch. Calls in flight count once they have ended."""
+        """Return the time of the last use, in seconds since the epoch. Calls in flight count once they have ended."""
         return self.created_at if self.read_last_active is None else await self.read_last_active()
 
     @property
     def known_id(self) -> str:
-        """The id, for log lines. A session that is looked up when it is used may not have one yet: then it is empty."""
+        """Return the id, for log lines. It is empty while a session that is looked up at its first use has none."""
         return self.id
 
     async def metadata(self) -> Mapping[str, str]:

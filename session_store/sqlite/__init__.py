@@ -1,4 +1,4 @@
-"""The one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
+"""Provide the one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ KEY_FILE_ENDING: Final = ".keys"
 
 
 class SqliteBackend(EmbeddedBackend):
-    """The backend of `sqlite:///path` URLs. Bus, leases, rates and marks are in memory: one process uses the file."""
+    """Serve `sqlite:///path` URLs. Bus, leases, rates and marks are in memory, because one process uses the file."""
 
     is_durable = True
 
@@ -47,7 +47,7 @@ class SqliteBackend(EmbeddedBackend):
 
     @property
     def needs_keys(self) -> bool:
-        """False: the keys are in a file beside the database."""
+        """Return False: the keys are in a file beside the database."""
         return False
 
     def own_keys(self) -> KeyRing:
@@ -73,10 +73,8 @@ class SqliteBackend(EmbeddedBackend):
 
 
 def keys_beside(path: Path) -> KeyRing:
-    """Return the signing keys for a database if the operator gives none: in a file beside it that only its owner can
-    read.
-
-    The first call creates the file.
+    """Return the signing keys from a file beside the database, which only its owner can read. For operators who give
+    no keys. The first call creates the file.
 
     Raises:
         StoreError: the file cannot be read or created, or other users can read it.

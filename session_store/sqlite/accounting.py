@@ -1,4 +1,4 @@
-"""Quotas, audit trail, history and timelines in tables, so that they outlive the process."""
+"""Keep quotas, audit trail, history and timelines in SQLite tables, so that they outlive the process."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ __all__ = ["SqliteAuditTrail", "SqliteHistory", "SqliteQuotas", "SqliteTimelines
 
 
 class SqliteQuotas:
-    """The names that each key holds, and until when. Each call that holds a name has the expired ones deleted."""
+    """Keep the names that each key holds, and until when. Each `hold` deletes expired ones."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
@@ -55,7 +55,7 @@ class SqliteQuotas:
 
 
 class SqliteAuditTrail:
-    """The newest events, in one table for each part of the trail."""
+    """Keep the newest audit events, in one table for each part of the trail."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -82,7 +82,7 @@ class SqliteAuditTrail:
 
 
 class SqliteHistory:
-    """The records of the last day."""
+    """Keep the history records of the last day."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -111,7 +111,7 @@ _DROP: Final = (
 
 
 class SqliteTimelines:
-    """What happened in sessions, those that have ended included."""
+    """Keep the timelines of sessions, also of those that have ended."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database

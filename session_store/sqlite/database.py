@@ -1,4 +1,4 @@
-"""One SQLite file, used by one thread. Work that is queued at the same time shares one transaction."""
+"""Run work on one SQLite file, in one thread. Work that is queued at the same time shares one transaction."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ __all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table", "no_folder"]
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
 _MOST_WAITING: Final = 4_096
-"""Functions that wait for a disk that stands still. Further ones are refused at once."""
+"""Functions that may wait for a blocked disk. Further ones are refused at once."""
 _CLOSE_S: Final = 5.0
 
 _SCHEMA: Final = """
@@ -57,12 +57,12 @@ _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOI
 
 
 def audit_table(part: Part) -> str:
-    """Return the table of one part of the audit trail. The part of sessions has the name that earlier versions used."""
+    """Return the table of one part of the audit trail. That of `sessions` has the name that earlier versions used."""
     return "audit" if part == "sessions" else f"audit_{part}"
 
 
 def no_folder(path: Path) -> StoreError:
-    """Return what to tell whoever names a file in a folder that does not exist."""
+    """Return the error for a file in a folder that does not exist."""
     return StoreError(f"{path}: there is no folder {path.parent}; make it, or name another file")
 
 
@@ -73,7 +73,7 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class Database:
-    """Runs functions on the connection, one at a time.
+    """Run functions on the connection, one at a time.
 
     Functions share a transaction, so one that raises must not have changed anything. An error of SQLite rolls the
     transaction back and fails all of its functions.
@@ -193,8 +193,8 @@ class Database:
             self._loop.call_soon_threadsafe(_settle, outcomes)
 
     async def close(self) -> None:
-        """Finish the queued work and close the file. A disk that stands still is left to its thread after `_CLOSE_S`;
-        the file stays locked then until the process ends."""
+        """Finish the queued work and close the file. If a blocked disk takes longer than `_CLOSE_S`, return anyway:
+        the file then stays locked until the process ends."""
         if self._thread is not None:
             self._work.put(None)
             thread, self._thread = self._thread, None

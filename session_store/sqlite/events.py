@@ -1,4 +1,4 @@
-"""Event streams in SQLite tables. Followers learn of new events over the bus of this process."""
+"""Keep event streams in SQLite tables. Followers learn of new events over the bus of this process."""
 
 import asyncio
 import secrets
@@ -19,7 +19,7 @@ _Row = tuple[str, int, str, bytes]
 
 
 class SqliteEventLog:
-    """Event streams, capped per session."""
+    """Keep event streams, with bounds for each session."""
 
     def __init__(
         self,
@@ -265,8 +265,8 @@ class SqliteEventLog:
 
 
 def _insert(db: sqlite3.Connection, rows: Sequence[_Row]) -> None:
-    """Each statement waits for the interpreter's lock when it ends: few of them keep the store quick while the loop has
-    much to do, as when a server floods it with messages."""
+    """Insert rows with few statements. Each statement waits for Python's interpreter lock when it ends: many would slow
+    the store while the event loop is busy, as when a server floods it with messages."""
     at = 0
     for size in _ROWS_AT_ONCE:
         statement = f"INSERT INTO events VALUES {', '.join(['(?, ?, ?, ?)'] * size)}"

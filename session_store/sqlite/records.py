@@ -1,4 +1,4 @@
-"""Session records in SQLite tables."""
+"""Read and write session records in SQLite tables."""
 
 import functools
 import sqlite3
@@ -19,14 +19,13 @@ _FATES_HELD: Final = 10_000
 
 _encode = msgspec.json.Encoder().encode
 _MAX_SHARED_BYTES: Final = 512
-"""Of what clients choose: long values are seldom the same in two sessions, and would stay long after them."""
+"""Largest client-chosen value that sessions share. Longer ones are seldom equal, and would outlive their sessions."""
 _decoded = msgspec.json.Decoder(Session).decode
 _same = functools.lru_cache(maxsize=1_024)(lambda value: value)
 
 
 def _decode(record: bytes) -> Session:
-    """Return the session of a record. Sessions share what is equal in many: each of them may stay in memory for
-    long."""
+    """Decode a record. Sessions share equal values, because each session may stay in memory for long."""
     session = _decoded(record)
     client = session.client
     return replace(
@@ -39,7 +38,7 @@ def _decode(record: bytes) -> Session:
 
 
 class SqliteRecords(Records):
-    """The tables, inside one transaction of the connection."""
+    """Read and write the tables, inside one transaction of the connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db

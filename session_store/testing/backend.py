@@ -1,4 +1,4 @@
-"""The contract of a `Backend`: its session store, and every other part."""
+"""Test the contract of a `Backend`: its session store, and every other part."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ _LARGE = b'{"data":"%s"}' % (b"x" * 8_192)
 
 @pytest.mark.anyio
 class BackendContract(SessionStoreContract):
-    """What any `Backend` does, beside what its sessions and their state do."""
+    """Test any `Backend`. The base class tests its sessions and their state."""
 
     async def test_the_bus_reaches_those_who_listen(self, backend: Backend) -> None:
         heard: list[bytes | None] = []
@@ -69,8 +69,8 @@ class BackendContract(SessionStoreContract):
         assert await directory.claim("nobody", "taker", epoch=0) is None
 
     async def test_no_epoch_is_given_twice(self, backend: Backend, clock: FakeClock) -> None:
-        """Not even by a store that has forgotten the last claim: what two sessions with one record are given differs,
-        is exact in every store, and fences the numbers of events as before."""
+        """Test also a store that has forgotten the last claim. Two sessions with one record get different epochs. These
+        are exact in every store, and fence the numbers of events as before."""
         directory, given = backend.directory, []
         for _ in range(2):
             session = await backend.sessions.create(a_session(clock, owner="old", epoch=7))  # of an older release
@@ -301,7 +301,7 @@ class BackendContract(SessionStoreContract):
         assert [entry.at for entry in found.entries] == [float(n) for n in range(40, MAX_ENTRIES + 40)]
 
     async def test_a_timeline_is_bounded_in_bytes(self, backend: Backend) -> None:
-        """The newest entries, and no more than fit. Room comes back with large entries that have gone."""
+        """Keep the newest entries that fit. Room comes back when large entries have gone."""
         why = "\u00fc" * 900
         for at in range(0, 80, 20):
             large = (TimelineEntry(float(at + n), "refusal", why=why) for n in range(20))

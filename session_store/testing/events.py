@@ -1,4 +1,4 @@
-"""The contract of an `EventLog`."""
+"""Test the contract of an `EventLog`."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ __all__ = ["EventLogContract"]
 
 @pytest.mark.anyio
 class EventLogContract:
-    """What any `EventLog` does."""
+    """Test any `EventLog`."""
 
     @pytest.fixture
     def log(self) -> EventLog:
@@ -53,7 +53,7 @@ class EventLogContract:
         nonce, number = await _reserved(log, "s", 40)
         await log.write({"s": [Entry(number, "one", b"a", nonce=nonce)]})
         early = asyncio.create_task(self._read(log, "s", "one", id_of_event(nonce, number + 30)))
-        await asyncio.sleep(0.05)  # it reads, or does so later: both have to do
+        await asyncio.sleep(0.05)  # whether it reads before or after the write, the result is the same
         await log.write({"s": [Entry(number + 1, "one", b"b", ends=True, nonce=nonce)]})
         assert await early == []
         assert await self._read(log, "s", "one", id_of_event(nonce, number + 30)) == []
@@ -260,5 +260,5 @@ async def _reserved(log: EventLog, session: str, count: int, *, epoch: int = 0) 
 
 
 def sequence_above(event_id: str, number: int) -> bool:
-    """Return whether the number in an event id is above that one."""
+    """Return whether the number in an event id is above `number`."""
     return int(event_id.partition("-")[2]) > number

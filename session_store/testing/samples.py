@@ -1,4 +1,4 @@
-"""What the contract tests work with: a clock, principals, sessions and tasks."""
+"""Provide a clock, principals, sessions and tasks for the contract tests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ BOB = Principal(issuer="api-key", subject="bob")
 
 @dataclass
 class FakeClock:
-    """Time that passes when told to. Seconds."""
+    """A clock that only `pass_time` moves. Seconds."""
 
     now: float = 1_000_000.0
 
@@ -26,7 +26,7 @@ class FakeClock:
 
 
 def a_session(clock: FakeClock, **fields: Any) -> Session:
-    """Return a session opened now, with some of everything in it."""
+    """Return a session opened now, with a value in most fields. `fields` replaces some."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "principal": ALICE,
@@ -43,7 +43,7 @@ def a_session(clock: FakeClock, **fields: Any) -> Session:
 
 
 def a_task(clock: FakeClock, **fields: Any) -> Task:
-    """Return a task created now, with some of everything in it."""
+    """Return a task created now, with a value in most fields. `fields` replaces some."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "session_id": new_session_id(),

@@ -1,4 +1,4 @@
-"""The contract of a `SessionStore` and of the state of its sessions, as a pytest class to inherit from."""
+"""Test the contract of a `SessionStore` and of the state of its sessions, by a pytest class to inherit from."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ __all__ = ["SessionStoreContract"]
 
 @pytest.mark.anyio
 class SessionStoreContract:
-    """What any `SessionStore` and its `StateStore` do."""
+    """Test any `SessionStore` and its `StateStore`."""
 
     @pytest.fixture
     def clock(self) -> FakeClock:
