@@ -1,1 +1,1 @@
-"""What the protocol says, as tables. Pure."""
+"""Describe MCP as data: methods, handshakes, capabilities, results. Pure: no I/O."""

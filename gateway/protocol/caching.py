@@ -1,7 +1,7 @@
-"""How long a result may be kept, and for whom (MCP 2026-07-28, Caching). Pure.
+"""Read and set how long a result may be cached, and for whom (MCP 2026-07-28, Caching). Pure.
 
-Servers send both hints, and may send anything in their place: what cannot be read counts as "not at all" and "for
-nobody else".
+Servers send both hints, and may send anything in their place. A time that cannot be read counts as 0, and a scope as
+private.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,12 +27,12 @@ PUBLIC: Final = "public"
 PRIVATE: Final = "private"
 
 _MOST_MS: Final = 3_600_000
-"""An hour. A server that says more may be wrong, and nothing tells clients that it was replaced."""
+"""An hour. A longer time may be a mistake, and nothing tells clients that a server was replaced."""
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """`ttl_ms`: how long the result is fresh after it came; 0: it may not be kept. `is_public`: it is the same for
-    every caller."""
+    """Cache hints of a result. `ttl_ms`: time that it is fresh after it came; 0: it must not be cached. `is_public`: it
+    is the same for every caller."""
 
     ttl_ms: int
     is_public: bool
@@ -48,14 +48,14 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def ttl_ms(value: object) -> int:
-    """Return the time that a server gives as `ttlMs`, within 0 and one hour."""
+    """Return a server's `ttlMs` in ms, limited to one hour; 0 if it is no positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return 0
     return int(min(value, _MOST_MS))
 
 
 def hints_of(result: msgspec.Raw | bytes) -> Hints:
-    """Return the hints of a result. One that asks its client for input may not be kept."""
+    """Return the cache hints of a result. A result that asks its client for input must not be cached."""
     try:
         head = _heads.decode(result)
     except (msgspec.MsgspecError, RecursionError):
@@ -64,24 +64,23 @@ def hints_of(result: msgspec.Raw | bytes) -> Hints:
 
 
 def most_private(pages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the scope of a result that is made from these: public if each of them is, and there is one."""
+    """Return the cache scope of a result made from these pages: public if all are, and there is at least one."""
     scopes = [page.get("cacheScope") for page in pages]
     return PUBLIC if scopes and all(scope == PUBLIC for scope in scopes) else PRIVATE
 
 
 def with_ttl(result: bytes, left_ms: int) -> bytes:
-    """Return a result that is fresh for so long from now on."""
+    """Return the result with its `ttlMs` replaced: it stays fresh for `left_ms` from now."""
     return encode(msgspec.json.decode(result, type=Object) | {"ttlMs": msgspec.Raw(encode(left_ms))})
 
 
 def of_one_session(result: Object) -> Object:
-    """Return a result to which a fact of one session was added: it is for nobody else, and not true for long."""
+    """Make a result private and not cacheable, because a fact of one session was added. One without hints stays."""
     if "cacheScope" not in result:
         return result
     return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
 
 
 def is_answer_to_input(params: Mapping[str, Any]) -> bool:
-    """Return whether a request answers questions of the server: its result may not be kept (MCP 2026-07-28,
-    Caching)."""
+    """Return whether a request answers a server's questions: then do not cache its result (MCP 2026-07-28, Caching)."""
     return "inputResponses" in params or "requestState" in params

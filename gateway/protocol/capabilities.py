@@ -1,4 +1,4 @@
-"""What a client declares that servers may ask it: in the legacy handshake, or with every modern request. Pure."""
+"""Read what a client allows servers to ask: declared in the legacy handshake, or with every modern request. Pure."""
 
 import functools
 import hashlib
@@ -16,15 +16,15 @@ _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
-"""Capabilities of clients, and the kinds of each."""
+"""Capabilities of clients that servers may use, and the kinds of each."""
 _ONE_ERA: Final = frozenset({"listChanged"})
 """Members of these capabilities that MCP 2026-07-28 does not have."""
 
 MAX_INFO_BYTES: Final = 32 << 10
-"""Of `clientInfo`, whose icons may be images. A longer one is reduced to name, title and version."""
+"""Limit for `clientInfo`, whose icons may be images. A longer one is reduced to name, title and version."""
 _MAX_NAME, _MAX_VERSION = 128, 64
 _SHORT: Final = 256
-"""Bytes of capabilities that are their own key."""
+"""Most bytes of capabilities that are their own key; longer ones are hashed."""
 _CACHED: Final = 1_024
 _MAX_CACHED_BYTES: Final = 2_048
 
@@ -32,8 +32,8 @@ _MAX_CACHED_BYTES: Final = 2_048
 class Caller(msgspec.Struct, frozen=True, dict=True):
     """A client's identity and capabilities, for servers of the other era.
 
-    `info` and `capabilities` are JSON, as the client has written them, but for what the other era has not.
-    `log_level` is the lowest level of messages that it wants, empty for none.
+    `info` and `capabilities` are JSON, as the client has written them, without what the other era does not have.
+    `log_level` is the lowest level of messages that the client wants, empty for none.
     """
 
     info: bytes
@@ -42,17 +42,17 @@ class Caller(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def is_declared(self) -> bool:
-        """Whether the client has declared any capability."""
+        """Return whether the client has declared any capability."""
         return self.capabilities != b"{}"
 
     @functools.cached_property
     def declared(self) -> Declared:
-        """The extensions that the client has declared. `dict=True` holds them, as many messages ask for them."""
+        """Return the extensions that the client has declared. Cached (`dict=True`), because many messages need them."""
         return Declared.of(self.capabilities)
 
     @property
     def key(self) -> bytes:
-        """The capabilities in a form that is short enough to be kept and stored as a key."""
+        """Return the capabilities as a short key for caches and stores: their JSON, or its hash if that is long."""
         declared = self.capabilities
         return declared if len(declared) <= _SHORT else hashlib.sha256(declared).hexdigest().encode()
 
@@ -67,8 +67,8 @@ class Caller(msgspec.Struct, frozen=True, dict=True):
         )
 
     def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
-        """Return the `_meta` of every request to a modern server. Read only. `takes_tasks`: the gateway takes a task in
-        place of a result (`gateway.protocol.tasks.with_tasks`)."""
+        """Return the `_meta` of every request to a modern server. Callers must not change it. `takes_tasks`: the
+        gateway takes a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
         return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
 
@@ -108,7 +108,7 @@ _params = msgspec.json.Decoder(_Params)
 
 
 def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
-    """Return a modern client, from the `_meta` of its request. Raises `msgspec.MsgspecError`: it is no object."""
+    """Return the modern client that sent this `_meta`. Raises `msgspec.MsgspecError` if it is no object."""
     said = _metas.decode(meta)
     caller = _caller(bytes(said.info), bytes(said.capabilities))
     level = said.log_level
@@ -116,8 +116,8 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
 
 
 def caller_of_params(initialize_params: bytes) -> Caller:
-    """Return a legacy client, from the params of its `initialize`."""
-    # Each of its calls to a modern server asks for it, with the same bytes.
+    """Return the legacy client that sent these params of `initialize`. Raises `msgspec.MsgspecError`."""
+    # Each of a client's calls to a modern server comes here, with the same bytes.
     if len(initialize_params) <= _MAX_CACHED_BYTES:
         return _cached_caller_of_params(initialize_params)
     return _made_caller_of_params(initialize_params)
@@ -132,8 +132,8 @@ _cached_caller_of_params = functools.lru_cache(maxsize=_CACHED)(_made_caller_of_
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Return whether the client has declared the capability that a server's request needs, or the extension that the
-    request belongs to. Raises `MsgspecError`: the mode of an elicitation is no text."""
+    """Return whether the client has declared the capability or the extension that a server's request needs. Raises
+    `MsgspecError` if the mode of an elicitation is no text."""
     declared = object_of(capabilities)
     if method == "elicitation/create":
         mode = msgspec.json.decode(params.get("mode", b'"form"'), type=str)
@@ -142,8 +142,7 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
-    """Return the capability that a client has to declare before a server may ask it that, as the client would declare
-    it."""
+    """Return the capability, in a client's format, that a client must declare before a server may send it a request."""
     if method == "elicitation/create":
         return {"elicitation": {msgspec.json.decode(params.get("mode", b'"form"'), type=str): {}}}
     name = method.partition("/")[0]
@@ -176,7 +175,7 @@ _cached_caller = functools.lru_cache(maxsize=_CACHED)(_made_caller)
 
 
 def _info(raw: bytes) -> bytes:
-    """Return the `clientInfo` of a client, with a name and a version."""
+    """Return valid `clientInfo`: with a name and a version, and shortened if it is too long."""
     info = object_of(raw)
     name, version = _text(info.get("name")), _text(info.get("version"))
     if 0 < len(name) <= _MAX_NAME and 0 < len(version) <= _MAX_VERSION and len(raw) <= MAX_INFO_BYTES:

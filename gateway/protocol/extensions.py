@@ -1,4 +1,4 @@
-"""Which extension a method belongs to, and which extensions capabilities declare. Pure.
+"""Find the extension that a method belongs to, and the extensions that capabilities declare. Pure.
 
 SEP-2133 names extensions `vendor-prefix/name` and leaves the names of their methods open, so the gateway has a rule for
 these.
@@ -29,7 +29,7 @@ HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
 pass from one era to the other."""
 
 HANDLED_CAPABILITIES: Final = frozenset({"tasks"})
-"""As `HANDLED`, for capabilities of the core protocol that only one era has."""
+"""Capabilities of the core protocol that only one era has. Like `HANDLED`, they do not pass to the other era."""
 
 _OFFICIAL: Final = "io.modelcontextprotocol/"
 _NOTIFICATIONS: Final = "notifications/"
@@ -40,13 +40,13 @@ _CORE: Final = frozenset(
 
 MOST_NAMES: Final = 256
 MOST_NAME_CHARS: Final = 256
-"""Declared names that count. Each one costs time whenever somebody sends a method that MCP does not define."""
+"""Limits for declared names; others do not count. Each name costs time for every method that MCP does not define."""
 
 _objects = msgspec.json.Decoder(Object)
 
 
 def object_of(raw: msgspec.Raw | bytes | None) -> Object:
-    """Return the members of a raw object; empty for anything else."""
+    """Return the members of a raw JSON object; empty for anything else."""
     try:
         return {} if raw is None else _objects.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
@@ -54,7 +54,7 @@ def object_of(raw: msgspec.Raw | bytes | None) -> Object:
 
 
 def passed_on(capabilities: Object) -> Object:
-    """Capabilities as they pass to the other era: without what the gateway handles itself."""
+    """Return the capabilities that pass to the other era: all but those that the gateway handles itself."""
     plain = {name: raw for name, raw in capabilities.items() if name not in HANDLED_CAPABILITIES}
     if "extensions" in plain:
         extensions = object_of(plain["extensions"])
@@ -67,8 +67,8 @@ def passed_on(capabilities: Object) -> Object:
 
 
 def method_forms(method: str) -> tuple[str, ...]:
-    """Return the names by which patterns and declarations know a method: its own, and a notification's without
-    `notifications/` in front."""
+    """Return the names that patterns and declarations may use for a method: its own, and for a notification also that
+    without `notifications/` in front."""
     plain = method.removeprefix(_NOTIFICATIONS)
     return (method,) if plain == method else (method, plain)
 
@@ -90,10 +90,10 @@ def match(method: str, declared: str) -> int:
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """The names that one party declares: of extensions, of experimental capabilities, and of capabilities that the core
-    protocol does not have. `is_open`: one of them is no official extension, so that methods may have any name.
+    """The names that a client or a server declares: of extensions, of experimental capabilities, and of capabilities
+    outside the core protocol. `is_open`: one of them is no official extension, so that methods may have any name.
 
-    Only the first `MOST_NAMES` of at most `MOST_NAME_CHARS` count. `left_off`: how many names do not count.
+    Only the first `MOST_NAMES` of at most `MOST_NAME_CHARS` count. `left_off`: number of names that do not count.
     """
 
     names: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ class Declared(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, capabilities: msgspec.Raw | bytes | None) -> "Declared":
-        """From capabilities, as JSON."""
+        """Return the names in capabilities, given as JSON."""
         declared = object_of(capabilities)
         extensions = object_of(declared.get("extensions"))
         own = (*object_of(declared.get("experimental")), *(name for name in declared if name not in _CORE))
@@ -121,8 +121,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
-    """Return the parties, by name, to whose declarations the method belongs most closely; none if it belongs to
-    none."""
+    """Return the names of the parties whose declarations the method matches most closely; none if it matches none."""
     matches = {name: declared.match(method) for name, declared in parties}
     best = max(matches.values(), default=0)
     return [name for name, found in matches.items() if found == best and best]

@@ -1,4 +1,4 @@
-"""The results of the legacy `initialize` and the modern `server/discover`: translated, merged, negotiated. Pure."""
+"""Translate, merge and negotiate the results of the legacy `initialize` and the modern `server/discover`. Pure."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ def negotiable(params: Object) -> Object:
 def at_most(result: bytes, version: str) -> bytes:
     """Return an `initialize` result whose version is no newer than the one that the client asked for.
 
-    The process may be shared, or older than this request: then it has negotiated its version with another client.
+    The process may be shared, or older than this request, and have negotiated its version with another client.
     """
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
@@ -76,8 +76,7 @@ _OF_DISCOVERIES: Final = _OF_HANDSHAKES | {"supportedVersions", "resultType", "t
 
 
 def discovery_of(result: bytes) -> bytes:
-    """Return the `server/discover` result of a server that supports only the handshake, made from its `initialize`
-    result."""
+    """Make a `server/discover` result from the `initialize` result of a server that supports only the handshake."""
     shaken = object_of(result)
     info = shaken.get("serverInfo", msgspec.Raw(b"{}"))
     body: dict[str, Any] = {
@@ -94,9 +93,9 @@ def discovery_of(result: bytes) -> bytes:
 
 
 def discovery_for_all(result: bytes, name: str) -> bytes:
-    """Return what all may know of a `server/discover` result that one session got with its credentials: the versions
-    and the capabilities. Instructions and the like may be for the owner of the credentials. `name` is the server's
-    here."""
+    """Return the part of a `server/discover` result that all sessions may see: versions and capabilities. One session
+    got the result with its credentials, so that instructions and the like may be for their owner only. `name` is the
+    server's name in the gateway."""
     discovered = object_of(result)
     body: dict[str, Any] = {
         "resultType": "complete",
@@ -110,7 +109,7 @@ def discovery_for_all(result: bytes, name: str) -> bytes:
 
 
 def handshake_of(result: bytes, version: str) -> bytes:
-    """Return the `initialize` result for a legacy client, made from a server's `server/discover` result."""
+    """Make an `initialize` result for a legacy client from a server's `server/discover` result."""
     discovered = object_of(result)
     meta = object_of(discovered.get("_meta"))
     info = meta.pop(_SERVER_INFO, None)
@@ -130,7 +129,7 @@ def _common(result: Object) -> Object:
 
 
 def _instructions(results: Iterable[Object]) -> dict[str, str]:
-    """Return the instructions of all results, as the member of one."""
+    """Join the instructions of all results into one member of a result; empty if there are none."""
     texts: list[str] = []
     for result in results:
         with contextlib.suppress(msgspec.MsgspecError):
@@ -160,20 +159,20 @@ def _part(result: bytes | None, name: str) -> dict[str, Any]:
 
 
 _LISTED: Final = ("tools", "prompts", "resources")
-"""The kinds of lists that the gateway merges, and of whose changes it notifies clients itself."""
+"""Kinds of lists that the gateway merges. It also notifies clients of their changes itself."""
 
 
 _BY_NAME: Final = frozenset({"experimental", "extensions"})
-"""Capabilities whose members are declared by name. Of several servers with one name, the first has its settings in the
-merged result; it is also the one that gets the methods of the extension."""
+"""Capabilities whose members are declared by name. If several servers declare a name, the first one's settings stand in
+the merged result; that server also gets the methods of the extension."""
 
 
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
     """Return one `initialize` result for several servers. A single result is returned as it is. `version` is the
     gateway's.
 
-    `incomplete`: further servers may come. As nobody knows what they have, every list is declared: the gateway answers
-    it, and notifies the client when a server has come.
+    `incomplete`: more servers may come, and their lists are unknown. So every list is declared: the gateway answers it,
+    and notifies the client when a server has come.
     """
     if len(results) == 1 and not incomplete:
         return results[0]
@@ -190,9 +189,9 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
 def merge_discoveries(
     results: Sequence[bytes], version: str, *, incomplete: bool = False, is_filtered: bool = False
 ) -> bytes:
-    """Return one `server/discover` result for several servers. A single result is returned as it is. `version` and
-    `incomplete` are as for `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions
-    may see other servers, so that the result is private."""
+    """Return one `server/discover` result for several servers. A single result is returned as it is. For `version` and
+    `incomplete`, see `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions may see
+    other servers, so that the result is private."""
     if len(results) == 1 and not incomplete:
         return encode(object_of(results[0]) | {"cacheScope": PRIVATE}) if is_filtered else results[0]
     discovered = [object_of(result) for result in results]
@@ -220,7 +219,7 @@ def _decoded(result: Object, name: str, kind: type[T], default: T) -> T:
 
 
 def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
-    """Return the members that only servers know the meaning of. Of several with one name, that of the first server."""
+    """Return the members whose meaning only servers know. If several servers have one name, the first one's counts."""
     return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
 
 

@@ -1,5 +1,5 @@
-"""Servers' lists: what the gateway keeps of each, within bounds, and the lists of several servers as one, with public
-names (`server__name`) and cursors. Pure. Does not know who may see what."""
+"""Keep servers' lists within bounds, and merge those of several servers into one, with public names (`server__name`)
+and cursors. Pure. Does not know who may see what."""
 
 import base64
 from collections.abc import Callable, Iterable, Mapping
@@ -45,13 +45,13 @@ READ: Final = "read"
 WRITE: Final = "write"
 
 MOST_TOOLS: Final = 4_096
-"""Tools, prompts or resources of one server. Later ones are left out, because each takes memory."""
+"""Most tools, prompts or resources of one server. Later ones are left out, because each takes memory."""
 MOST_BYTES: Final = 4 << 20
-"""Bytes of one list of one server."""
+"""Most bytes of one list of one server."""
 
 
 def items_of(page: Any, key: str, name: str, *, most_chars: int) -> list[dict[str, Any]]:
-    """Return the items under `key` in the page of a list that a client can name in a request.
+    """Return the items of a list's page that a client can name in a request. `key` is the list's key in the page.
 
     `name` is the key of the item's name or URI. Items whose name is missing, empty, no string, or longer than
     `most_chars` characters are left out: a request with such a name is refused.
@@ -81,7 +81,7 @@ class Names(frozenset[str]):
 
     @property
     def size(self) -> int:
-        """The characters of all names together."""
+        """Return the number of characters of all names together."""
         return sum(map(len, self))
 
 
@@ -101,7 +101,7 @@ def operation_of(tool: Mapping[str, Any]) -> str:
 
 def app_of(tool: Mapping[str, Any]) -> str:
     """Return the URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if it has none. Servers name
-    it in one of two places: the second is that of earlier drafts."""
+    it in one of two places; the second is that of earlier drafts."""
     meta = tool.get("_meta")
     if not isinstance(meta, dict):
         return ""
@@ -111,8 +111,7 @@ def app_of(tool: Mapping[str, Any]) -> str:
 
 
 def is_for_apps(tool: Mapping[str, Any]) -> bool:
-    """Return whether apps may call a tool: all that do not say otherwise (MCP Apps 2026-01-26,
-    `_meta.ui.visibility`)."""
+    """Return whether apps may call a tool (MCP Apps 2026-01-26). Only its `_meta.ui.visibility` can exclude them."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, dict) else None
     visibility = ui.get("visibility") if isinstance(ui, dict) else None
@@ -120,8 +119,7 @@ def is_for_apps(tool: Mapping[str, Any]) -> bool:
 
 
 def is_mirrored(schema: Schema | None) -> bool:
-    """Return whether a tool's input schema names arguments that are repeated in headers (MCP 2026-07-28,
-    Transports)."""
+    """Return whether an input schema has arguments that clients repeat in headers (MCP 2026-07-28, Transports)."""
     return schema is not None and _ANNOTATION in schema.text
 
 
@@ -132,18 +130,18 @@ def is_repeatable(tool: Mapping[str, Any]) -> bool:
 
 
 def task_support(tool: Mapping[str, Any]) -> str:
-    """Return what a tool says of being called as a task: `required`, `optional` or `forbidden` (MCP 2025-11-25,
-    `execution.taskSupport`). Empty if it says nothing that the specification knows."""
+    """Return whether a tool is called as a task: `required`, `optional` or `forbidden` (MCP 2025-11-25,
+    `execution.taskSupport`). Empty if the tool gives none of these."""
     execution = tool.get("execution")
     support = execution.get("taskSupport") if isinstance(execution, dict) else None
     return support if isinstance(support, str) and support in _TASK_SUPPORT else ""
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the tool of a call: its server, its name there, and what it says of itself.
+    """The tool of a call: its server, its name there, and its own declarations.
 
-    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `task_support`: see
-    `task_support`. `operation`: see `operation_of`. `is_unlisted`: the list of the server does not have it.
+    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `task_support` and
+    `operation`: see `task_support` and `operation_of`. `is_unlisted`: the list of the server does not have it.
     """
 
     server: str = ""
@@ -155,12 +153,12 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_task(self) -> bool:
-        """Whether it is only to be called as a task."""
+        """Return whether the tool may only be called as a task."""
         return self.task_support == "required"
 
 
 class Tools:
-    """The tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
+    """Hold the tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
 
     def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -197,15 +195,15 @@ class Tools:
                 self.mirrored[tool["name"]] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
-        """Return whether the schema of the tool of that name has that argument."""
+        """Return whether the schema of the tool of that name has the argument."""
         return argument in self._arguments.get(name, ())
 
     def operation(self, name: str) -> str:
-        """Return the operation that the annotations of the tool of that name give (`operation_of`)."""
+        """Return `read` or `write`, from the annotations of the tool of that name (`operation_of`)."""
         return READ if name in self._reading else WRITE
 
     def called(self, server: str, name: str) -> Called:
-        """Return the tool of that name of `server`. A tool that is not listed says nothing of itself."""
+        """Return the tool of that name of `server`. A tool that is not listed gets the defaults."""
         return Called(
             server=server,
             name=name,
@@ -216,22 +214,21 @@ class Tools:
         )
 
     def needs_task(self, name: str) -> bool:
-        """Return whether the tool of that name is only to be called as a task."""
+        """Return whether the tool of that name may only be called as a task."""
         return name in self._task_support and self.called("", name).needs_task
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """Return what `compare` says of the names of these tools: a message for each pattern that matches none.
+        """Return the messages of `compare` for the names of these tools: one for each pattern that matches none.
         `compare` is called once, and later calls get the same messages."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
-        """Return True if the list contains that tool, with the same schema, and with all that calls of it are decided
-        by."""
+        """Return True if the list contains that tool, with the same schema and the same facts that decide its calls."""
         name = tool["name"]
         return (
             name in self.schemas
@@ -253,12 +250,11 @@ def _size(tool: dict[str, Any]) -> int:
 
 SEPARATOR: Final = "__"
 _MOST_CURSOR_CHARS: Final = 4_096
-"""Of a cursor of the gateway: half of what a request may have for it."""
+"""Longest cursor of the gateway: half of the length that a request may have for it."""
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
-    """Return the upstream that a public name belongs to, and the name there. Raises `Refused`: no upstream has that
-    name."""
+    """Return the upstream server that a public name belongs to, and the name there. Raises `Refused`: there is none."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
         raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}")
@@ -278,15 +274,15 @@ def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
 
 
 def has_more(page: Mapping[str, Any]) -> bool:
-    """Return whether a page of a list has a cursor of the next one, which is a text. In the modern era an empty cursor
-    is one as well (MCP 2026-07-28, Pagination); legacy servers are known that mean the end by it."""
+    """Return whether a page of a list has a cursor for the next page. In the modern era an empty cursor counts (MCP
+    2026-07-28, Pagination). Some legacy servers mark the end of a list with it."""
     cursor = page.get("nextCursor")
     return isinstance(cursor, str) and (cursor != "" or "resultType" in page)
 
 
 def next_cursor(more: Mapping[str, str]) -> str | None:
-    """Return a cursor that contains the upstreams of the next page with their own cursors. An upstream is left out if
-    no client could send the cursor with it. None if there is no upstream."""
+    """Return one cursor with the cursors of all upstreams for the next page; None if there is no upstream. An upstream
+    is left out if the cursor would be too long for a request with it."""
     fitting: dict[str, str] = {}
     for upstream, cursor in more.items():
         if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
@@ -299,7 +295,7 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 
 def cursor_of(params: Object) -> dict[str, str] | None:
-    """Return the upstreams in a cursor of the gateway with their own cursors, at least one; None for the first page.
+    """Return the cursor of each upstream from a cursor of the gateway, at least one; None for the first page.
 
     Raises:
         Refused: it is no cursor of the gateway.

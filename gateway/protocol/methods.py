@@ -1,8 +1,8 @@
-"""The table of methods: one row for each method of MCP and its extensions, and what the gateway has to know of it.
+"""List the methods of MCP and its extensions: one row for each, with all that the gateway has to know of it.
 
-Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A method that works as others do needs a row and nothing else; only a
-method with behaviour of its own is named elsewhere: the unit tests have the list of these, and hold the table against
-the SDK's. The SDK itself is not imported: the command line reads this table, and the SDK takes a second to load.
+Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A method that works as others do needs a row and nothing else. Only a
+method with behaviour of its own is named elsewhere: the unit tests list those, and compare the table with the SDK's.
+The SDK itself is not imported: the command line reads this table, and the SDK takes a second to load.
 """
 
 from collections.abc import Mapping
@@ -31,26 +31,26 @@ __all__ = [
 ]
 
 Kind = Literal["tools", "prompts", "resources", "completions", "none"]
-"""Whose policy decides: of tools, prompts or resources; of completions that of what they complete; of others none."""
+"""The policy that decides: that of tools, prompts or resources; for completions, that of the completed item."""
 
 LEGACY, MODERN, BOTH = frozenset({"legacy"}), frozenset({"modern"}), frozenset({"legacy", "modern"})
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One row. The defaults are those of a client's request that only the session's server understands.
+    """One method. The defaults are those of a client's request that only the session's server understands.
 
     `eras`: the eras that have the method.
     `kind`: the policy that decides on it.
-    `named`: the key of the params that says what is meant; for `uri` the URI stands there.
+    `named`: the key of the params that names the target of the request; `uri` means a resource's URI.
     `listed`: the key of the list in the result; `item_key`: the key by which an item of the list is known.
     `flag`: the key of a `subscriptions/listen` filter that asks for this notification.
     `sender`: who sends it.
-    `is_cacheable`: the modern result may be cached, so that nothing of the session stands in it.
+    `is_cacheable`: the modern result may be cached, so it must contain nothing of the session.
     `is_repeatable`: making the request twice does no more than making it once; of tools, each tool says so itself.
     `may_ask`: a modern server may answer it with questions to the client (`input_required`).
     `is_recorded`: its effect is kept in the session's record, for servers that are started anew.
     `for_all`: every server of an endpoint gets it, instead of the one that it names.
-    `is_stream`: its answer stays open; the time it takes says nothing.
+    `is_stream`: its response stays open, so its duration is no measure.
     `is_counted`: metrics have a label of its own for it.
     `has_mcp_name`: the header `Mcp-Name` repeats what `named` says (MCP 2026-07-28, Request Headers).
     """
@@ -140,19 +140,19 @@ ROWS: Final = (
 )
 
 METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "server"}
-"""What clients send."""
+"""Methods that clients send, by name."""
 
 REQUESTS: Final = frozenset(row.name for row in ROWS if row.is_request)
-"""Requests of clients and of servers. Whoever sends one without an id gets no answer, and no server gets it."""
+"""Requests of clients and of servers. One that comes without an id gets no answer, and no server gets it."""
 
 NO_REQUESTS: Final[Mapping[str, frozenset[str]]] = {
     era: frozenset(row.name for row in ROWS if not row.is_request or row.sender == "server" or era not in row.eras)
     for era in sorted(BOTH)
 }
-"""By era: what MCP defines, and is no request of that era's clients."""
+"""Method names of MCP that a client of an era must not send as a request, by era."""
 
 SERVER_METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "client"}
-"""What servers send."""
+"""Methods that servers send, by name."""
 
 LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.listed}
 """The list requests, and the key of the list in their results."""
@@ -171,12 +171,12 @@ _LABELS: Final = {row.name: row.name for row in METHODS.values() if row.is_count
 
 
 def metric_label(method: str) -> str:
-    """Return the method's label in metrics: no client may add a label."""
+    """Return the method's label in metrics; `other` for unknown ones, so that no client can add a label."""
     return _LABELS.get(method, "other")
 
 
 def lists_of(kind: str) -> tuple[Method, ...]:
-    """Return the lists that the policy of that kind decides on."""
+    """Return the list methods that the policy of that kind decides on."""
     return tuple(row for row in ROWS if row.listed and row.kind == kind)
 
 
@@ -184,8 +184,8 @@ _NOTIFICATIONS: Final = "notifications/"
 
 
 def folded_method(method: str) -> str:
-    """Return what all spellings have in common that a lenient server takes for the same method: case and further
-    slashes."""
+    """Return a method in lower case and without empty parts between slashes. A lenient server may take all methods with
+    the same result for one."""
     return "/".join(filter(None, method.lower().split("/")))
 
 
@@ -195,9 +195,8 @@ _KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
     """Return whether a client's method that MCP does not define can pass to servers.
 
-    It consists of visible ASCII, so that no letter looks like another one and no space is overlooked. In whatever case,
-    it is no method of MCP, of clients or servers, and no request is named like a notification.
-    The wire bounds its length.
+    It must be visible ASCII, so that no letter looks like another one and no space is overlooked. In any case of its
+    letters, it must be no method of MCP. A request must not be named like a notification. The wire bounds its length.
     """
     if not (method.isascii() and method.isprintable()) or " " in method:
         return False

@@ -1,4 +1,4 @@
-"""Reads single values from the params of a message. Pure."""
+"""Read single values from the params of a message. Pure."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ def meta_of(params: Object) -> Object:
 
 
 def text_of(params: Object, key: str) -> str:
-    """Return the string under `key`. Raises `Refused`: -32602, it is missing or no string."""
+    """Return the string under `key`. Raises `Refused` (-32602) if it is missing or no string."""
     try:
         return _texts.decode(params.get(key, b"null"))
     except msgspec.MsgspecError:

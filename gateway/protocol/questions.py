@@ -1,6 +1,6 @@
-"""The input requests of modern servers (MCP 2026-07-28, Multi Round-Trip Requests): everything reads them here.
+"""Read the questions (input requests) of modern servers to clients (MCP 2026-07-28, Multi Round-Trip Requests).
 
-Pure, but for random ids. How many of them a client may have is decided in `gateway.calls.questions`.
+Pure, but for random ids. `gateway.calls.questions` decides how many a client may have.
 """
 
 import secrets
@@ -15,14 +15,14 @@ __all__ = ["Question", "for_legacy_client", "question_of", "questions_of"]
 
 
 class Question(NamedTuple):
-    """What a server asks. `params` is None if the input request has none."""
+    """A server's question to a client. `params` is None if the input request has none."""
 
     method: str
     params: Object | None
 
 
 def questions_of(outer: Object) -> Mapping[str, Question]:
-    """Return the `inputRequests` of a result or of a task, by their keys. Empty if there are none.
+    """Return the questions in the `inputRequests` of a result or of a task, by their keys. Empty if there are none.
 
     Raises:
         InvalidMessage: they cannot be read.
@@ -32,7 +32,7 @@ def questions_of(outer: Object) -> Mapping[str, Question]:
 
 
 def question_of(raw: msgspec.Raw) -> Question:
-    """Return one input request. Raises as `questions_of`."""
+    """Return the question in one input request. Raises `InvalidMessage` if it cannot be read."""
     asked = decode_object(raw, "an input request")
     try:
         method = msgspec.json.decode(asked.get("method", b"null"), type=str)
@@ -42,7 +42,7 @@ def question_of(raw: msgspec.Raw) -> Question:
 
 
 def for_legacy_client(question: Question) -> Question:
-    """Return a question as a request to a legacy client: the elicitation of a URL has an id there."""
+    """Return a question as a request to a legacy client. The elicitation of a URL gets an id, which it needs there."""
     method, params = question
     if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
         return question

@@ -1,4 +1,4 @@
-"""The `_meta` keys that only the gateway sets: removes them from what clients and servers send. Pure."""
+"""Remove the `_meta` keys that only the gateway sets from what clients and servers send. Pure."""
 
 from typing import Any, Final
 
@@ -11,19 +11,19 @@ from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object,
 __all__ = ["RESERVED", "may_name_reserved", "without_reserved", "without_reserved_below", "without_reserved_in"]
 
 RESERVED: Final = "io.github.mcp-session-gateway"
-"""How the keys begin that only the gateway sets, in any case, with a slash behind it or without."""
+"""Start of the keys that only the gateway sets. Matched in upper and lower case, with or without a slash after it."""
 
 _WRITTEN: Final = RESERVED.encode()
 _CHARACTERS: Final = (rf"(?i:{re2.escape(each)}|\\u00(?:{ord(each):02x}|{ord(each.upper()):02x}))" for each in RESERVED)
 _KEY: Final = re2.compile(rf'[{{,\s]"{"".join(_CHARACTERS)}'.encode())
-"""The beginning where a key may stand, with any of its characters as an escape of JSON (RFC 8259 §7)."""
+"""Matches that start where a key may begin. Any of its characters may be an escape of JSON (RFC 8259 §7)."""
 
 _MOST_BYTES: Final = 256 << 10
-"""Of a member of a body that is decoded to look for the keys deeper in it."""
+"""Largest member of a body that is decoded to look for the keys deeper in it."""
 
 
 def without_reserved(meta: Object) -> Object:
-    """Remove the gateway's own keys from the entries of a `_meta`."""
+    """Return the entries of a `_meta` without the gateway's own keys."""
     for key in meta:
         if _is_reserved(key):
             return {name: value for name, value in meta.items() if not _is_reserved(name)}
@@ -31,11 +31,11 @@ def without_reserved(meta: Object) -> Object:
 
 
 def without_reserved_in(message: Message) -> Message:
-    """Remove the gateway's own keys from each `_meta` in a message, at any depth. A message that names none of them is
+    """Remove the gateway's own keys from each `_meta` in a message, at any depth. A message without such keys is
     returned as it is.
 
     Raises:
-        msgspec.MsgspecError, InvalidMessage: it names one, and its body cannot be read, or is large where it does.
+        msgspec.MsgspecError, InvalidMessage: the body with a key cannot be read, or its member is too large.
     """
     changes: dict[str, msgspec.Raw] = {}
     for field, raw in (("result", message.result), ("params", message.params), ("error", message.error)):
@@ -57,8 +57,8 @@ def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def _member_without_reserved(name: str, raw: msgspec.Raw) -> msgspec.Raw:
-    """Do as `without_reserved_below`, for a member of an object. Only one that names a key is decoded, if it is not so
-    large that everybody would wait for that."""
+    """Return a member of an object without the gateway's own keys in each `_meta`. Only a member that has one is
+    decoded. Raises `InvalidMessage` if it is so large that decoding would hold up all others."""
     data = bytes(raw)
     if not may_name_reserved(data) or _KEY.search(data) is None:
         return raw
@@ -74,12 +74,12 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Return whether a body may have one of the gateway's own keys. A look at its bytes."""
+    """Return whether a body may have one of the gateway's own keys, by a quick look at its bytes."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 
 def _remove(value: Any) -> None:
-    """Remove the keys from each `_meta` within a decoded value. Its depth is as large as its decoder allows."""
+    """Remove the keys from each `_meta` within a decoded value, at any depth that the decoder allows."""
     rest = [value]
     while rest:
         found = rest.pop()

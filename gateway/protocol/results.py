@@ -1,4 +1,4 @@
-"""Translates results and errors between the eras, and says which servers a merged result comes without. Pure."""
+"""Translate results and errors between the eras, and name the servers that a merged result lacks. Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -39,8 +39,8 @@ MISSING_KEY: Final = f"{RESERVED}/missing"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A server whose part is missing. `since`: seconds since 1970. `retry_s`: seconds until the gateway tries it again,
-    0 if it tries now; None while the server is starting."""
+    """A server whose part of a merged result is missing. `since`: seconds since 1970. `retry_s`: seconds until the
+    gateway tries it again, 0 if it tries now; None while the server is starting."""
 
     server: str
     reason: str
@@ -49,7 +49,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
-    """Return the value of `MISSING_KEY` in the `_meta` of a result."""
+    """Return the missing servers in the form of `MISSING_KEY` in the `_meta` of a result."""
     return [
         {
             "server": entry.server,
@@ -80,9 +80,9 @@ def list_result(
 ) -> dict[str, Any]:
     """Return the result for a list that was merged from several servers' pages. It names the servers that are missing.
 
-    A modern result says how long the client may cache it, and for whom: the shortest time and the most private scope of
-    all pages (MCP 2026-07-28, Caching). `is_filtered`: policy shows it in parts, so that it is private. An incomplete
-    one must not be cached.
+    A modern result tells the client how long it may cache the list, and for whom: the shortest time and the most
+    private scope of all pages (MCP 2026-07-28, Caching). `is_filtered`: policy hides some items, so the scope is
+    private. An incomplete list must not be cached.
     """
     if missing:
         body = body | {"_meta": {MISSING_KEY: missing_meta(missing)}}
@@ -109,8 +109,8 @@ def tool_error(era: Era, text: str) -> bytes:
 
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
-    """Return a result with the fields that the modern era requires. It may not be cached, because its lifetime is
-    unknown."""
+    """Return a legacy server's result with the fields that the modern era requires. It must not be cached, because its
+    lifetime is unknown."""
     more: Object = {"resultType": msgspec.Raw(_COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
@@ -132,7 +132,7 @@ def modern_error(error: msgspec.Raw) -> msgspec.Raw:
 
     A legacy server was free to use -32020 to -32099 for faults of its own. The modern era has reserved these codes and
     given them meanings: on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). A -32021 that names the
-    missing capabilities has that meaning already: servers of both eras write it in both.
+    missing capabilities has that meaning already: servers of both eras send it in both.
     """
     code = error_code(error)
     if code == MISSING_CAPABILITY and _names_capabilities(error):
@@ -167,8 +167,8 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 
 
 def legacy_result(method: str, result: Object) -> Object:
-    """Return a result without the fields that the legacy era does not have. What only an extension can understand
-    stays."""
+    """Return a modern server's result without the fields that the legacy era does not have. Fields that only an
+    extension can understand stay."""
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:

@@ -1,4 +1,4 @@
-"""Compiles servers' input schemas within limits of cost, and checks arguments against them.
+"""Compile servers' input schemas within limits of cost, and check arguments against them.
 
 Schemas come from servers, which are not trusted. References to other documents are not fetched, and patterns run in
 linear time. A check is made only if its cost has a bound: the parts of the schema, counted with every reference
@@ -31,8 +31,8 @@ _scalars = msgspec.json.Decoder(int | float | bool)
 
 
 def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool:
-    """Replace the value at `path`, of which a schema error of that kind was found, by what a server may read there.
-    `arguments` are changed. False if there is no other reading."""
+    """Replace the value at `path`, where a schema error of that kind was found, by what a server may read there.
+    Changes `arguments`. Return False if there is no other reading."""
     if not path or not isinstance(kind, _KINDS):
         return False
     try:
@@ -63,17 +63,17 @@ MOST_PATTERNS: Final = 64
 SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
 """Memory of one compiled pattern: enough for nearly all, the most that is allowed, and the most for its cache."""
 _FEW: Final = 256
-"""Parts of arguments that are counted exactly. It tells one long text from many parts."""
+"""Most parts of arguments that are counted exactly. The count tells one long text from many parts."""
 MOST_COST: Final = 2_000_000
-"""Parts of the schema times parts of the arguments: some 0.1 s, and 1 s at worst."""
+"""Limit for the parts of the schema times the parts of the arguments: some 0.1 s, and 1 s at worst."""
 MOST_REPORTED: Final = 100_000
-"""As `MOST_COST`, for finding the error to report. It takes longer than a check."""
+"""Limit like `MOST_COST` for finding the error to report, which takes longer than a check."""
 MOST_SCANNED: Final = 32 << 20
-"""Patterns times the bytes of the arguments."""
+"""Limit for the patterns times the bytes of the arguments."""
 HELD_BYTES: Final = 128 << 20
 """Bytes of all compiled schemas. Those of one list may take half of it, or each list would compile them again."""
 _READINGS: Final = 2
-"""How often errors are looked for lenient readings: one reading can show another error."""
+"""How often errors are searched for lenient readings: one reading can show another error."""
 _MOST_CHARS: Final = 300
 _MOST_PATH: Final = 20
 
@@ -94,7 +94,7 @@ class UnusableSchema(ValueError):
 
 
 class _Weight:
-    """Counts the parts of a schema, with local references followed. A reference that leads back counts as one part.
+    """Count the parts of a schema, with local references followed. A reference that leads back counts as one part.
 
     Removes from the schema each `pattern` that does not run in linear time, and keeps it in `unchecked`.
     """
@@ -215,7 +215,7 @@ def _few(value: Any) -> int:
 
 
 class Checker:
-    """Checks arguments against one schema. `held`: its memory in bytes. `unchecked`: the patterns that are left out."""
+    """Check arguments against one schema. `held`: its memory in bytes. `unchecked`: the patterns that are left out."""
 
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
@@ -226,8 +226,8 @@ class Checker:
         self._validator = _compiled(schema)
 
     def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
-        """Return the first violation of the schema; None if there is none. `raw` is the JSON of the arguments. If
-        `lenient`, what servers commonly read as the schema says is no violation (`gateway.protocol.schemas`)."""
+        """Return the first violation of the schema; None if there is none. `raw` is the JSON of the arguments.
+        `lenient`: a value that servers commonly read as the schema says is no violation (`read_leniently`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -300,14 +300,14 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Schemas:
-    """Every schema that servers list, by its digest. A schema is compiled once, even if several tools have it."""
+    """Compile every schema that servers list, once even if several tools have it. Keep compiled schemas by digest."""
 
     def __init__(self) -> None:
         self._cached: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(
             HELD_BYTES, getsizeof=lambda found: found.held if isinstance(found, Checker) else 1_024
         )
         self._used: dict[bytes, Checker | UnusableSchema] = {}
-        """Those of the cache that were used since it has got another one: to look one up there takes four calls."""
+        """Entries of the cache that were used since its last change. A lookup in the cache itself takes four calls."""
 
     def checker(self, schema: Schema) -> Checker:
         """Return the checker of a schema, from the cache if it is there.

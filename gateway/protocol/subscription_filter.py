@@ -1,4 +1,4 @@
-"""`subscriptions/listen` of a modern client where servers do not know it, fed by what they say of themselves.
+"""Serve a modern client's `subscriptions/listen` for servers that do not know it, from their own notifications.
 
 MCP 2026-07-28, Subscriptions.
 """
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 MAX_LISTENED_BYTES: Final = 64 << 10
-"""URIs that all open subscriptions of a session name: they are kept as long as those are open."""
+"""Bytes of the URIs in all open subscriptions of a session. They are kept as long as those are open."""
 
 MAX_EARLY: Final = 256
-"""Notifications that MCP does not define and that wait for the acknowledgement of one subscription."""
+"""Notifications outside MCP that may wait for the acknowledgement of one subscription."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
@@ -46,7 +46,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, params: Object) -> "Filter":
-        """From the params of a `subscriptions/listen`. Raises `msgspec.MsgspecError`."""
+        """Return the filter in the params of a `subscriptions/listen`. Raises `msgspec.MsgspecError`."""
         wanted = msgspec.json.decode(params.get("notifications", b"{}"), type=dict[str, Any])
         kinds = frozenset(row.flag for row in _FLAGGED if wanted.get(row.flag) is True)
         uris = wanted.get("resourceSubscriptions")
@@ -54,7 +54,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Characters of its URIs."""
+        """Return the number of characters of its URIs."""
         return sum(map(len, self.uris))
 
     def honoured(self, capabilities: Any) -> "Filter":
@@ -70,14 +70,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kinds or self.uris)
 
     def wants(self, method: str, uri: object) -> bool:
-        """Return whether the filter asks for a notification. `uri` is that of the resource that has changed, if it is
-        one."""
+        """Return whether the filter asks for a notification. `uri` names the changed resource, if it is about one."""
         row = CHANGES[method]
         return row.flag in self.kinds if row.flag else uri in self.uris
 
     def may_have(self, method: str) -> bool:
-        """Return whether a notification may be part of the subscription. A resource below one that was named counts too
-        (MCP, `ResourceUpdatedNotification`), and so do notifications of extensions."""
+        """Return whether a notification may be part of the subscription. It may be about a resource below a named one
+        (MCP, `ResourceUpdatedNotification`), or of an extension."""
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
 
@@ -90,7 +89,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             yield _UPDATED, {"uri": msgspec.Raw(encode(uri))}, uri
 
     def as_notifications(self) -> dict[str, Any]:
-        """Return it as the wire has it."""
+        """Return the filter as the wire has it: the `notifications` in the params of a `subscriptions/listen`."""
         wanted: dict[str, Any] = dict.fromkeys(sorted(self.kinds), True)
         return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
 
@@ -102,7 +101,7 @@ def beyond(params: Object) -> Object:
 
 
 class SubscriptionFilter:
-    """One open `subscriptions/listen`: its filter, what its client has declared, and where its frames go."""
+    """Send the notifications that one open `subscriptions/listen` asks for. Early ones wait for its acknowledgement."""
 
     def __init__(self, client_id: RequestId, wanted: Filter, emit: Any, declared: Declared = _NOTHING) -> None:
         self.wanted = wanted
@@ -113,11 +112,11 @@ class SubscriptionFilter:
         self._beyond: Object = {}
 
     def honour(self, more: Object) -> None:
-        """Note that a server gets these members of the filter, which MCP does not define."""
+        """Record members of the filter that a server gets, and that MCP does not define."""
         self._beyond |= more
 
     def acknowledge(self, honoured: Filter) -> None:
-        """Its first frame. Changes since it was asked for follow."""
+        """Send the acknowledgement, the first frame of the subscription. The changes that waited for it follow."""
         self.wanted = honoured
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications() | self._beyond))}
         self._send(ACKNOWLEDGED, params)
@@ -129,11 +128,11 @@ class SubscriptionFilter:
                 self._send(method, params)
 
     def extend(self, more: Filter) -> None:
-        """Honour more: a server that supports it has come after the acknowledgement."""
+        """Add to the honoured filter: a server that supports more has come after the acknowledgement."""
         self.wanted |= more
 
     def notify(self, method: str, params: Object, uri: object) -> None:
-        """Pass on a change if the filter asks for it. `uri` is that of the resource that has changed, if it is one."""
+        """Pass on a change if the filter asks for it. `uri` names the changed resource, if it is about one."""
         if not self.wanted.wants(method, uri):
             return
         if self._early is not None:
@@ -147,8 +146,8 @@ class SubscriptionFilter:
             self.notify(method, params, uri)
 
     def relay(self, frame: bytes) -> None:
-        """Pass on a notification of a server that has the subscription, as it is. Before the acknowledgement only the
-        kind of a change is kept: a change of any resource counts as one of all that were named."""
+        """Pass on a notification of a server that has the subscription, as it is. Before the acknowledgement, only the
+        kind of a change is kept: a change of any resource counts as one of all named resources."""
         if self._early is None:
             self._emit(frame)
             return

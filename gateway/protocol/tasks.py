@@ -1,4 +1,4 @@
-"""The extension `io.modelcontextprotocol/tasks` as data: who declares it, and what a task looks like. Pure."""
+"""Read and write the extension `io.modelcontextprotocol/tasks`: who declares it, and the fields of a task. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -31,13 +31,13 @@ TASKS: Final = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
 
 MAX_ID_CHARS: Final = 1_024
-"""Of the id that a server gives a task which the gateway follows, and of the time of its creation."""
+"""Most characters of the id, and of the creation time, that a server gives a task which the gateway follows."""
 
 _CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 
 
 class TaskAtServer(msgspec.Struct, frozen=True):
-    """The task that a server has made of a call, which may outlive the process that has sent the call.
+    """A task that a server has made of a call. It may outlive the process that has sent the call.
 
     `id` is the server's own, `created_at` the time as the server has written it, and `era` that of the server.
     """
@@ -48,27 +48,26 @@ class TaskAtServer(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, frozen=True):
-    """What a message of a server says of a task. `ttl_s` counts from its creation; None: the server sets no limit."""
+    """The state of a task in a server's message. `ttl_s` counts from its creation; None: the server sets no limit."""
 
     is_over: bool
     ttl_s: float | None
 
 
 def declares_tasks(meta: Mapping[str, Any]) -> bool:
-    """Return whether the client declares the extension in the `_meta` of its request: no other request counts."""
+    """Return whether the client declares the extension in the `_meta` of this request: no other request counts."""
     declared = meta.get(_CAPABILITIES)
     extensions = declared.get("extensions") if isinstance(declared, dict) else None
     return isinstance(extensions, dict) and TASKS in extensions
 
 
 def asks_for_task(params: Object) -> bool:
-    """Return whether a request asks for a task (MCP 2025-11-25). Some clients write `null` for what they do not ask
-    for."""
+    """Return whether a request asks for a task (MCP 2025-11-25). `null`, which some clients write, asks for none."""
     return "task" in params and bytes(params["task"]) != b"null"
 
 
 def with_tasks(meta: Object) -> Object:
-    """Return the `_meta` of a request that the gateway makes itself: it takes a task in place of a result."""
+    """Declare tasks in the `_meta` of a request that the gateway makes: it takes a task in place of a result."""
     capabilities = object_of(meta.get(_CAPABILITIES))
     extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
     return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}
@@ -80,13 +79,12 @@ def is_task(result: Object) -> bool:
 
 
 def names_tasks(method: str, params: Object) -> bool:
-    """Return whether a request is a `subscriptions/listen` to tasks."""
+    """Return whether a request is a `subscriptions/listen` that names tasks."""
     return method == "subscriptions/listen" and "taskIds" in object_of(params.get("notifications"))
 
 
 def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
-    """Return the state that a task is reported in; None if it is not one. `ttl` is the key of the time to live, in
-    ms."""
+    """Return the state of a task as reported; None if this is no task. `ttl` is the key of the time to live, in ms."""
     try:
         status = msgspec.json.decode(task.get("status", b"null"))
         ttl_ms = msgspec.json.decode(task.get(ttl, b"null"), type=float | None)
@@ -104,7 +102,7 @@ def own_id(task: Object) -> str:
 
 
 def created_at(task: Mapping[str, Any]) -> str:
-    """When a task was created, as its server writes it; empty if it does not say."""
+    """Return the time when a task was created, as its server writes it; empty if it does not say."""
     try:
         return msgspec.json.decode(task.get("createdAt", b'""'), type=str)
     except msgspec.MsgspecError:

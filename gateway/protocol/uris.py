@@ -1,4 +1,4 @@
-"""The forms in which servers may read a URI, and whether a URI matches a template (RFC 6570). Pure."""
+"""Find the forms in which servers may read a URI, and match URIs with templates (RFC 6570). Pure."""
 
 import functools
 import ipaddress
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 MOST_MARKS: Final = 64
-"""Combining marks of one character. Sorting them takes a time that grows with the square of their number."""
+"""Most combining marks of one character. The time to sort them grows with the square of their number."""
 
 
 class TooManyMarks(ValueError):
@@ -45,7 +45,7 @@ def normal(text: str) -> str:
 
 @functools.cache
 def _marks() -> re.Pattern[str]:
-    """Matches more than `MOST_MARKS` marks in a row. It is one repeated character class, so it never backtracks.
+    """Return a pattern for more than `MOST_MARKS` marks in a row. It repeats one class, so it never backtracks.
 
     Characters whose decomposition begins with a mark count as marks: some of them are not combining themselves.
     """
@@ -73,10 +73,10 @@ _COMPARED: Final = 256
 """The characters at the beginning of a URI by which it is compared with others."""
 _SAME: Final = 1 << 30
 _DROPPED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
-"""What readers drop, replace or refuse: a URL with a tab in it is that without the tab (WHATWG URL, 4.4)."""
+"""Characters that readers drop, replace or refuse: a URL with a tab is read as that without (WHATWG URL, 4.4)."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443", "ws": "80", "wss": "443", "ftp": "21", "file": ""}
-"""Schemes whose URIs readers take apart in a way of their own (WHATWG URL, 4.2)."""
+"""Schemes whose URIs readers parse in a special way (WHATWG URL, 4.2), with their default ports."""
 _AUTHORITY: Final = re.compile(r"[^/\\?#]*")
 _SEPARATOR: Final = re.compile(r"[/\\?#;]")
 _QUERY: Final = re.compile(r"[?#;]")
@@ -87,12 +87,12 @@ _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 
 
 def forms(uri: str) -> tuple[str, ...] | None:
-    """Read a URI as servers may: as it is written and, if that differs, in its normal form, with percent-encoding
-    decoded, dot segments and double slashes removed, and text in NFKC.
+    """Return the forms in which servers may read a URI: as it is written and, if that differs, in its normal form.
 
-    None if there is no one normal form, because readers (RFC 3986, the WHATWG URL standard, file systems) differ:
-    it is encoded too often, has control characters or spaces around it, has dot segments beside encoded delimiters, or
-    names its host otherwise than hosts are written.
+    The normal form has percent-encoding decoded, dot segments and double slashes removed, and text in NFKC. None if
+    there is no one normal form, because readers (RFC 3986, the WHATWG URL standard, file systems) differ: the URI is
+    encoded too often, has control characters or spaces around it, has dot segments beside encoded delimiters, or names
+    its host in an unusual way.
     """
     if uri != uri.strip():
         return None
@@ -122,7 +122,7 @@ def _is_literal(uri: str, plain: str) -> bool:
 
 
 def _canonical(plain: str, *, is_literal: bool) -> str | None:
-    """Return the normal form of a decoded URI; None if there is none. `is_literal`: as `_is_literal`."""
+    """Return the normal form of a decoded URI; None if there is none. `is_literal` is the result of `_is_literal`."""
     found = _SCHEME.fullmatch(plain)
     scheme, rest = (found[1], found[2]) if found else ("", plain)
     if scheme.lower() in _DEFAULT_PORTS:
@@ -147,13 +147,13 @@ def _canonical(plain: str, *, is_literal: bool) -> str | None:
 
 def _special(scheme: str, rest: str) -> tuple[str, str] | None:
     """Return the authority and the path of a URI whose scheme is special: any number of slashes, in either direction,
-    leads to its host (WHATWG URL, 4.4). None if readers make another host of it than is written."""
+    leads to its host (WHATWG URL, 4.4). None if readers may find another host than is written."""
     body = rest.lstrip("/\\")
     slashes = len(rest) - len(body)
     if scheme == "file" and slashes != 2:
         return "", "/" + body.replace("\\", "/")
     authority = _AUTHORITY.match(body)
-    assert authority is not None  # it matches nothing, too
+    assert authority is not None  # it also matches an empty text
     path = body[authority.end() :].replace("\\", "/")
     if path and not path.startswith("/") and "{" not in authority[0]:
         path = "/" + path  # a query follows the host
@@ -163,8 +163,8 @@ def _special(scheme: str, rest: str) -> tuple[str, str] | None:
 
 
 def _is_plain_host(scheme: str, place: str) -> bool:
-    """Return whether readers leave a host as it is written, but for case and port: it is ASCII, an address in its usual
-    form, or a name."""
+    """Return whether readers leave a host as it is written, but for case and port. It must be an ASCII name, or an
+    address in its usual form."""
     host, _, _ = _PORT.sub("", place).partition("{")  # a template may go on with an expression
     if not host:
         return scheme == "file" or "{" in place
@@ -182,8 +182,7 @@ def _is_plain_host(scheme: str, place: str) -> bool:
 
 
 def with_plain_host(uri: str) -> str:
-    """Return a URI with scheme and host in lower case, and without what does not name the host: a user, the default
-    port (RFC 3986, 6.2.2.1 and 6.2.3)."""
+    """Return a URI with scheme and host in lower case, and without user and default port (RFC 3986, 6.2.2.1, 6.2.3)."""
     found = _SCHEME.fullmatch(uri)
     if found is None:
         return uri
@@ -234,8 +233,8 @@ def is_of_any(uri: str, templates: Iterable[str]) -> bool:
 
 
 def template_fit(uri: str, templates: Iterable[str]) -> int:
-    """Return how well the best of these templates fits a URI: the longer its fixed beginning, the better; a template
-    that is itself the URI is best. 0 if the URI matches none, or if the search would take too long (`is_of_any`)."""
+    """Return how well the best of these templates fits a URI: the longer its fixed beginning, the better. A template
+    equal to the URI is best. 0 if the URI matches none, or if the search would take too long (`is_of_any`)."""
     closest_first = sorted(templates, key=lambda template: (-len(template.partition("{")[0]), template))
     fits = (template for template in closest_first if uri.startswith(template.partition("{")[0]))
     work = 0
@@ -251,8 +250,7 @@ def template_fit(uri: str, templates: Iterable[str]) -> int:
 
 
 def closeness(uri: str, others: Iterable[str]) -> int:
-    """Return how much of a URI the closest of the others shares, in whole segments: the number of characters. 0:
-    nothing."""
+    """Return how many characters of a URI the closest of the others shares, in whole segments; 0 if none does."""
     cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
     others = tuple(others)
     for cut in reversed(cuts):
