@@ -37,12 +37,12 @@ class InvalidContext(ValueError):
 
 
 def new_session_id() -> str:
-    """Return a new session id: 144 random bits (less 0.02). Clients never choose ids."""
+    """Return a new session id: 144 random bits (0.02 less, as `_new_id` skips some). Clients never choose ids."""
     return _new_id(18)
 
 
 def new_task_id() -> str:
-    """Return a new task id: 128 random bits (less 0.02)."""
+    """Return a new task id: 128 random bits (0.02 less, as `_new_id` skips some)."""
     return _new_id(16)
 
 
@@ -218,7 +218,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.used_at + ttl, self.created_at + self.max_age_s)
 
     def is_expired(self, now: float) -> bool:
-        """Return whether the session has expired at `now`. At the deadline itself, it has."""
+        """Return whether the session has expired at `now`. Expiry is strict: at the deadline itself it has expired."""
         return now >= self.expires_at
 
     def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":

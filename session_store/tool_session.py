@@ -82,7 +82,7 @@ _decode: Final = json.JSONDecoder().raw_decode
 
 
 class NoSession(LookupError):
-    """This code does not run for a session."""
+    """The running code belongs to no session."""
 
 
 class StatePort(Protocol):
@@ -134,7 +134,7 @@ class SessionState:
             return await self._port.increment(key, by)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set the key if its value is `expected`, and return whether it was. `MISSING` stands for no value in both."""
+        """Set the key if its value is `expected`. Return True if it was set. The value `MISSING` means: no such key."""
         with READABLE_BY_CALLERS:
             before = None if expected is MISSING else to_json(key, expected)
             after = None if value is MISSING else to_json(key, value)
@@ -193,7 +193,7 @@ class ToolSession:
 
     @property
     def known_id(self) -> str:
-        """Return the id, for log lines. It is empty while a session that is looked up at its first use has none."""
+        """Return the id for log lines; empty if it is not known yet: some sessions are looked up at their first use."""
         return self.id
 
     async def metadata(self) -> Mapping[str, str]:

@@ -262,7 +262,7 @@ def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
 
 
 def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Return a listed item under its public name."""
+    """Return a copy of an item of a server's list, with its public name (`server__name`)."""
     return item | {"name": f"{upstream}{SEPARATOR}{item['name']}"}
 
 

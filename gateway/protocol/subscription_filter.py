@@ -58,7 +58,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(len, self.uris))
 
     def honoured(self, capabilities: Any) -> "Filter":
-        """Return the part that servers with these capabilities can fulfil."""
+        """Return the part of the filter that servers with these capabilities can fulfil."""
         kinds = {row.flag for row in _FLAGGED if capabilities.get(row.kind, {}).get("listChanged")}
         subscribes = bool(capabilities.get("resources", {}).get("subscribe"))
         return Filter(kinds=self.kinds & kinds, uris=self.uris if subscribes else frozenset())
