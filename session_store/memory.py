@@ -38,7 +38,7 @@ class MemoryRecords(Records):
         return len(self._sessions)
 
     def by_last_use(self) -> Iterable[Session]:
-        """Return all records, least recently used first."""
+        """Return all session records, least recently used first."""
         return self._sessions.values()
 
     def read(self, session_id: str) -> Session | None:

@@ -175,5 +175,5 @@ def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None
 
 
 def too_large(size: int) -> InvalidMetadata:
-    """Return the error for metadata of that many bytes."""
+    """Return the error for metadata that would take `size` bytes."""
     return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

@@ -38,7 +38,7 @@ def to_fields(session: Session) -> dict[str, bytes]:
 
 
 def from_fields(record: Mapping[str, bytes]) -> Session:
-    """Return the session in a record. Missing fields have their default. Fields of a later version are ignored.
+    """Decode the session in a record. Missing fields have their default. Fields of a later version are ignored.
 
     Raises:
         ValueError: the record is not a session's.

@@ -99,7 +99,7 @@ ANONYMOUS: Final = Principal(issuer="anonymous", subject="")
 
 
 Source = Literal["authenticated", "configured", "announced"]
-"""Where a fact comes from: a credential, the operator's configuration, or the client."""
+"""The source of a fact: a credential, the operator's configuration, or the client."""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -169,7 +169,7 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """The durable record of one client. All times are seconds since the epoch.
+    """The durable record of one session of a client. All times are seconds since the epoch.
 
     `links` are the upstreams that the session has used: a later process can then report what was lost. `remote` are
     its sessions at upstreams that keep sessions of their own: a later process can resume them. A session that was

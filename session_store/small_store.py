@@ -188,7 +188,7 @@ class SmallSessions(EmbeddedSessionStore):
         return self._documents.of(session_id)
 
     async def sweep(self) -> list[Gone]:
-        """Return nothing: the app's store deletes documents whose time is over."""
+        """Return an empty list: the app's store deletes expired documents itself."""
         return []
 
 

@@ -69,12 +69,12 @@ MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "
 """Stands for a missing key, because None is a valid value."""
 
 SOCKET_VARIABLE: Final = "MCP_SESSION_SOCKET"
-"""Variable of a stdio child: the Unix socket where it reaches its session's state over HTTP."""
+"""Environment variable of a stdio child: the Unix socket where it reaches its session's state over HTTP."""
 ACCESS_VARIABLE: Final = "MCP_SESSION_ACCESS"
-"""Variable of a stdio child: the bearer token for the socket, valid for one session and one upstream while the child
-lives."""
+"""Environment variable of a stdio child: the bearer token for the socket. It is valid for one session and one upstream
+while the child lives."""
 FACTS_VARIABLE: Final = "MCP_SESSION_FACTS"
-"""Variable of a stdio child: the facts of its session as JSON. The operator cannot rename this one."""
+"""Environment variable of a stdio child: the facts of its session as JSON. The operator cannot rename this one."""
 
 
 _decode: Final = json.JSONDecoder().raw_decode
@@ -113,13 +113,13 @@ class SessionState:
         self._port = port
 
     async def get(self, key: str, default: Any = None) -> Any:
-        """Return the value; `default` if the key is missing."""
+        """Return the value of the key; `default` if the key is missing."""
         with READABLE_BY_CALLERS:
             value = await self._port.get(key)
         return default if value is None else _decode(value.decode())[0]
 
     async def set(self, key: str, value: Any) -> None:
-        """Store a JSON value."""
+        """Store the value under the key, as JSON. Raises `InvalidState` if JSON cannot hold it."""
         with READABLE_BY_CALLERS:
             await self._port.set(key, to_json(key, value))
 
@@ -129,7 +129,7 @@ class SessionState:
             return await self._port.delete(key)
 
     async def increment(self, key: str, by: int = 1) -> int:
-        """Add to an integer and return the sum. A missing key counts as 0."""
+        """Add `by` to the integer under the key, and return the sum. A missing key counts as 0."""
         with READABLE_BY_CALLERS:
             return await self._port.increment(key, by)
 
@@ -141,7 +141,7 @@ class SessionState:
             return await self._port.compare_and_set(key, before, after)
 
     async def keys(self) -> list[str]:
-        """Return all keys, sorted."""
+        """Return all keys of the session's state, sorted."""
         return await self._port.keys()
 
 
@@ -201,7 +201,7 @@ class ToolSession:
         return await self.read_metadata()
 
     async def annotate(self, changes: Mapping[str, str | None]) -> None:
-        """Change these names of the metadata; None removes a name. Values that look like credentials are redacted.
+        """Set these entries of the metadata; None removes an entry. Values that look like credentials are redacted.
 
         Raises:
             InvalidMetadata: a value is not text, or the metadata would be too large.

@@ -116,7 +116,7 @@ class Declared(msgspec.Struct, frozen=True):
         return max((match(method, name) for name in self.names), default=0)
 
     def takes(self, method: str) -> bool:
-        """Return whether the party may understand the method."""
+        """Return whether a client or server with these declarations may understand the method."""
         return self.is_open or self.match(method) > 0
 
 

@@ -73,7 +73,7 @@ MOST_SCANNED: Final = 32 << 20
 HELD_BYTES: Final = 128 << 20
 """Bytes of all compiled schemas. Those of one list may take half of it, or each list would compile them again."""
 _READINGS: Final = 2
-"""How often errors are searched for lenient readings: one reading can show another error."""
+"""Times that errors are searched for lenient readings: one reading can show another error."""
 _MOST_CHARS: Final = 300
 _MOST_PATH: Final = 20
 
@@ -112,7 +112,7 @@ class _Weight:
         self.visits = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
-        """Collect anchors and patterns at any depth. Returns True if `value` contains a reference."""
+        """Collect the anchors and patterns of a schema, at any depth. Returns True if `value` contains a reference."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
         refers = False

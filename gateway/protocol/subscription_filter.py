@@ -141,7 +141,7 @@ class SubscriptionFilter:
             self._send(method, params)
 
     def notify_all(self, part: Filter) -> None:
-        """Notify of each kind and resource of `part`: changes of them may have been missed."""
+        """Notify the client of each kind and resource in `part`, because their changes may have been missed."""
         for method, params, uri in part.changes():
             self.notify(method, params, uri)
 

@@ -74,7 +74,7 @@ def with_tasks(meta: Object) -> Object:
 
 
 def is_task(result: Object) -> bool:
-    """Return whether a result is a task, in place of the answer to the request."""
+    """Return whether a server's result is a task, in place of the answer to the request."""
     return bytes(result.get("resultType", b"")) == b'"task"'
 
 

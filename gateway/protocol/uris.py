@@ -60,9 +60,9 @@ def _is_mark(character: str) -> bool:
 
 
 _MAX_DECODINGS: Final = 4
-"""How often percent-encoding is decoded. A URI that needs more is refused."""
+"""Times that percent-encoding is decoded. A URI that needs more is refused."""
 _CACHED, _MEMORY = 256, 256 << 10
-"""How many compiled templates are cached, and the most bytes that one of them may take."""
+"""Number of compiled templates in the cache, and the most bytes that one of them may take."""
 _MOST_WORK: Final = 2_000_000
 """Characters of a URI times the template expressions that are matched with it: some 0.1 s. It is enough for 4,000
 templates with two expressions each and a URI of 150 characters."""

@@ -64,7 +64,7 @@ class Records(ABC):
 
     @abstractmethod
     def fate(self, session_id: str) -> Fate:
-        """Return what `record_fate` recorded; `unknown` if nothing."""
+        """Return the fate that `record_fate` recorded for the session; `unknown` if there is none."""
 
     # -- Correct for every backend. A backend that can do them faster overrides them.
 

@@ -55,7 +55,7 @@ class Quotas(Protocol):
         ...
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
-        """Release these names."""
+        """Release these names of the key. Harmless if it does not hold them."""
         ...
 
 
@@ -76,7 +76,7 @@ class Marks(Protocol):
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that happened to a session or in it.
+    """One event of the audit trail: something that happened to a session or in it.
 
     `session` is the id as logs may show it; `at` is in seconds since the epoch. A call has its `tool` (server/name),
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
@@ -125,11 +125,11 @@ class AuditTrail(Protocol):
     """Keep the audit trail, in parts (`PARTS`). Each part has its own limit, and drops its oldest events first."""
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
-        """Store these events."""
+        """Append these events to the trail, each to its part."""
         ...
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:
-        """Return the newest events, newest first."""
+        """Return the newest `limit` events of all parts, newest first."""
         ...
 
 

@@ -41,7 +41,7 @@ class Directory(Protocol):
         ...
 
     async def end_lease(self, replica: str) -> None:
-        """End the lease at once."""
+        """End the replica's lease at once."""
         ...
 
     async def address(self, replica: str) -> str | None:

@@ -84,7 +84,7 @@ class EventStreams(Protocol):
     """
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        """Store a frame and return its event id."""
+        """Append a frame to the stream, and return its event id."""
         ...
 
     async def finish(self, session_id: str, stream: str) -> None:

@@ -9,7 +9,7 @@ from session_store.session import Principal, Session
 __all__ = ["Fate", "Gone", "SessionStore", "SetField"]
 
 Fate = Literal["live", "ended", "expired", "evicted", "unknown"]
-"""What happened to the session of an id. `unknown`: there was none, or it ended too long ago."""
+"""The state of the session with an id, or how it ended. `unknown`: there was none, or it ended too long ago."""
 
 
 SetField = Literal["children", "links", "remote", "subscriptions"]

@@ -58,7 +58,7 @@ def check_total(key: str, size: int) -> None:
 
 
 def incremented(key: str, present: bytes | None, by: int) -> int:
-    """Return the integer after the increment; a missing key counts as 0.
+    """Add `by` to the integer in `present`, and return the sum. None, a missing key, counts as 0.
 
     Raises:
         InvalidState: the value is not an integer, or the result does not fit 64 bits.
@@ -87,11 +87,11 @@ class StateStore(Protocol):
     """
 
     async def get(self, session_id: str, key: str) -> bytes | None:
-        """Return the value; None if the key is missing."""
+        """Return the value of the key; None if the key is missing."""
         ...
 
     async def set(self, session_id: str, key: str, value: bytes) -> None:
-        """Store the value."""
+        """Store the value under the key, in place of an earlier one."""
         ...
 
     async def delete(self, session_id: str, key: str) -> bool:
@@ -99,7 +99,7 @@ class StateStore(Protocol):
         ...
 
     async def increment(self, session_id: str, key: str, by: int) -> int:
-        """Add to an integer and return the sum. A missing key counts as 0.
+        """Add `by` to the integer under the key, and return the sum. A missing key counts as 0.
 
         Raises:
             InvalidState: the value is no integer, or the sum does not fit 64 bits.
@@ -111,7 +111,7 @@ class StateStore(Protocol):
         ...
 
     async def keys(self, session_id: str) -> list[str]:
-        """Return all keys, sorted."""
+        """Return all keys of the session's state, sorted."""
         ...
 
     async def size(self, session_id: str) -> int:

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 KEPT_S: Final = 86_400.0
-"""How long a timeline is kept after its last entry was added, in seconds."""
+"""Seconds that a timeline is kept after its last entry was added."""
 
 MAX_ENTRIES: Final = 200
 """Entries that are kept of one session: the newest."""
@@ -88,7 +88,7 @@ class TimelinePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest entries of a session, in order of time."""
+    """The timeline of a session: its newest entries, in order of time."""
 
     head: TimelineHead
     entries: list[TimelineEntry] = []
@@ -99,11 +99,11 @@ class TimelineStore(Protocol):
     `StoreUnavailable`."""
 
     async def add(self, parts: Sequence[TimelinePart]) -> None:
-        """Add entries. Parts of one session may come from several replicas, in any order."""
+        """Add entries to timelines. Parts of one session may come from several replicas, in any order."""
         ...
 
     async def read(self, session: str) -> Timeline | None:
-        """Return the timeline of that session; None if there is none, or no longer."""
+        """Return the timeline of that session; None if there is none."""
         ...
 
     async def names(self, begins: str) -> list[str]:

@@ -103,7 +103,7 @@ class RedisBackend:
 
 
 def _commands(url: str) -> Commands:
-    """Return the commands for the server, the Sentinel service or the cluster of that URL.
+    """Return an object that runs commands on the server, the Sentinel service or the cluster of that URL.
 
     Beside the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]` and
     `redis+cluster://[user:password@]host[:port][,host…]`.

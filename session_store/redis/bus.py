@@ -138,7 +138,7 @@ class RedisBus:
                 logger.exception("a listener of the message bus failed")
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop reading messages, and close the subscription connection."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)

@@ -74,17 +74,17 @@ class Commands:
         self._connection = Connection(client)
 
     async def run(self, *command: Any) -> Any:
-        """Return the reply to one command. Raises `StoreUnavailable`, also for a command that Redis refuses."""
+        """Send one command and return its reply. Raises `StoreUnavailable`, also for a command that Redis refuses."""
         if not self._connection.is_open:
             await self._connection.open()
         return await self._connection.send(hiredis.pack_command(command))
 
     async def call(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
-        """Return the reply of a script."""
+        """Call a script with these keys and arguments, and return its reply. Raises `StoreUnavailable`."""
         return await self.send(prepared(script, keys, *arguments), script)
 
     async def send(self, prepared: Prepared, script: Script) -> Any:
-        """Return the reply to a prepared call of `script`."""
+        """Send a prepared call of `script`, and return its reply. Raises `StoreUnavailable`."""
         if not self._connection.is_open:
             await self._connection.open()
         try:

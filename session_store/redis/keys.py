@@ -41,7 +41,7 @@ TIMELINES: Final = "mcp:timelines"
 """The sessions that have a timeline, by the time of the last write. Some of them may have expired."""
 
 READY: Final = "mcp:ready"
-"""Written to check that the store accepts writes."""
+"""The key that is written to check that the store accepts writes."""
 
 
 def of_session(session_id: str) -> tuple[str, str, str, str]:

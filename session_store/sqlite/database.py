@@ -144,7 +144,7 @@ class Database:
         return connection
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Run the function, and return its result after the commit. Raises `StoreUnavailable`."""
+        """Run `work` in a transaction, and return its result after the commit. Raises `StoreUnavailable`."""
         if self._thread is None or self._loop is None:
             raise StoreUnavailable(f"{self.path.name} is not open")
         if self._work.qsize() >= _MOST_WAITING:
