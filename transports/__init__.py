@@ -1,1 +1,1 @@
-"""Wires: how messages come in and go out. Knows nothing of policy, stores or the gateway."""
+"""Carry messages between clients, servers and replicas. Knows nothing of policy, stores or the gateway."""

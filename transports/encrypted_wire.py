@@ -1,7 +1,7 @@
-"""The answering side of TLS between replicas, on a connection that is known from its beginning.
+"""Serve TLS between replicas on the answering side, on connections that are counted from their beginning.
 
-`loop.create_server(ssl=…)` tells nobody of a connection whose handshake is not over: it could neither be counted, nor
-be cut to make room.
+`loop.create_server(ssl=…)` reports a connection only after its handshake. Before that, the connection could neither be
+counted nor be closed to make room.
 """
 
 import asyncio
@@ -17,15 +17,18 @@ _PIECE_BYTES: Final = 64 << 10
 
 
 class PeerTls(NamedTuple):
-    """The contexts of both sides of a connection between replicas."""
+    """The TLS contexts of both sides of a connection between replicas."""
 
     asking: ssl.SSLContext
     answering: ssl.SSLContext
 
 
 class Encrypted(Layer):
-    """A connection as its protocol sees it once the handshake is over: plain bytes come in, and what is written is
-    encrypted. `accepted` is called with the connection at its beginning, and `failed` if the handshake is wrong."""
+    """Decrypt the bytes that arrive for a protocol, and encrypt the bytes that the protocol writes.
+
+    `accepted` is called with the connection when it opens. The protocol gets the connection after the handshake.
+    `failed` is called if the handshake fails.
+    """
 
     def __init__(
         self,
@@ -52,14 +55,14 @@ class Encrypted(Layer):
             self._read()
         except ssl.SSLWantReadError:
             self._flush()
-        except ssl.SSLError:  # the end is one too
+        except ssl.SSLError:  # also the end of the TLS connection
             if not self._is_encrypted:
                 self._failed()
-            self._flush()  # the alert
+            self._flush()  # sends the TLS alert
             self.close()
 
     def _read(self) -> None:
-        """Read all that is there. Raises `SSLError`: no more can be read, or not yet."""
+        """Decrypt all bytes that have arrived. Ends with `SSLWantReadError` if more may come, else with `SSLError`."""
         if not self._is_encrypted:
             self._tls.do_handshake()
             self._is_encrypted = True

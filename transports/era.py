@@ -1,4 +1,4 @@
-"""The two ways to speak MCP, the protocol versions of each, and what the wires need to know of methods."""
+"""Name the two ways (eras) to speak MCP, the protocol versions of each, and the facts of methods that wires need."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,11 +20,11 @@ HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-
 """Versions that `initialize` negotiates, oldest first."""
 
 MODERN_VERSIONS: Final = ("2026-07-28",)
-"""Versions that each request names."""
+"""Versions without a handshake: each request names its version."""
 
 
 class Era(StrEnum):
-    """How a peer speaks MCP: with the handshake (protocol ≤ 2025-11-25) or with facts in every request (2026-07-28)."""
+    """A way to speak MCP: legacy with a handshake (≤ 2025-11-25), modern with facts in each request (2026-07-28)."""
 
     LEGACY = "legacy"
     MODERN = "modern"
@@ -48,13 +48,13 @@ NAME_SOURCES: Final[Mapping[str, str]] = {
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
-"""The key of the params whose value a request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports; the
-extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
+"""By method, the key of the params whose value a request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports;
+the extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
 
 SESSIONLESS: Final = frozenset(
     {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
 )
-"""Modern requests about the server alone: they open no session. A client that has a session is served in it."""
+"""Modern requests that open no session, because they are about the server alone. A session that exists is used."""
 
 REMOVED: Final = frozenset({"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""Requests of clients that MCP 2026-07-28 has no more."""
+"""Methods of clients that MCP 2026-07-28 has removed."""

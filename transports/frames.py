@@ -1,4 +1,4 @@
-"""Frames in a stream of bytes: each begins with a head of fixed size, which has the size of the content behind it."""
+"""Read frames from a stream of bytes. A frame is a head of fixed size, with the content's size, and then the content."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,14 +9,14 @@ _SIZE: Final = 4
 
 
 class FrameTooLong(Exception):
-    """A head announces more than its reader takes. Nothing behind it can be read."""
+    """A frame announces a larger content than its reader accepts. The rest of the stream cannot be read."""
 
 
 class FrameReader:
-    """Puts frames together that arrive in pieces.
+    """Assemble frames from the pieces in which they arrive.
 
-    `head_bytes`: size of a head. `size_at`: where in it the size of the content stands, as 4 bytes,
-    big-endian. `most`: the largest content.
+    `head_bytes`: size of a head. `size_at`: offset in the head of the content's size, which has 4 bytes,
+    big-endian. `most`: the largest content, in bytes.
     """
 
     def __init__(self, head_bytes: int, size_at: int, most: int) -> None:
@@ -24,13 +24,13 @@ class FrameReader:
         self._size_at = size_at
         self._most = most
         self._rest = bytearray()
-        self._need = 0  # bytes of the rest before it is worth looking at
+        self._need = 0  # bytes that the rest must have before it can be a whole frame
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Take bytes. The frames that are complete, as heads and contents. To be read to its end, or never again.
+        """Add bytes, and yield each complete frame as its head and its content. The caller has to read to the end.
 
         Raises:
-            FrameTooLong: after the frames before it.
+            FrameTooLong: after the frames before it were yielded.
         """
         if self._rest:
             self._rest += data

@@ -1,4 +1,4 @@
-"""The interface between an inbound wire and the gateway: requests in, answers and refusals out. No I/O."""
+"""Define the interface between the wires of clients and the gateway: requests in, answers and refusals out. No I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -32,14 +32,14 @@ HeaderList = list[tuple[bytes, bytes]]
 """Names and values of headers, as they stand in a request or a response."""
 
 CORRELATION_KEY: Final = "correlation_id"
-"""Where the `data` of an error has the correlation id of its request."""
+"""The key in the `data` of an error that holds the correlation id of its request."""
 
 
 class Refused(Exception):
-    """A request is refused: the answer, as an HTTP status and as a JSON-RPC error. The message is for the client.
+    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for the client.
 
-    `correlation` is that of the request, once it is known. `log_facts` are fields of the log line about the refusal,
-    such as the session: ids as logs may show them.
+    `correlation` is the correlation id of the request, once it is known. `log_facts` are fields of the log line about
+    the refusal, such as the session id, in the form that logs may show.
     """
 
     correlation = ""
@@ -63,8 +63,7 @@ class Refused(Exception):
         self.log_facts = {**self.log_facts, **facts}
 
     def with_headers(self, headers: Mapping[str, str]) -> "Refused":
-        """Return the same refusal with these headers as well. Others may be refused with this one, and do not get
-        them."""
+        """Return a copy with these headers added. This refusal stays unchanged: it may be sent to other clients too."""
         same = Refused(self.status, self.code, str(self), data=self.data, headers={**self.headers, **headers})
         same.correlation, same.log_facts = self.correlation, self.log_facts
         return same
@@ -79,7 +78,8 @@ class Refused(Exception):
 
 
 class OwnedByPeer(Exception):
-    """Another process serves this request. `route` is for the `Forwarder`. Nothing has been done or sent yet."""
+    """Another process owns the session of this request. Nothing was done or sent yet. `route` tells the `Forwarder`
+    the way to that process."""
 
     def __init__(self, route: Any) -> None:
         super().__init__("another process serves this request")
@@ -87,27 +87,28 @@ class OwnedByPeer(Exception):
 
 
 Holes = tuple[bytes, bytes]
-"""What differs between calls that are like each other, as JSON: the id, and the arguments, which may be no JSON."""
+"""The JSON texts that differ between otherwise equal tool calls: the id, and the arguments (not checked to be JSON)."""
 
 
 class CallInFlight(Protocol):
-    """A call that was sent by a `CallPath`."""
+    """A call that a `CallPath` has sent, and that has no answer yet."""
 
     def fall_back(self) -> None:
-        """Go on as the handler's answer to the request (`AnsweringConnection.fall_back`)."""
+        """Leave the fast path: the handler finishes the call (`AnsweringConnection.fall_back`)."""
         ...
 
 
 class AnsweringConnection(Protocol):
-    """The connection of a call that was sent by a `CallPath`: a client's, or that of a process which forwards calls."""
+    """Take the answer of a call on a `CallPath`, for the client or for the process that has forwarded the call."""
 
     def answer_fast(self, frame: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Send the call's response. If False, nothing was done."""
+        """Send the response, whose JSON body is `frame`. Return False, and do nothing, if it cannot be sent now."""
         ...
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
-        """Go on with what `become` makes of the call's request, which arrived then by the monotonic clock, in a context
-        of the request's own. It raises `OwnedByPeer` if the call was sent to another process."""
+        """Finish the call in the general way, with the answer that `become` makes of its request. `began` is when the
+        request arrived (monotonic clock). `become` runs in a context of the request's own. It raises `OwnedByPeer` if
+        the call was sent to another process."""
         ...
 
 
@@ -115,82 +116,82 @@ class WaitingConnection(AnsweringConnection, Protocol):
     """A client's connection, whose call may wait before it is sent."""
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Note that the call, which had to wait, is sent now."""
+        """Note that a call which had to wait was sent."""
         ...
 
     def begin_general(self) -> None:
-        """Have the handler serve the request: nothing was done for it."""
+        """Have the handler serve the waiting request from its beginning. The path has done nothing for it."""
         ...
 
 
 class CallPath(Protocol):
-    """Sends the calls of one connection that are like one before them, without the handler."""
+    """Send calls that are like an earlier call of their connection, without asking the handler (the fast path)."""
 
     is_over: bool
-    """Whether it sends no more."""
+    """Set once the path sends no more calls."""
 
     def begin(
         self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
     ) -> CallInFlight | None:
-        """Send a call with that body and `traceparent`. None: nothing was done, and the call is for the handler.
-        `correlation` is the id that another process has given it, empty for a client's own call. The connection of a
-        client's own call is a `WaitingConnection`."""
+        """Send the call with this body and `traceparent`. Return None, and do nothing, if the handler has to serve it.
+        `correlation` is the correlation id from the process that has forwarded the call. It is empty for a client's own
+        call, whose `connection` is a `WaitingConnection`."""
         ...
 
 
 class Memory:
-    """Keeps what the handler knows from one call for the next ones with the same head, which connections repeat.
+    """Keep what the handler learned from one request for the next requests with the same head.
 
-    Its requests come from one address, and have the same headers, but for `traceparent`. It ends with that head, and
-    with the first refusal. Several of them may be served at once. What a body said and what was answered must not be in
-    it.
+    These requests come from one address and have the same headers, except `traceparent`. Several may be served at
+    once. The memory ends when the head is forgotten, and at the first refusal. It must hold nothing of a body or of an
+    answer.
     """
 
     __slots__ = ("kept",)
 
     def __init__(self) -> None:
         self.kept: Any = None
-        """The handler's own. None at first."""
+        """A value of the handler. None at first."""
 
     def keep(self, kept: Any) -> None:
-        """Keep this for the next request."""
+        """Keep a value for the next requests."""
         self.kept = kept
 
 
 class Offer:
-    """Holds the path that a handler offers for further calls that are like one request."""
+    """Hold the handler's offer, made for one request, to send further calls like it on the fast path."""
 
     __slots__ = ("decided", "path_for")
 
     def __init__(self) -> None:
         self.decided: Any = None
-        """What the handler has decided on the request, for its own further steps. None: it makes no offer."""
+        """The handler's decision on the request, for its own further steps. None: it makes no offer."""
         self.path_for: Callable[[Request, float], CallPath | None] | None = None
-        """Makes what sends further calls, once this one was answered in one piece. It gets a request, and from how many
-        seconds on a call without an answer is answered with an event stream. None: the handler has to be asked."""
+        """The function that makes the fast path, once this call was answered in one piece. Its arguments are a request,
+        and the seconds after which an unanswered call gets an event stream. None: further calls go to the handler."""
 
     def prepare(self, decided: Any) -> None:
-        """Keep what was decided on the request."""
+        """Keep the handler's decision on the request."""
         self.decided = decided
 
     def make(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
-        """Make the offer."""
+        """Make the offer: keep the function that makes the fast path."""
         self.path_for = path_for
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a client, checked by the rules of its era's wire, and not yet authenticated.
 
-    `headers` has lower-case names, `params` is the top level of the message's params. `same_site` is False if a browser
-    reports that another site caused the request. `forwarded` is set if another replica sent the request, with what that
-    replica has checked. `peer` is the address of the connection, `client` the network of the client behind trusted
-    proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was forwarded to a process
-    that was lost, and may have taken effect. `body_bytes` is what the request holds in memory until it is answered.
-    `check_mirrored` takes the schema of a tool that mirrors arguments in headers, and the params of a call, and raises
-    `Refused` if the headers of the request and these arguments disagree. It is called only after the caller is known to
-    see the tool. `vouched_for` is the authenticated caller of a request from within the process, None for any other.
-    `memory` is None unless the connection repeats the head. `offer` is None unless it may send further
-    calls that differ from this one in id, arguments and progress token alone without asking the handler.
+    `headers` has lower-case names. `params` is the top level of the message's params. `same_site` is False if a browser
+    reports that another site caused the request. `forwarded` is set if another replica sent the request: it holds the
+    facts which that replica has checked. `peer` is the address of the connection, `client` the network of the client
+    behind trusted proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was
+    forwarded to a process that was lost, and may have taken effect. `body_bytes` are held in memory until the request
+    is answered. `check_mirrored(schema, params)` raises `Refused` if arguments of a tool call disagree with the headers
+    that mirror them. It is called only after the caller is known to see the tool. `vouched_for` is the authenticated
+    caller of a request from within the process; None for any other. `memory` is None unless the connection repeats the
+    head. `offer` is None unless the connection can send similar calls on the fast path. Those differ from this one
+    only in id, arguments and progress token.
     """
 
     era: Era
@@ -217,8 +218,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """The session of an event stream, or of a message that was posted to one. `token` is empty if there is none.
 
-    `headers` give the client its session. `is_returned`: the client has brought it back, `by_cookie` perhaps without
-    knowing. `caller` is the name of the sender, as `Handler.admit` returns it.
+    `headers` give the client its session. `is_returned`: the client itself has named the session. `by_cookie`: it has
+    done so by a cookie, perhaps without knowing. `caller` is the name of the authenticated sender.
     """
 
     caller: str = ""
@@ -233,12 +234,12 @@ class Answer(Protocol):
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers for the response, complete before the first frame."""
+        """Return the headers of the response. They are complete before the first frame."""
         ...
 
     @property
     def replies(self) -> ReplyQueue:
-        """The frames."""
+        """Return the queue of the answer's frames."""
         ...
 
     def cancel(self, reason: str) -> None:
@@ -247,7 +248,7 @@ class Answer(Protocol):
 
     @property
     def is_doubtful(self) -> bool:
-        """True if another process may have taken the session over, so that frames have to be `confirmed`."""
+        """Return True if another process may own the session now. Then `confirmed` has to check each frame."""
         ...
 
     async def confirmed(self, frame: Frame) -> Frame:
@@ -255,12 +256,12 @@ class Answer(Protocol):
         ...
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Keep frames for replay, and return their event ids; None for those that are not kept. The store may get them
+        """Keep frames for replay, and return their event ids; None for a frame that is not kept. The store may get them
         later."""
         ...
 
     def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
-        """Do as `record`, if that needs no waiting. None: nothing was done."""
+        """Keep frames for replay like `record`, if that needs no waiting. Else do nothing, and return None."""
         ...
 
     def done(self) -> None:
@@ -269,14 +270,14 @@ class Answer(Protocol):
 
 
 class EventSource(Protocol):
-    """A legacy client's GET stream."""
+    """The events of a legacy client's GET stream, and the headers of its response."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]: ...
 
     @property
     def events(self) -> AsyncIterator[tuple[str, bytes]]:
-        """Event ids and frames; an empty frame is a priming event."""
+        """Return the event ids and frames. An empty frame is a priming event, which only gives the client an id."""
         ...
 
     async def delivered(self, event_id: str) -> None:
@@ -289,24 +290,24 @@ class EventSource(Protocol):
 
 
 class PeerAnswer(Answer, Protocol):
-    """The answer of another process, to a request that was sent to it. It has one frame, which is a JSON message with
-    status 200. If there is none, `elsewhere` takes the request on."""
+    """The answer of another process to a request that was sent there: one frame, a JSON message with status 200. If
+    the queue ends without a frame, the request goes on with `elsewhere`."""
 
     def elsewhere(self) -> OwnedByPeer:
-        """For the `Forwarder`, which goes on with the request that was sent."""
+        """Return the exception with which the `Forwarder` goes on with the request that was sent."""
         ...
 
 
 class Forwarder(Protocol):
-    """Takes requests to the process that serves them."""
+    """Forward requests to the process that owns their session."""
 
     def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the other process, if that needs no waiting. None: nothing was sent."""
+        """Send a POST to the other process, if that needs no waiting. Else send nothing, and return None."""
         ...
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
-        """Answer the request by another process, and return None. Else the request is to be tried here again: return
-        the `send` for that. `scope["mcp.relayed"]` is True if the answer was one JSON message with status 200.
+        """Have another process answer the request, and return None. If it does not answer, return the `send` with which
+        the caller tries the request here again. `scope["mcp.relayed"]` is True after one JSON message with status 200.
 
         Raises:
             Refused: the other process is not available now.
@@ -315,20 +316,20 @@ class Forwarder(Protocol):
 
 
 class Handler(Protocol):
-    """The methods that an inbound wire calls. Each may raise `Refused` and `OwnedByPeer`."""
+    """Serve the requests that the wires of clients have read. Each method may raise `Refused` and `OwnedByPeer`."""
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
-        """Called before a refusal is sent, whoever made it: gives it its correlation id, logs it, and returns what is
-        sent. `again`: the request may have taken effect, so that nothing may invite the client to repeat it."""
+        """Give a refusal its correlation id, log it, and return the refusal to send. Called before any refusal is sent.
+        `again`: the request may have taken effect, so the refusal must not invite the client to repeat it."""
         ...
 
     async def call(self, request: Request) -> Answer:
-        """Handle a client's request."""
+        """Handle a client's request, and return its answer."""
         ...
 
     async def admit(self, request: Request) -> None:
-        """Authenticate the sender of a request by its head, and charge the sender for `body_bytes`, before a body is
-        decoded. The message itself is charged when it is handled."""
+        """Authenticate the sender of a request by its head, and count `body_bytes` against the sender's rate limit,
+        before the body is decoded. The message itself is counted when it is handled."""
         ...
 
     async def join(self, request: Request) -> Carried:
@@ -336,11 +337,11 @@ class Handler(Protocol):
         ...
 
     async def carried(self, request: Request) -> Carried:
-        """Authenticate the sender of a message to an event stream, and find the session that the message carries."""
+        """Authenticate the sender of a message to an event stream, and find the session that the message names."""
         ...
 
     async def leave(self, token: str) -> None:
-        """Note that the event stream of a session has ended, and its client may come back."""
+        """Note that the event stream of a session has ended. Its client may come back."""
         ...
 
     async def negotiated(self, request: Request) -> str:
@@ -349,7 +350,7 @@ class Handler(Protocol):
         ...
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
-        """Handle a client's notification. Returns headers for the client, which may name its session."""
+        """Handle a client's notification. Return headers for the client, which may name its session."""
         ...
 
     async def respond(self, request: Request) -> None:

@@ -1,8 +1,8 @@
-"""Counts what a JSON text would be decoded to, without decoding it: the cost of a message must follow its bytes.
+"""Count the arrays, objects and members (parts) of a JSON text without decoding it.
 
-To decode an empty array takes as long as to decode hundreds of characters, so the parts of a message are bounded
-beside its bytes. A text that cannot have too many, because it is short or has few brackets and colons, costs a few
-passes over it. Pure: knows no message.
+Decoding an empty array takes as long as decoding hundreds of characters. So the cost of a message follows its bytes
+only if its parts are limited as well. A text that cannot have too many, because it is short or has few brackets and
+colons, costs a few passes over it. Pure: knows no message.
 """
 
 import re
@@ -11,22 +11,22 @@ from typing import Final
 __all__ = ["ANSWER_PARTS", "META_BYTES", "META_PARTS", "REQUEST_PARTS", "has_more_parts"]
 
 REQUEST_PARTS: Final = 32_768
-"""Arrays, objects and members of a client's message. It may be decoded as a whole, which takes 5 ms for so many."""
+"""The most parts of a client's message. It may be decoded as a whole, which takes 5 ms for so many."""
 
 ANSWER_PARTS: Final = 262_144
-"""As `REQUEST_PARTS`, of a server's message: large results have more rows than arguments, and are passed on without
-being decoded."""
+"""The most parts of a server's message. Large results have more parts than arguments, and are passed on without being
+decoded."""
 
 META_BYTES: Final = 32 << 10
-"""Of a `_meta`, which is decoded for each request. W3C limits the largest known member, `baggage`, to 8 KiB."""
+"""The most bytes of a `_meta`, which is decoded for each request. Its longest member, `baggage`, has 8 KiB (W3C)."""
 
 META_PARTS: Final = 1_024
 
 _MOST_STRINGS: Final = 131_072
-"""Strings with brackets, colons or commas in them, of a text that has more of these than parts are allowed."""
+"""The most strings that contain brackets, colons or commas, in a text with more of these signs than allowed parts."""
 
 _BYTES_FOR_ONE: Final = 2
-"""No array, object or member is shorter."""
+"""The fewest bytes of an array, an object or a member."""
 
 _FEW: Final = 64
 
@@ -40,7 +40,7 @@ def has_more_parts(data: bytes, most: int) -> bool:
         return False
     # Strings may be full of brackets. Without escapes, each begins and ends with a quotation mark.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _REST).replace(b'""', b"")
-    # What is left of a string takes a step of its own. The steps are bounded too: so many are as costly as parts.
+    # Each string that is left takes a step of its own, which costs as much as a part. So the steps are limited too.
     return plain.count(b'"') > 2 * _MOST_STRINGS or _count(_STRING.sub(b"", plain)) > most
 
 
@@ -49,7 +49,7 @@ def _count(data: bytes) -> int:
 
 
 def _number(data: bytes, sign: bytes) -> int:
-    """Do as `data.count(sign)`, ten times as fast where there are few: `find` leaps over what lies between them."""
+    """Count a sign, ten times as fast as `data.count` where there are few: `find` skips the bytes between them."""
     at = -1
     for found in range(_FEW):
         at = data.find(sign, at + 1)

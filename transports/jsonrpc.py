@@ -1,7 +1,7 @@
-"""The JSON-RPC envelope: a typed head, and `params`, `result` and `error` left as the bytes they came as.
+"""Parse and encode JSON-RPC messages, whose `params`, `result` and `error` stay the bytes that arrived.
 
-Pure: no I/O, no MCP methods, no transport. A relayed message is parsed once and its bodies are spliced, never
-re-encoded value by value, so numbers, key order and unknown fields survive exactly.
+Pure: no I/O, no MCP methods, no transport. A relayed message is parsed once, and these bytes are copied into the new
+message. They are never re-encoded, so numbers, key order and unknown fields survive exactly.
 """
 
 import json
@@ -51,9 +51,9 @@ INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
 
 RESOURCE_NOT_FOUND: Final = -32002
-"""Of MCP up to 2025-11-25. MCP 2026-07-28 has `INVALID_PARAMS` for it."""
+"""The code of MCP up to 2025-11-25. MCP 2026-07-28 has `INVALID_PARAMS` instead."""
 
-# Of MCP 2026-07-28.
+# Codes of MCP 2026-07-28.
 HEADER_MISMATCH: Final = -32020
 MISSING_CAPABILITY: Final = -32021
 UNSUPPORTED_VERSION: Final = -32022
@@ -61,14 +61,14 @@ UNSUPPORTED_VERSION: Final = -32022
 UNSET = msgspec.UNSET
 
 _MAX_DIGITS: Final = 300
-"""Digits that are read as an integer."""
+"""The most digits of a number that is read as an integer."""
 
 RequestId = int | str
 Object = dict[str, msgspec.Raw]
 
 
 class InvalidMessage(ValueError):
-    """The bytes are not one JSON-RPC message. `code` is the JSON-RPC error code that says why."""
+    """The bytes are not one JSON-RPC message. `code` is the JSON-RPC error code for the answer."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -76,7 +76,7 @@ class InvalidMessage(ValueError):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One JSON-RPC 2.0 message. Exactly one of request, notification or response, as `parse` has checked."""
+    """One JSON-RPC 2.0 message. `parse` has checked that it is either a request, a notification or a response."""
 
     jsonrpc: str = ""
     id: RequestId | msgspec.UnsetType | None = UNSET
@@ -98,7 +98,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return self.method is UNSET
 
     def params_object(self) -> Object:
-        """Return the top level of `params`; absent and null are the empty object. Raises `InvalidMessage` otherwise."""
+        """Return the top level of `params`, with raw values. Absent and null give an empty object.
+
+        Raises:
+            InvalidMessage: `params` is no object.
+        """
         if isinstance(self.params, msgspec.UnsetType):
             return {}
         return decode_object(self.params, "params")
@@ -111,7 +115,11 @@ encode = _encoder.encode
 
 
 def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
-    """Return the top level of a JSON object, its values left raw; null is the empty object."""
+    """Return the top level of a JSON object, with raw values; null gives an empty object.
+
+    Raises:
+        InvalidMessage: it is no object. The message calls it `what`.
+    """
     try:
         return _objects.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -135,7 +143,7 @@ def decode_meta(raw: msgspec.Raw) -> Any:
 
 
 def decode_id(raw: msgspec.Raw) -> Any:
-    """Return a raw id or token as a value that can be compared and hashed; None when it is no string and no integer."""
+    """Return a raw request id or progress token as a string or an integer; None if it is neither."""
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
@@ -144,12 +152,12 @@ def decode_id(raw: msgspec.Raw) -> Any:
 
 
 MAX_EXACT_BYTES: Final = 256 << 10
-"""Larger values with a number that no float holds are refused: they are decoded ten times as slowly as others."""
+"""The most bytes of a value with a number that no float can hold: such a value is decoded ten times as slowly."""
 
 
 def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
-    """Decode any JSON value, also with numbers that no float holds, such as 1e400. These stay as they are written, as
-    `msgspec.Raw`; with `bounded` they become the largest float of their sign, for whoever compares numbers.
+    """Decode any JSON value, also with numbers that no float can hold, such as 1e400. Such a number stays as written,
+    as `msgspec.Raw`. With `bounded`, it becomes the largest float of its sign, for callers that compare numbers.
 
     Raises:
         msgspec.MsgspecError: the value is no JSON, or has such numbers and more than `MAX_EXACT_BYTES`.
@@ -162,7 +170,7 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
         if len(data) > MAX_EXACT_BYTES:
             raise
     except RecursionError:
-        # `parse` has taken it: it skips over what is decoded here, from fewer calls above.
+        # `parse` may accept this value: it does not decode it, and runs with less of the stack in use.
         raise InvalidMessage(PARSE_ERROR, "not accepted: JSON nested too deeply") from None
 
     def number(text: str) -> Any:
@@ -183,8 +191,8 @@ def decode_exact(raw: msgspec.Raw | bytes, *, bounded: bool = False) -> Any:
 
 
 def parse(data: bytes, most_parts: int = ANSWER_PARTS, *, is_lenient: bool = False) -> Message:
-    """Read one message. `is_lenient`, for what a server wrote: lone surrogates (which `json.dumps` lets out) become
-    U+FFFD.
+    """Parse one message. With `is_lenient`, for messages of servers, lone surrogates become U+FFFD (`json.dumps` can
+    write them).
 
     Raises:
         InvalidMessage: not JSON (-32700), or JSON that is not one JSON-RPC 2.0 message (-32600): an array, a null or
@@ -200,7 +208,7 @@ def parse(data: bytes, most_parts: int = ANSWER_PARTS, *, is_lenient: bool = Fal
     except msgspec.ValidationError as error:
         raise InvalidMessage(INVALID_REQUEST, f"not a JSON-RPC message: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # Python's decoder takes ten times as long for each part.
+        # Python's decoder takes ten times as long for each part, so it gets fewer parts.
         if is_lenient and b"\\u" in data and not has_more_parts(data, REQUEST_PARTS):
             return parse(_without_lone_surrogates(data))
         raise InvalidMessage(PARSE_ERROR, f"not valid JSON: {error}") from None
@@ -218,7 +226,7 @@ def _without_lone_surrogates(data: bytes) -> bytes:
 
 
 def too_many_parts(most: int) -> InvalidMessage:
-    """Return the refusal of a message with more than so many parts."""
+    """Return the error for a message with more than `most` arrays, objects and members."""
     return InvalidMessage(PARSE_ERROR, f"not accepted: more than {most} arrays, objects and members")
 
 
@@ -238,9 +246,9 @@ def _check_shape(message: Message) -> None:
 
 
 def splice(raw: msgspec.Raw | bytes) -> bytes:
-    """Return a raw value as bytes which contain no line break, so that it may stand in a line of stdio or SSE.
+    """Return a raw value as bytes without line breaks, so that it fits into one line of stdio or SSE.
 
-    JSON allows line breaks between tokens only; inside a string they are escaped, which `parse` has checked.
+    JSON allows line breaks between tokens only. Inside a string they are escaped, as `parse` has checked.
     """
     data = bytes(raw)
     if b"\n" in data or b"\r" in data:
@@ -249,25 +257,25 @@ def splice(raw: msgspec.Raw | bytes) -> bytes:
 
 
 def encode_request(request_id: RequestId, method: str, params: bytes | None) -> bytes:
-    """Return a request; `params` is spliced in as it is."""
+    """Return an encoded request. `params` is copied into it as it is."""
     # Joined, not added up: each addition would copy params, which may be megabytes, once more.
     tail = (b"}",) if params is None else (b',"params":', params, b"}")
     return b"".join((b'{"jsonrpc":"2.0","id":', encode(request_id), b',"method":', encode(method), *tail))
 
 
 def encode_notification(method: str, params: bytes | None) -> bytes:
-    """Return a notification; `params` is spliced in as it is."""
+    """Return an encoded notification. `params` is copied into it as it is."""
     tail = b"" if params is None else b',"params":' + params
     return b'{"jsonrpc":"2.0","method":' + encode(method) + tail + b"}"
 
 
 def encode_result(request_id: bytes, result: bytes) -> bytes:
-    """Return a successful response; `request_id` is the id as it came, encoded."""
+    """Return an encoded successful response. `request_id` is the encoded id, as it arrived."""
     return b"".join((b'{"jsonrpc":"2.0","id":', request_id, b',"result":', result, b"}"))
 
 
 def encode_error(request_id: bytes, error: bytes | Mapping[str, Any]) -> bytes:
-    """Return an error response; `error` is raw, or a mapping with code, message and maybe data."""
+    """Return an encoded error response. `error` is encoded, or a mapping with code, message and maybe data."""
     body = error if isinstance(error, bytes) else encode(error)
     return b'{"jsonrpc":"2.0","id":' + request_id + b',"error":' + body + b"}"
 
@@ -288,7 +296,7 @@ _value: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_one_value(data: bytes) -> bool:
-    """Return True if these bytes are one JSON value, as every reader of bodies takes it."""
+    """Return True if these bytes are exactly one JSON value in UTF-8."""
     try:
         data.decode()
         _value(data)

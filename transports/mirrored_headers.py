@@ -1,7 +1,7 @@
-"""Headers that repeat parts of a request: the coding of their values, and `Mcp-Param-*` for arguments of tools.
+"""Encode and check the headers that repeat parts of a request body, such as `Mcp-Param-*` for arguments of tools.
 
 MCP 2026-07-28, Transports §Custom Headers. Pure. The rules are those of the MCP SDK (`mcp.shared.inbound`), in the same
-words, and a test compares both. The SDK itself is not imported, because loading it takes half of a gateway's start.
+words, and a test compares both. The SDK is not imported, because loading it takes half of a gateway's start.
 """
 
 import base64
@@ -25,11 +25,11 @@ __all__ = [
 PREFIX: Final = "Mcp-Param-"
 MAX_HEADERS: Final = 32
 MAX_HEADER_CHARS: Final = 8_192
-"""Of the `Mcp-Param-*` headers that a request may have for the server."""
+"""The most characters of all `Mcp-Param-*` headers of a request together, with their names."""
 _PREFIX: Final = PREFIX.lower()
 ANNOTATION: Final = "x-mcp-header"
 _TYPES: Final = frozenset({"string", "integer", "boolean"})
-"""Types of properties that a schema may annotate. Texts of floats differ between languages."""
+"""The types of properties that a schema may annotate. No floats: languages write them differently."""
 
 _CODED = re.compile(r"=\?base64\?(?P<payload>.*)\?=")
 _PRINTABLE = re.compile(r"[\x20-\x7E]*")
@@ -61,15 +61,14 @@ class _Annotated(NamedTuple):
 
 
 def encode_value(text: str) -> str:
-    """Return the text as a header value: itself if it is printable ASCII without spaces at its ends, else coded as
-    base64."""
+    """Return a text as a header value: unchanged if it is printable ASCII without spaces at its ends, else base64."""
     if _PRINTABLE.fullmatch(text) and text == text.strip() and not _CODED.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def decode_value(value: str | None) -> str | None:
-    """Return the text of a header value; None if there is none, or if its base64 is not canonical base64 of UTF-8."""
+    """Return the text of a header value; None if there is no value, or if its base64 is not canonical or not UTF-8."""
     coded = _CODED.fullmatch(value) if value is not None and value.startswith("=?") else None
     if coded is None:
         return value
@@ -83,7 +82,8 @@ def decode_value(value: str | None) -> str | None:
 
 
 def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers of a `tools/call`. Arguments without a value, and those that are no scalars, have none."""
+    """Return the `Mcp-Param-*` headers of a `tools/call`, by name, as the tool's input schema asks for them. Arguments
+    without a value, and arguments that are no scalars, get no header."""
     headers: dict[str, str] = {}
     for annotated in _annotated(schema):
         text = _text(_at(arguments, annotated.path))
@@ -93,7 +93,7 @@ def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str
 
 
 def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the `Mcp-Param-*` headers of a request, by lower-case name, whatever they mean.
+    """Return all `Mcp-Param-*` headers of a request, by lower-case name.
 
     Raises:
         ValueError: they are more than `MAX_HEADERS`, longer than `MAX_HEADER_CHARS` together, or not printable ASCII.
@@ -110,16 +110,16 @@ def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown_headers(schema: Any, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the headers, by lower-case name, that the schema of the tool does not annotate."""
+    """Return those headers, by lower-case name, for which the tool's input schema has no annotation."""
     known = {annotated.header.lower() for annotated in _annotated(schema)}
     return {name: value for name, value in headers.items() if name not in known}
 
 
 def disagreement(schema: Any, arguments: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """Return how the headers of a `tools/call` differ from its arguments; None if they agree.
+    """Compare the headers of a `tools/call` with its arguments. Return the first difference as text; None if equal.
 
-    A header without an argument is a difference as well: a proxy would route by a value that the request does not
-    have. An invalid annotation switches the check off, because clients send no headers for such a tool.
+    A header without its argument is a difference too: a proxy would route by a value that the request does not have.
+    If the schema has an invalid annotation, nothing is checked: clients send no headers for such a tool.
 
     Args:
         headers: the headers of the request, by lower-case name.
@@ -153,7 +153,7 @@ def _difference(annotated: _Annotated, value: Any, header: str | None) -> str | 
 
 
 def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
-    """Return True if the header is another spelling of an integer: `42.0` of 42. Exact for integers of any size."""
+    """Return True if the header is another spelling of an integer, such as `42.0` for 42. Exact for any size."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if kind != "integer" or isinstance(value, bool) or not is_whole or not _DECIMAL.fullmatch(decoded):
         return False
@@ -165,7 +165,7 @@ def _is_equal_integer(kind: Any, value: Any, decoded: str) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return a scalar as the text of a header; None for what no header can hold."""
+    """Return a scalar as the text of a header; None for any other value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     try:
@@ -184,7 +184,7 @@ def _at(arguments: Any, path: PropertyPath) -> Any:
 
 
 def _annotated(schema: Any) -> Iterator[_Annotated]:
-    """Yield the annotated properties that only other properties enclose."""
+    """Yield the annotated properties that can be reached by a path of property names alone."""
     for path, node in _schemas(schema):
         token = node.get(ANNOTATION)
         if path and isinstance(token, str):
@@ -192,9 +192,11 @@ def _annotated(schema: Any) -> Iterator[_Annotated]:
 
 
 def annotation_fault(schema: Any) -> str:
-    """Return why clients on HTTP must not use a tool with that input schema (MCP 2026-07-28, Transports §Schema
-    Extension); empty if each annotation is on a scalar property that only other properties enclose, and names a header
-    of its own."""
+    """Return the first fault of an input schema's annotations as text; empty if they are valid.
+
+    Clients on HTTP must not use a tool whose schema has a fault (MCP 2026-07-28, Transports §Schema Extension). A valid
+    annotation is on a scalar property that only other properties enclose, and names a header of its own.
+    """
     seen: set[str] = set()
     for path, node in _schemas(schema):
         if ANNOTATION not in node:
@@ -214,10 +216,10 @@ def annotation_fault(schema: Any) -> str:
 
 
 def _schemas(root: Any) -> Iterator[tuple[PropertyPath | None, dict[str, Any]]]:
-    """Yield every schema in a schema, with the properties that enclose it; None where anything else encloses it as
-    well.
+    """Yield every schema in a schema, with the path of properties that enclose it. The path is None if anything else,
+    such as an array, encloses it too.
 
-    Without recursion, so that no depth exhausts the stack.
+    Works without recursion, so that no depth exhausts the stack.
     """
     waiting: list[tuple[PropertyPath | None, Any]] = [((), root)]
     while waiting:

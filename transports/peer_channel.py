@@ -1,6 +1,6 @@
-"""Calls to one peer on one connection, the side that asks (`peer_frames.py` has the frames).
+"""Send calls to another replica (the peer) on one connection, and receive the answers. `peer_frames.py` has the frames.
 
-What one turn of the event loop asks is one write.
+All frames of one turn of the event loop are one write.
 """
 
 import asyncio
@@ -46,16 +46,16 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 1.0
 TIMED_OUT_AFTER_S: Final = 1.0
-"""After how many seconds without a frame the asking side counts a peer as timed out."""
+"""Seconds without a frame after which the asking side counts a peer as timed out."""
 
 CHECKED_S: Final = 0.25
-"""How often the asking side looks for frames that are missing."""
+"""Seconds between the checks for missing frames."""
 
 HEARD_S: Final = 1.0
-"""After how many seconds without a sign of life nothing is sent to a peer before it has given one."""
+"""Seconds without a sign of life after which a peer has to give one before it gets another call."""
 
 MAX_NUMBER: Final = (1 << 32) - 1
-"""Of a call: it is sent as four bytes."""
+"""The largest number of a call, which is sent as four bytes."""
 
 
 class PeerRefused(Exception):
@@ -71,18 +71,15 @@ class PeerTimedOut(Exception):
 
 
 class PeerConnectionLost(Exception):
-    """The connection ended before the answer did, or the answer will have no end."""
+    """The connection ended before the answer was complete, or the peer cannot complete the answer."""
 
 
 _TLS: Final = "or only one of the two has gateway.peer_tls, or they have different authorities"
 
 
 class PeerUnproven(PeerConnectionLost):
-    """What accepts connections at the address has not proved that it is the replica: nothing was sent to it. The
-    replica may be well, behind something that has dropped the connection.
-
-    `why` is for operators.
-    """
+    """The process at the address has not proved that it is the replica, so it was sent no call. The replica may still
+    work: something in between may have dropped the connection. `why` is a text for operators."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -90,16 +87,16 @@ class PeerUnproven(PeerConnectionLost):
 
 
 class Definition(Protocol):
-    """What calls have in common. The channel keeps where its peer has it."""
+    """The facts that several calls share. They are sent once; `place` is where the peer of a channel keeps them."""
 
     place: "tuple[PeerChannel, int] | None"
 
     def packed(self) -> bytes:
-        """For the peer."""
+        """Return the facts as bytes for the peer."""
 
 
 _LAST: Final = b"amrex"
-"""The frames that end an answer."""
+"""The kinds of frames that end an answer."""
 
 _AT_FIRST: Final = b"nSwamrhx"
 _AGREED: Final = b"wamrhx"
@@ -108,7 +105,7 @@ _ANY: Final = b"nSwamrhbex"
 
 
 class PeerCall:
-    """A call on a channel, and the frames of its answer."""
+    """Send one call on a channel, and receive the frames of its answer."""
 
     __slots__ = (
         *("_at", "_body", "_channel", "_credit", "_expected", "_frames", "_has_timed_out", "_may_have_run", "_unread"),
@@ -120,7 +117,7 @@ class PeerCall:
         self.number = number
         self.asked_at = monotonic()
         self._body = body
-        self._at = min(len(body), SMALL_BYTES)  # the channel sends the begin with the call
+        self._at = min(len(body), SMALL_BYTES)  # the channel sends the first part with the call
         self._credit = CREDIT_BYTES - self._at
         self._may_have_run = True
         self._frames: deque[tuple[bytes, bytes]] = deque()
@@ -132,29 +129,29 @@ class PeerCall:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Names the call for the peer, which executes only one of the copies with this name."""
+        """Return the name of the call. The peer executes a call once, even if copies with this name arrive."""
         return self._channel.name, self.number
 
     @property
     def may_have_run(self) -> bool:
-        """Whether it may have taken effect. Asked if it has ended without an answer."""
+        """Return True if the call may have taken effect, though it has ended without an answer."""
         return self._may_have_run and self._at == len(self._body)
 
     def when_answered(self, callback: Callable[[], None]) -> None:
-        """Call back once, when the answer is there, or something else about the call has to be known. For a reader
-        without a task; `next` takes its place then."""
+        """Call `callback` once, when a frame has come, or the call was lost or has timed out. For a reader without a
+        task, which then goes on with `next`."""
         self._when_answered = callback
 
     @property
     def answer(self) -> bytes | None:
-        """The answer, if it is there in one frame and was not read: the size of its head in two bytes, the head, the
-        body."""
+        """Return the unread answer if it came in one frame, else None: two bytes with the size of its head, the head,
+        the body."""
         return self._frames[0][1] if self._frames and self._frames[0][0] == b"a" else None
 
     # -- for the channel
 
     def receive(self, kind: bytes, payload: bytes) -> None:
-        """Handle a frame of the peer. Raises `PeerFault`: it is not one that may come now."""
+        """Handle a frame of the peer. Raises `PeerFault` if this kind of frame must not come now."""
         if kind not in self._expected:
             raise PeerFault(f"a frame {kind!r} is out of place")
         if kind == b"w":
@@ -181,7 +178,7 @@ class PeerCall:
         self.wake()
 
     def _send_body(self) -> None:
-        """Send as much of the rest of the body as there is credit for."""
+        """Send as much of the rest of the body as the credit allows."""
         while self._credit and self._at < len(self._body):
             piece = self._body[self._at : self._at + min(self._credit, PIECE_BYTES)]
             self._at += len(piece)
@@ -189,17 +186,17 @@ class PeerCall:
             self._channel.add(frame(b"B" if self._at == len(self._body) else b"b", self.number, piece))
 
     def time_out(self) -> None:
-        """Tell the reader, if it waits, that nothing has come from the peer for too long."""
+        """Tell a waiting reader that nothing has come from the peer for too long."""
         self._has_timed_out = not self._frames
         self.wake()
 
     def lose(self, *, was_sent: bool) -> None:
-        """Tell the reader that no frame will come."""
+        """Tell the reader that no frame will come. `was_sent`: the call may have reached the peer."""
         self._may_have_run = self._may_have_run and was_sent
         self.wake()
 
     def wake(self) -> None:
-        """Tell the reader that there is something to know about the call."""
+        """Wake the reader, because the state of the call has changed."""
         if self._when_answered is not None:
             answered, self._when_answered = self._when_answered, None
             answered()
@@ -209,11 +206,12 @@ class PeerCall:
     # -- for the reader
 
     async def next(self) -> tuple[bytes, bytes]:
-        """The next frame: `h`, `b` and `e` with the last piece; or `m` or `r`.
+        """Return the kind and the payload of the next frame: `h` (head), `b` (piece) and `e` (last piece of the body);
+        or `m` (the peer does not serve the session) or `r` (the peer refuses the call).
 
         Raises:
-            PeerTimedOut: none came, no heartbeat either. It can be waited for again.
-            PeerConnectionLost: none will come.
+            PeerTimedOut: no frame came, and no heartbeat. The frame can be waited for again.
+            PeerConnectionLost: no frame will come.
         """
         while not self._frames:
             if not self._channel.has(self):
@@ -243,11 +241,11 @@ class PeerCall:
 
     @property
     def quiet_for_s(self) -> float:
-        """Seconds since the peer's last frame."""
+        """Return the seconds since the peer's last frame."""
         return asyncio.get_running_loop().time() - self._channel.quiet_since
 
     def done(self) -> None:
-        """The answer is complete."""
+        """Forget the call: its answer is complete."""
         self._channel.forget(self)
 
     def close(self) -> None:
@@ -256,12 +254,12 @@ class PeerCall:
         self.wake()
 
     def fault(self, why: str) -> None:
-        """End the channel: what the peer has answered cannot be read."""
+        """Close the channel, because the peer's answer cannot be read. `why` is logged."""
         self._channel.fault(why)
 
 
 class PeerChannel(asyncio.Protocol):
-    """A channel to a peer. `name` is no other channel's."""
+    """Send calls to a peer on one connection, and pass the answers to the calls. `name` is unique among channels."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -280,19 +278,20 @@ class PeerChannel(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._checked_at = 0.0
         self._heard_at = self._loop.time()
-        self.quiet_since = self._heard_at  # later, if there was no call to hear of, or this process was suspended
+        self.quiet_since = self._heard_at  # a later time if there was no call, or this process was suspended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def proved(self, name: str) -> None:
-        """The peer has proved that it is the replica. This is the name of the connection."""
+        """Note that the peer has proved that it is the replica. `name` is the name of the connection."""
         self.name = name
         self._heard_at = self._loop.time()
 
     @property
     def has_room(self) -> bool:
-        """Whether it is open and takes one more call. One that has used its numbers closes after its last call."""
+        """Return True if the channel is open and takes one more call. A channel that has used all its numbers closes
+        after its last call."""
         return self._transport is not None and len(self._calls) < MAX_CALLS and self._number < MAX_NUMBER
 
     @property
@@ -303,16 +302,16 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def is_heard(self) -> bool:
-        """Whether the peer was heard of a moment ago, and reads. What is sent to one that is paused or cut off may take
-        effect later, and its client cannot be told whether it did."""
+        """Return True if the peer gave a sign of life within `HEARD_S`, and reads. A call to a peer that is paused or
+        cut off may take effect later, and its client cannot be told whether it did."""
         return self._loop.time() - self._heard_at < HEARD_S and not self._is_paused
 
     async def hear(self) -> None:
-        """Wait for a sign of life.
+        """Ask the peer for a sign of life, and wait for it.
 
         Raises:
-            PeerTimedOut: none has come.
-            PeerConnectionLost: none will come.
+            PeerTimedOut: none came within `CONNECT_S`.
+            PeerConnectionLost: the connection has ended.
         """
         if self._heard is None:
             self._heard = self._loop.create_future()
@@ -326,7 +325,8 @@ class PeerChannel(asyncio.Protocol):
             raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
-        """Send a call. A definition as bytes is not kept."""
+        """Send a call. The peer keeps its `definition` for later calls, unless it is given as bytes. `facts` are those
+        of this call alone."""
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:
@@ -341,7 +341,7 @@ class PeerChannel(asyncio.Protocol):
         return call
 
     def _placed(self, definition: Definition) -> tuple[int, bytes]:
-        """Where the peer has a definition, and the definition if it has to be sent."""
+        """Return the place where the peer keeps a definition, and its bytes; these are empty if the peer has it."""
         if definition.place is not None:
             channel, place = definition.place
             if channel is self and self._places[place] is definition:
@@ -358,16 +358,17 @@ class PeerChannel(asyncio.Protocol):
             self._transport.write(content)
 
     def has(self, call: PeerCall) -> bool:
-        """Whether an answer to this call may still come."""
+        """Return True if an answer to this call may still come."""
         return call.number in self._calls
 
     def forget(self, call: PeerCall) -> None:
-        """The call is over."""
+        """Remove a call that is over."""
         if self._calls.pop(call.number, None) is not None and not self._calls and self._number >= MAX_NUMBER:
             self.close()
 
     def cancel(self, call: PeerCall, *, has_ended: bool) -> None:
-        """Cancel a call, unless it is over. `has_ended`: so it is for the peer."""
+        """Remove a call, and have the peer cancel it unless it `has_ended` there. Does nothing for a call that is
+        over."""
         if self.has(call):
             self.forget(call)
             if not has_ended:
@@ -408,7 +409,7 @@ class PeerChannel(asyncio.Protocol):
     # -- the end
 
     def _watch(self) -> None:
-        """Check for heartbeats from now on."""
+        """Begin to check for heartbeats."""
         self.quiet_since = self._checked_at = self._loop.time()
         self._timer = self._timer or self._loop.call_later(CHECKED_S, self._check_timeout)
 
@@ -437,25 +438,25 @@ class PeerChannel(asyncio.Protocol):
             call.lose(was_sent=number <= self._sent)
 
     def fault(self, why: str) -> None:
-        """End the channel: the peer has broken its rules."""
+        """Close the channel, because the peer has broken the protocol. `why` is logged."""
         logger.error("a replica breaks the protocol between replicas, and its connection is closed: %s", why)
         self.close()
 
     def close(self) -> None:
-        """End the channel. Its calls are lost."""
+        """Close the channel. Its calls are lost."""
         if self._transport is not None:
             self._transport.abort()
 
 
 async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: PeerTls | None = None) -> PeerChannel:
-    """A channel to HOST:PORT, where that replica has proved that it is there. `keys` prove that a process is a replica,
-    newest first. Nothing was sent yet.
+    """Connect to HOST:PORT, and return the channel once the replica of that name has proved itself there. No call was
+    sent yet. `keys` prove that a process is a replica, newest first.
 
     Raises:
         PeerRefused: the connection was refused.
         PeerReplaced: another replica is there.
-        PeerUnproven: what listens there has not proved that it is the replica, or has closed the connection.
-        PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing.
+        PeerUnproven: the process there has not proved that it is the replica, or has closed the connection.
+        PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing within `CONNECT_S`.
     """
     host, _, port = address.rpartition(":")
     channel = PeerChannel()

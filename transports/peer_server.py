@@ -1,7 +1,7 @@
-"""Calls of peers, the side that answers (`peer_frames.py` has the frames), and the listener for their connections.
+"""Listen for other replicas (peers), and answer their calls. `peer_frames.py` has the frames.
 
-Limits what a stranger may cost: until it has proved that it is a replica, a connection holds a challenge and has
-seconds, and there are only so many. The answers of one turn of the event loop are one write.
+Limits the cost of strangers: a connection that has not proved to be a replica's holds only a challenge, for a few
+seconds, and the number of such connections is limited. The answers of one turn of the event loop are one write.
 """
 
 import asyncio
@@ -40,34 +40,35 @@ __all__ = ["AnsweringChannel", "Call", "CallLeft", "PeerServer", "Rules"]
 logger = logging.getLogger(__name__)
 
 PROVED_WITHIN_S: Final = 5.0
-"""From a connection's start to the proof that it is of a replica."""
+"""Seconds in which a new connection has to prove that it is a replica's."""
 
 BODY_WITHIN_S: Final = 30.0
-"""How long the next piece of a body may take. Replicas are in one network."""
+"""Seconds in which the next piece of a body has to come. Replicas are in one network."""
 
 IDLE_S: Final = 60.0
-"""How long a channel is kept on which nothing comes. The asking side looks for a sign of life far sooner."""
+"""Seconds after which a silent channel is closed. The asking side looks for a sign of life far sooner."""
 
 LOG_EVERY_S: Final = 60.0
-"""How often a breach of the protocol is logged."""
+"""The fewest seconds between two log lines about breaches of the protocol."""
 
 MOST_UNKNOWN: Final = 256
-"""Connections that have proved nothing yet. Beyond, the oldest is cut: of the peer that has more than half of them, if
-there is one. Replicas prove themselves within a millisecond."""
+"""The most connections that have proved nothing yet. Beyond this, the oldest is closed: of the address that has more
+than half of them, if there is one. Replicas prove themselves within a millisecond."""
 
 
 _ALIVE: Final = frame(b"p")
 
 
 class CallLeft(Exception):
-    """The asking side has cancelled the call, or is gone."""
+    """The asking side has cancelled the call, or its connection has ended."""
 
 
 class Rules(NamedTuple):
-    """What channels ask of the owner of their server.
+    """The callbacks from channels to the owner of their server.
 
-    `define` reads a definition, and `begin` begins a call; each may raise `PeerFault`, and nothing else. `cut` is
-    called for each connection that is cut because it breaks a rule, or proves nothing.
+    `define` reads a definition (the facts that several calls share), and `begin` begins a call. Each may raise
+    `PeerFault`, and nothing else. `cut` is called for each connection that is closed because it breaks a rule, or
+    proves nothing.
     """
 
     define: Callable[[bytes], Any]
@@ -76,8 +77,8 @@ class Rules(NamedTuple):
 
 
 class Call:
-    """A call that has arrived, and its answer. `definition` is what `define` has returned for what it shares with
-    others, `body` the begin of its body, which is all of it unless it `goes_on`."""
+    """Receive one call, and send its answer. `definition` is the result of `Rules.define` for the facts that it shares
+    with other calls. `body` is the first part of its body; more follows if the body `goes_on`."""
 
     __slots__ = (
         *("_changed", "_channel", "_credit", "_is_agreed", "_left", "_pieces", "_unread"),
@@ -102,16 +103,16 @@ class Call:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Names the call, as the asking side names it in a copy."""
+        """Return the name of the call, by which the asking side refers to it if it sends a copy."""
         return self._channel.name, self.number
 
     @property
     def is_open(self) -> bool:
-        """Whether it has no last frame yet, and the asking side waits for it."""
+        """Return True while the asking side waits for the last frame of the answer."""
         return self._channel.calls.get(self.number) is self
 
     def attend(self, left: Callable[[], None]) -> None:
-        """Have `left` called if the asking side cancels this call, or is gone."""
+        """Call `left` if the asking side cancels this call, or its connection ends."""
         self._left = left
 
     async def _change(self) -> None:
@@ -128,7 +129,7 @@ class Call:
     # -- for the channel
 
     def receive(self, kind: bytes, payload: bytes) -> None:
-        """Handle a frame about the call. Raises `PeerFault`: it is not one that may come now."""
+        """Handle a frame about the call. Raises `PeerFault` if this frame must not come now."""
         if kind == b"w":
             self._credit = credit_after(payload, self._credit)
         elif kind == b"g" and not payload:
@@ -144,17 +145,17 @@ class Call:
         self._wake()
 
     def leave(self) -> None:
-        """The asking side does not wait for the answer any more."""
+        """Note that the asking side does not wait for the answer any more."""
         self._left()
         self._wake()
 
     # -- answering
 
     async def read(self) -> tuple[bytes, bool]:
-        """The next piece of the body, and whether more follow.
+        """Return the next piece of the body, and True if more follow.
 
         Raises:
-            CallLeft: it does not come.
+            CallLeft: no piece came within `BODY_WITHIN_S`, or the call is over.
         """
         try:
             async with asyncio.timeout(BODY_WITHIN_S):
@@ -172,10 +173,10 @@ class Call:
         return piece, follows
 
     async def agreed(self) -> None:
-        """Wait until the asking side knows that a call that has waited may take effect from now on.
+        """Tell the asking side that a call which has waited may take effect from now on, and wait until it agrees.
 
         Raises:
-            CallLeft: it may have the call executed elsewhere.
+            CallLeft: it does not agree, and may have the call executed elsewhere.
         """
         self.send(b"S")
         while not self._is_agreed:
@@ -184,7 +185,7 @@ class Call:
             await self._change()
 
     async def write(self, data: bytes) -> None:
-        """Send this as pieces of the answer, and wait while it is read slowly. Does nothing once the call is over."""
+        """Send these bytes as pieces of the answer, waiting for a slow reader. Does nothing once the call is over."""
         at = 0
         while at < len(data) and self.is_open:
             if not self._credit:
@@ -209,7 +210,8 @@ class Call:
 
 
 class AnsweringChannel(asyncio.Protocol):
-    """The connection of a peer. `since` is when it began, and then when it was last heard of."""
+    """Receive the calls of a peer on one connection. `since` is when the connection began, or the peer was last heard
+    of (clock of the event loop)."""
 
     def __init__(self, server: "PeerServer") -> None:
         self._server = server
@@ -230,14 +232,14 @@ class AnsweringChannel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         if self in self._server.channels:
-            return  # it counts since before its handshake of TLS
+            return  # it was counted before its TLS handshake
         address = transport.get_extra_info("peername")
         self.peer = str(address[0]) if isinstance(address, tuple) else ""
         self.since = self._loop.time()
         self._server.entered(self)
 
     def proved(self, name: str) -> None:
-        """The other side has proved that it is a replica. This is the name of the connection."""
+        """Note that the other side has proved that it is a replica. `name` is the name of the connection."""
         self.name = name
         self.since = self._loop.time()
         self._server.known(self)
@@ -287,7 +289,7 @@ class AnsweringChannel(asyncio.Protocol):
         if not 0 <= len(payload) - body_at <= SMALL_BYTES or (is_kept and place >= KEPT):
             raise PeerFault("a call's sizes are wrong")
         if number != self._last + 1 or len(self.calls) >= MAX_CALLS:
-            # The asking side counts as here, because frames are read in the order they were sent.
+            # Both sides count the same calls, because frames are read in the order they were sent.
             raise PeerFault("a call's number is wrong, or there are too many")
         if defined:
             if is_kept and defined > MAX_DEFINITION_BYTES:
@@ -308,12 +310,12 @@ class AnsweringChannel(asyncio.Protocol):
             self._transport.write(data)
 
     def _write_alive(self) -> None:
-        """Show a sign of life, unless there is one on its way."""
+        """Send a heartbeat, unless other bytes are on their way: these are a sign of life too."""
         if self._transport is not None and not self._transport.get_write_buffer_size():
             self._transport.write(_ALIVE)
 
     def check(self, now: float) -> None:
-        """Send a heartbeat if there are calls. Close a connection that proves nothing, or is idle."""
+        """Send a heartbeat if there are calls. Close a connection that has proved nothing in time, or is idle."""
         if self.calls:
             self._write_alive()
         elif now - self.since >= (IDLE_S if self.name else PROVED_WITHIN_S):
@@ -329,7 +331,7 @@ class AnsweringChannel(asyncio.Protocol):
         self._server.gone(self)
 
     def close(self) -> None:
-        """Write the answers that are there, and close. A stranger's connection is cut."""
+        """Write the answers that are ready, and close the connection. One that has proved nothing is aborted."""
         self._batch.flush()
         if self._transport is not None and self.name:
             self._transport.close()
@@ -342,7 +344,7 @@ class AnsweringChannel(asyncio.Protocol):
 
 
 class PeerServer:
-    """Listens for peers. `own` has the keys that prove this replica, newest first, and its name."""
+    """Listen for peers. `own` has the keys that prove this replica, newest first, and its name."""
 
     def __init__(self, rules: Rules, *, own: tuple[Sequence[bytes], str], tls: PeerTls | None = None) -> None:
         self.rules = rules
@@ -354,13 +356,13 @@ class PeerServer:
         self._breach_logged_at = float("-inf")
 
     def log_breach(self, peer: str, why: str) -> None:
-        """Log that a peer breaks the protocol, once in `LOG_EVERY_S`: who has the key could else fill the log."""
+        """Log that a peer breaks the protocol, once in `LOG_EVERY_S`: else anyone with the key could fill the log."""
         if (now := monotonic()) - self._breach_logged_at >= LOG_EVERY_S:
             self._breach_logged_at = now
             logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", peer, why)
 
     def entered(self, channel: AnsweringChannel) -> None:
-        """Register a new connection, whose sender is not known yet."""
+        """Register a new connection that has proved nothing yet. If there are too many, abort the oldest."""
         self.channels.add(channel)
         self._unknown[channel] = None
         self._peers[channel.peer] += 1
@@ -387,7 +389,7 @@ class PeerServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen inside the block. Gives the port (0 takes a free one). Raises `OSError` if the port cannot be used."""
+        """Listen inside the block, and yield the port (0 takes a free one). Raises `OSError`: the port is unusable."""
         server = await asyncio.get_running_loop().create_server(self._accept, host, port)
         checks = Tasks("listener for peers")
         checks.spawn(self._check())

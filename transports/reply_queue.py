@@ -1,4 +1,4 @@
-"""Frames on their way to one client, between the upstream that sends them and the wire that writes them."""
+"""Queue the messages for one client, between the server that sends them and the connection that writes them."""
 
 import asyncio
 from collections import deque
@@ -12,11 +12,11 @@ __all__ = ["MAX_QUEUED_BYTES", "Frame", "ReplyQueue"]
 
 
 MAX_QUEUED_BYTES: Final = 16 << 20
-"""Bytes that may wait for one client that does not read. Beyond this, the exchange is abandoned to save memory."""
+"""The most bytes that wait for a client that does not read. Beyond this, its call is abandoned to save memory."""
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One message to the client. `error_code` is set on the last one when it is an error."""
+    """One message to the client. `final` marks the last one. `error_code` is set on the last one if it is an error."""
 
     data: bytes
     final: bool = False
@@ -24,7 +24,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ReplyQueue:
-    """The frames of one answer. The receiver of the upstream's messages fills the queue, the client's wire reads it."""
+    """Queue the frames of one answer. The receiver of the server's messages fills it, the client's connection reads."""
 
     __slots__ = ("_callback", "_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
 
@@ -38,7 +38,7 @@ class ReplyQueue:
         self.abandoned = False
 
     def push(self, frame: Frame) -> bool:
-        """Queue a frame. False if it was dropped: after the final frame, or because the reader is too far behind."""
+        """Queue a frame. Return False if it was dropped: the final one came before, or the reader is too far behind."""
         if self._closed:
             return False
         if self._size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
@@ -62,20 +62,20 @@ class ReplyQueue:
         self.abandoned = True
 
     def close(self) -> None:
-        """Accept no more frames. The reader gets the queued ones, then None."""
+        """Accept no more frames. The reader gets the queued frames, then None."""
         self._closed = True
         self._wake()
 
     @property
     def is_closed(self) -> bool:
-        """True if no more frames can be queued."""
+        """Return True if no more frames can be queued."""
         return self._closed
 
     async def next(self, quiet_at: float | None = None) -> Frame | None:
-        """Return the next frame, or None when the stream ended without a final one. One reader only.
+        """Wait for the next frame and return it; None if the queue was closed without a final one. One reader only.
 
         Raises:
-            TimeoutError: no frame came before `quiet_at` (monotonic clock). Found by `tick`, so not at once.
+            TimeoutError: no frame came before `quiet_at` (monotonic clock). `tick` raises it, so it may come later.
         """
         while not self._frames:
             if self._closed:
@@ -89,7 +89,7 @@ class ReplyQueue:
         return self.take()
 
     def take(self) -> Frame | None:
-        """Return the next frame, if it is there already."""
+        """Remove and return the next frame; None if it has not arrived."""
         if not self._frames:
             return None
         frame = self._frames.popleft()
@@ -98,24 +98,24 @@ class ReplyQueue:
 
     @property
     def whole(self) -> Sequence[Frame] | None:
-        """All frames that are still to come, if they are there already. They stay in the queue."""
+        """Return all remaining frames, which stay in the queue, if the final one has arrived; else None."""
         return self._frames if self._frames and self._frames[-1].final else None
 
     @property
     def size(self) -> int:
-        """The bytes in the queue."""
+        """Return the number of bytes in the queue."""
         return self._size
 
     @property
     def first(self) -> Frame | None:
-        """The frame that `next` returns next, if it is there already."""
+        """Return the next frame, which stays in the queue; None if it has not arrived."""
         return self._frames[0] if self._frames else None
 
     def when_ready(self, callback: Callable[[bool], object], quiet_at: float) -> None:
-        """Call back once, when `next` would return something or raise `TimeoutError`. For a reader without a task.
+        """Call `callback` once, when `next` would return or raise `TimeoutError`. For a reader without a task.
 
-        The callback runs in a turn of the event loop of its own, not inside `push`, with the context of this call. It
-        is told whether no frame has come. `next` takes the place of a callback that was not called yet.
+        The callback runs in its own turn of the event loop, not inside `push`, with the context of this call. Its
+        argument is True if no frame came before `quiet_at`. A call of `next` replaces a waiting callback.
         """
         self._quiet_at = quiet_at
         self._waiter = None

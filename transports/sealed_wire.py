@@ -1,12 +1,12 @@
-"""Connections between replicas that both sides have proved, and whose bytes are sealed from then on.
+"""Authenticate both sides of a connection between replicas, and then seal all bytes with MACs.
 
-The side that asks sends a challenge: a version and a nonce. The other answers with its nonce, the name of its replica
-and a MAC. Only if that is the replica which is wanted, the asking side sends its own MAC, and then anything else. Each
-MAC is for one side, one pair of nonces and one replica, so none can be reflected, repeated or relayed for another.
+The asking side sends a challenge: a version and a nonce. The other side answers with its nonce, the name of its replica
+and a MAC. Only if it is the wanted replica, the asking side sends its own MAC, and then anything else. Each MAC is for
+one side, one pair of nonces and one replica. So no MAC can be reflected, repeated or relayed for another replica.
 
-All bytes behind are records: a size (four bytes, big endian), a MAC and the content. The keys are those of one
-connection and one direction, and the records are numbered. So none can be changed, repeated, moved or left out: the
-connection is cut, and as each answer has a last frame, a part of one is never taken for all of it.
+After the handshake, all bytes are records: a size (four bytes, big endian), a MAC and the content. Each connection and
+direction has its own key, and the records are numbered. So no record can be changed, repeated, moved or left out: the
+connection is closed. Each answer has a last frame, so a part of an answer is never taken for the whole.
 docs/adr/0041-one-protocol-between-replicas.md has the reasons.
 """
 
@@ -30,7 +30,7 @@ _SIZE: Final = 4
 _CHALLENGE: Final = len(_VERSION) + _NONCE
 _NAMED_AT: Final = len(_VERSION) + _NONCE + _MAC
 _RECORD_BYTES: Final = 64 << 10
-"""The most bytes of one record. More is several."""
+"""The most bytes of one record. Longer content is sent in several."""
 
 
 class Unproven(Exception):
@@ -38,15 +38,15 @@ class Unproven(Exception):
 
 
 class OtherReplica(Unproven):
-    """It is another replica of this store."""
+    """The other side is another replica of this store."""
 
 
 class OtherKeys(Unproven):
-    """It speaks the protocol, under a key that is not in the ring."""
+    """The other side speaks the protocol, but with a key that is not in the key ring."""
 
 
 class _Seal:
-    """The numbered records of one direction."""
+    """Number the records of one direction, and compute their MACs."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -60,7 +60,7 @@ class _Seal:
 
 
 class Seals(NamedTuple):
-    """What one side seals with, what it verifies with, and the name of the connection, which no other has."""
+    """The seals for the records that one side sends and receives, and the name of the connection, which is unique."""
 
     sent: _Seal
     received: _Seal
@@ -68,14 +68,14 @@ class Seals(NamedTuple):
 
 
 class _Proof:
-    """The MACs of one handshake."""
+    """Compute the MACs of one handshake."""
 
     def __init__(self, key: bytes, asked: bytes, answered: bytes, replica: bytes) -> None:
         self._key = key
         self._facts = asked + answered + replica
 
     def of(self, role: bytes) -> bytes:
-        """Return the MAC for a role, whose name ends with a zero byte."""
+        """Return the MAC for a role. A zero byte ends the role's name in the bytes that it covers."""
         return hmac.digest(self._key, _VERSION + role + b"\0" + self._facts, "sha256")
 
     def seals(self, *, is_asking: bool) -> Seals:
@@ -85,7 +85,7 @@ class _Proof:
 
 
 class Asking:
-    """The handshake of the side that asks. `keys` are those of the ring, newest first."""
+    """Make the handshake of the asking side, which wants that replica. `keys` are the key ring, newest first."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._keys = keys
@@ -93,14 +93,14 @@ class Asking:
         self._nonce = secrets.token_bytes(_NONCE)
 
     def begin(self) -> bytes:
-        """Return the challenge."""
+        """Return the challenge, which is sent first."""
         return _VERSION + self._nonce
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
-        """Read what has come and take it away. Returns what is to be sent, with the seals once it is over.
+        """Read and remove the bytes in `rest`. Return the bytes to send, with the seals after the last step.
 
         Raises:
-            Unproven: nothing more may be sent.
+            Unproven: the proof is wrong, and nothing more may be sent.
         """
         if not rest.startswith(_VERSION[: len(rest)]):
             raise Unproven
@@ -121,7 +121,7 @@ class Asking:
 
 
 class Answering:
-    """The handshake of the side that answers, as that replica. Its proof is made with the newest key."""
+    """Make the handshake of the answering side, as that replica. Its proof is made with the newest key."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._key = keys[0]
@@ -129,11 +129,15 @@ class Answering:
         self._proof: _Proof | None = None
 
     def begin(self) -> bytes:
-        """Nothing: the other side begins."""
+        """Return no bytes: the other side begins."""
         return b""
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
-        """Do as `Asking.step`."""
+        """Read and remove the bytes in `rest`. Return the bytes to send, with the seals after the last step.
+
+        Raises:
+            Unproven: the proof is wrong, and nothing more may be sent.
+        """
         if self._proof is not None:
             if len(rest) < _MAC:
                 return b""
@@ -143,7 +147,7 @@ class Answering:
                 raise Unproven
             return b"", self._proof.seals(is_asking=False)
         if len(rest) > _CHALLENGE or not rest.startswith(_VERSION[: len(rest)]):
-            raise Unproven  # who asks waits for the answer before it sends more
+            raise Unproven  # the asking side waits for the answer before it sends more
         if len(rest) < _CHALLENGE:
             return b""
         asked, answered = bytes(rest[len(_VERSION) :]), secrets.token_bytes(_NONCE)
@@ -154,7 +158,7 @@ class Answering:
 
 
 class Layer(asyncio.Transport, asyncio.Protocol):
-    """What lies between a connection and its protocol: the protocol of the one, and the transport of the other."""
+    """Stand between a connection and its protocol: as the protocol of the connection, and the protocol's transport."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -205,10 +209,10 @@ class Layer(asyncio.Transport, asyncio.Protocol):
 
 
 class Sealed(Layer):
-    """A connection as its protocol sees it: bytes that were verified come in, and what is written is sealed.
+    """Verify the bytes that arrive for a protocol, and seal the bytes that the protocol writes.
 
     `when_proved` is called with the name of the connection before the first bytes come in. `failed` is called if the
-    handshake or a record is wrong; the connection is then cut.
+    handshake or a record is wrong; the connection is then aborted.
     """
 
     def __init__(
@@ -229,7 +233,7 @@ class Sealed(Layer):
         self._proved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def proved(self) -> None:
-        """Wait until the other side has proved what it is.
+        """Wait until the other side has proved that it is the replica.
 
         Raises:
             Unproven: it has not, or the connection is lost.
@@ -238,7 +242,7 @@ class Sealed(Layer):
 
     @property
     def is_proved(self) -> bool:
-        """Whether both sides have proved what they are."""
+        """Return True once both sides have proved themselves."""
         return self._seals is not None
 
     # -- the protocol of the connection
@@ -261,7 +265,7 @@ class Sealed(Layer):
             self.abort()
 
     def _shake(self, data: bytes) -> bytes:
-        """Go on with the handshake. Returns what has come behind it."""
+        """Go on with the handshake. Return the bytes that came after its end."""
         self._rest += data
         step = self._handshake.step(self._rest)
         answer, self._seals = (step, None) if isinstance(step, bytes) else step
@@ -275,14 +279,14 @@ class Sealed(Layer):
         return rest
 
     def _settle(self, wrong: Unproven | None) -> None:
-        """Tell who waits for the proof. The answering side waits for none, and who asks may have left."""
+        """End the wait of `proved`. Perhaps nobody waits: the answering side never does, and the asker may have left."""
         if self._proved.done():
             return
         if wrong is None:
             self._proved.set_result(None)
         else:
             self._proved.set_exception(wrong)
-            self._proved.exception()  # looked at: asyncio logs what nobody has
+            self._proved.exception()  # else asyncio logs an exception that nobody has read
 
     def _open(self, seal: _Seal, data: bytes) -> None:
         for head, content in self._records.feed(data):

@@ -1,4 +1,4 @@
-"""Server-sent events: event ↔ bytes (WHATWG HTML §9.2). Pure: no I/O."""
+"""Encode and decode server-sent events (WHATWG HTML §9.2). Pure: no I/O."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 __all__ = ["COMMENT", "Event", "EventDecoder", "TooLarge", "encode_event"]
 
 COMMENT = b": keepalive\n\n"
-"""What a quiet stream sends so that proxies do not cut it."""
+"""A comment for a quiet stream, so that proxies do not close it."""
 
 _MOST_RETRY_DIGITS: Final = 9
 _LONGEST_RETRY_MS: Final = 10**_MOST_RETRY_DIGITS
@@ -16,7 +16,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 
 def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
-    """Return one event. `data` holds no line break (a JSON-RPC frame, or nothing for a priming event)."""
+    """Return one encoded event. `data` has no line break: it is a JSON-RPC message, or empty for a priming event."""
     if event_id is not None and data and retry_ms is None:
         return b"id: %b\nevent: message\ndata: %b\n\n" % (event_id.encode(), data)
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
@@ -28,7 +28,7 @@ def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None 
 
 
 class Event(NamedTuple):
-    """A received event: its data (empty if it only sets an id), the id last received, and its type."""
+    """A received event: its data (empty if it only sets an id), the last id of the stream, and its type."""
 
     data: bytes
     id: str = ""
@@ -40,7 +40,7 @@ class TooLarge(ValueError):
 
 
 class EventDecoder:
-    """Decodes events from bytes, which may arrive in chunks of any size. `retry_ms` is the last reconnection time that
+    """Decode events from bytes, which may arrive in chunks of any size. `retry_ms` is the last reconnection time that
     the stream has named; None if it has named none."""
 
     def __init__(self, max_event_bytes: int) -> None:

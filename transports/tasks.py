@@ -1,4 +1,4 @@
-"""Background tasks of one owner: referenced while they run, logged if they fail, cancelled when the owner closes."""
+"""Keep the background tasks of one owner: hold a reference, log a failure, cancel them when the owner closes."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CANCEL_S: Final = 5.0
-"""How long `close` waits for a task that it has cancelled. A task that takes longer is left behind, with a log line."""
+"""Seconds that `close` waits for a cancelled task. A task that takes longer is left behind, with a log line."""
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Run all of `works` until the first one ends, then cancel the others and wait for their end.
 
     Raises:
-        ExceptionGroup: what a work raised.
+        ExceptionGroup: the exceptions of `works`.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work) for work in works]
@@ -29,14 +29,11 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
 
 
 class TasksClosed(Exception):
-    """The shared run was cancelled because its owner closed."""
+    """A task that callers shared was cancelled because its owner closed."""
 
 
 class Tasks:
-    """The background tasks of one owner. `owner` names it in log lines.
-
-    After `close`, new work is cancelled before it starts.
-    """
+    """Keep the background tasks of one owner, whose name is for log lines. After `close`, new tasks do not start."""
 
     # Small while nothing runs: there are as many as there are sessions.
     __slots__ = ("_awaited", "_is_closed", "_owner", "_running", "_shared")
@@ -60,8 +57,7 @@ class Tasks:
         return task
 
     def start(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Return the run of `key` that is under way, or a new one. Once it has ended, the next caller starts
-        another."""
+        """Return the running task of `key`. If there is none, start one with `work`."""
         task = self.running(key)
         if task is None:
             task = self.spawn(work())
@@ -72,13 +68,12 @@ class Tasks:
         return task
 
     async def share(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the run of `key`, which concurrent callers share. A caller that is cancelled does not
-        end it.
+        """Return the result of the running task of `key`, which concurrent callers share. If there is none, start one.
 
-        A failure reaches every caller that waits, and is not logged.
+        A cancelled caller does not cancel the task. A failure reaches every caller that waits, and is not logged.
 
         Raises:
-            TasksClosed: `close` cancelled the run.
+            TasksClosed: `close` cancelled the task.
         """
         task = self.start(key, work)
         if self._awaited is None:
@@ -90,18 +85,18 @@ class Tasks:
         return task.result()
 
     def running(self, key: Hashable) -> asyncio.Task[Any] | None:
-        """Return the run of `key` that is under way."""
+        """Return the running task of `key`; None if there is none."""
         task = None if self._shared is None else self._shared.get(key)
         return None if task is None or task.done() else task
 
     async def settled(self) -> None:
-        """Wait until every task that runs now has ended. Never raises what a task raised."""
+        """Wait until every task that runs now has ended. Their exceptions are not raised."""
         others = self._others()
         if others:
             await asyncio.wait(others)
 
     async def close(self, *, wait_s: float = 0.0) -> None:
-        """Give the tasks `wait_s` to end by themselves, then cancel the rest and wait for their end."""
+        """Give the tasks `wait_s` seconds to end by themselves, then cancel the rest and wait for their end."""
         self._is_closed = True
         others = self._others()
         if others and wait_s > 0:
@@ -114,7 +109,7 @@ class Tasks:
             logger.warning("%s: task %s ignores its cancellation", self._owner, task.get_name())
 
     def _others(self) -> set[asyncio.Task[Any]]:
-        """Return what runs, but for the caller's own task."""
+        """Return the running tasks, except the caller's own."""
         return set() if self._running is None else self._running - {asyncio.current_task()}
 
     def _forget(self, key: Hashable, task: asyncio.Task[Any]) -> None:

@@ -1,6 +1,6 @@
-"""The contract of an upstream and its links, as pytest classes to inherit from. Ships with the package.
+"""Test the contract of an upstream and its links, by pytest classes to inherit from. Ships with the package.
 
-A subclass gives the fixture `upstream`: an `Upstream` to an MCP server of the legacy era that answers `ping`.
+A subclass defines the fixture `upstream`: an `Upstream` to an MCP server of the legacy era that answers `ping`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 
 
 class RecordedEvents:
-    """`LinkEvents` that records what the link reports, in order."""
+    """Record what a link reports, in order (`LinkEvents`)."""
 
     stderr: Callable[[str], None] | None = None
 
@@ -71,7 +71,7 @@ class RecordedEvents:
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds. Raises `TimeoutError`."""
+        """Wait until the condition holds. Raises `TimeoutError` after 30 s."""
         async with asyncio.timeout(_WAIT_S):
             while not condition():
                 self._changed.clear()
@@ -83,14 +83,14 @@ class RecordedEvents:
 
 
 def ping(request_id: int | str) -> bytes:
-    """A request that every server answers."""
+    """Return a request that every server answers."""
     return b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % (
         b"%d" % request_id if isinstance(request_id, int) else b'"%s"' % request_id.encode()
     )
 
 
 async def handshaken(upstream: Upstream) -> tuple[Link, RecordedEvents]:
-    """A link after the handshake of the legacy era."""
+    """Open a link, make the handshake of the legacy era, and return the link and its events."""
     events = RecordedEvents()
     async with asyncio.timeout(_WAIT_S):
         link = await upstream.connect(ConnectOptions(), events)
@@ -102,7 +102,7 @@ async def handshaken(upstream: Upstream) -> tuple[Link, RecordedEvents]:
 
 @pytest.mark.anyio
 class UpstreamContract:
-    """What any `Upstream` and its links do."""
+    """Test an `Upstream` and its links."""
 
     @pytest.fixture
     def upstream(self) -> Upstream:
@@ -169,7 +169,7 @@ class UpstreamContract:
 
 @pytest.mark.anyio
 class UnreachableUpstreamContract:
-    """What an `Upstream` does whose server cannot be reached. The fixture `unreachable` gives one."""
+    """Test an `Upstream` whose server cannot be reached. The fixture `unreachable` returns one."""
 
     @pytest.fixture
     def unreachable(self) -> Upstream:
@@ -194,9 +194,9 @@ class UnreachableUpstreamContract:
 
 @pytest.mark.anyio
 class ForgetfulUpstreamContract:
-    """What an `Upstream` does whose server forgets its sessions (`Link.may_forget`).
+    """Test an `Upstream` whose server forgets its sessions (`Link.may_forget`).
 
-    The fixture `forgetful` gives one, and a function that makes the server forget the sessions it has.
+    The fixture `forgetful` returns one, and a function that makes the server forget the sessions it has.
     """
 
     @pytest.fixture

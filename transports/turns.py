@@ -1,7 +1,7 @@
-"""Work on large messages and on many things in steps, between which the event loop serves other requests.
+"""Split long work into steps, between which the event loop serves other requests.
 
-A step is one pass over the bytes, which takes some milliseconds for the largest body, or one slice of the things. Does
-not know what a message is.
+A step is one pass over the bytes of a large message, which takes some milliseconds at most, or one slice of many items.
+Knows nothing of messages.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ __all__ = [
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 << 10
-"""A pass over fewer bytes takes less time than a small call, and needs no steps."""
+"""The most bytes that need no steps: a pass over them takes less time than a small call."""
 
 
 SCANNED_AT_ONCE: Final = 1_000
-"""Things that are looked at in one step: less than a millisecond, if a look is all."""
+"""The items that one step looks at: less than a millisecond, if it does no more."""
 
 SENT_AT_ONCE: Final = 64
-"""Commands that are sent to a store in one step: a millisecond, and again when the replies come."""
+"""The commands that one step sends to a store: a millisecond, and another when the replies come."""
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Return the items, so many at a time."""
+    """Return an iterator over slices of at most `size` items."""
     return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
-    """Return True if any of these values is large."""
+    """Return True if any of these values has more than `LARGE_BYTES`."""
     for raw in params.values():  # `any` with a generator takes twice as long
         if len(memoryview(raw)) > LARGE_BYTES:
             return True
@@ -63,7 +63,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
 
 
 async def in_turns(steps: Generator[None, None, T]) -> T:
-    """Return the result of the steps, with other tasks running between them."""
+    """Run stepwise work to its end, let other tasks run between the steps, and return its result."""
     try:
         while True:
             next(steps)

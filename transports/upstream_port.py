@@ -1,4 +1,4 @@
-"""What an upstream is: how links to a server are opened, and what they report. No I/O of its own."""
+"""Define the interface to a server (upstream): how links to it are opened, and what they report. No I/O of its own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 STANDALONE: Final = ""
-"""Stands for the stream of a server's own messages, which belong to no request."""
+"""In place of a request's id: the stream of a server's own messages, which belong to no request."""
 
 _NOT_ABOUT_CONTENT: Final = frozenset({401, 402, 403, 407, 408, 421, 423, 425, 429, 451})
 _REFUSALS: Final = frozenset({307, 308, 501, 503, 505})
@@ -40,15 +40,15 @@ class UpstreamUnavailable(Exception):
 
 
 def is_about_content(status: int) -> bool:
-    """Return whether an HTTP status refuses a request for what it says. Otherwise the server is busy or broken, a proxy
-    has answered, or the request needs credentials."""
+    """Return True if an HTTP status refuses a request because of its content. Otherwise the server is busy or broken, a
+    proxy has answered, or the request needs credentials."""
     return 400 <= status < 500 and status not in _NOT_ABOUT_CONTENT
 
 
 def is_refusal(status: int) -> bool:
-    """Return whether an HTTP status says that the request was not executed; 0 stands for a request that was not sent. A
-    server that answers 500 may have failed in the middle of its work, and one behind a proxy that answers 502 or 504
-    may be done with it (RFC 9110 §15)."""
+    """Return True if an HTTP status says that the request was not executed; 0 stands for a request that was not sent. A
+    server that answers 500 may have failed in the middle of its work. Behind a proxy that answers 502 or 504, the
+    server may have finished it (RFC 9110 §15)."""
     return not status or 400 <= status < 500 or status in _REFUSALS
 
 
@@ -57,17 +57,16 @@ class LinkClosed(Exception):
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a link gets for its session, in addition to what the operator configured for the server.
+    """The options of a link for its session, in addition to the operator's configuration of the server.
 
-    `env` is the environment of a process, `launcher` a command that starts it, and `walls` are around both. `argv` is
-    started instead of the configured command, if it is not empty, and `path` are folders in front of its PATH. `cwd` is
-    its working directory, instead of the command's. `headers` returns headers for every
-    HTTP request. `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume`
-    is the `Link.resume` of an earlier link of the same session, and `keep` tells whether a later link will resume this
-    one. `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of
-    a process that was started; None: it has no walls, and its work may be done by processes that are not below it.
-    `in_context` returns the context variables with which an object in this process handles the message that is sent
-    now.
+    `env` is the environment of a process, `launcher` a command that starts it, and `walls` are the sandbox around both.
+    If `argv` is not empty, it is started instead of the configured command. `path` are folders in front of its PATH.
+    `cwd` is its working directory, instead of the configured one. `headers` returns headers for every HTTP request.
+    `schemas` returns the input schemas, by tool, of the tools that mirror arguments in headers. `resume` is the
+    `Link.resume` of an earlier link of the same session. `keep` returns True if a later link will resume this one.
+    `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
+    started process. It gets None if the process has no sandbox: then processes that are not below it may do its work.
+    `in_context` returns the context variables with which an object in this process handles the message that is sent.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -86,7 +85,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkEvents(Protocol):
-    """What a link reports. Called on the event loop, one call at a time. Implementations never block."""
+    """Receive the reports of a link. The methods are called on the event loop, one at a time, and must not block."""
 
     def log_fields(self) -> Mapping[str, Any]:
         """Return the fields (`extra`) of a log line about something that the upstream has just done."""
@@ -103,16 +102,16 @@ class LinkEvents(Protocol):
 
     @property
     def stderr(self) -> Callable[[str], None] | None:
-        """Who gets the lines that the upstream writes to stderr, redacted and cut; None if nobody wants them."""
+        """Return the receiver of the upstream's lines on stderr, redacted and cut; None if nobody wants them."""
         ...
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        """Take note of something unreadable. `request_id` is the request that it answers, None if unknown."""
+        """Take note of an unreadable message. `request_id` is the request that it answers, None if unknown."""
         ...
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
-        """Take note that the upstream did not answer that request, but with that HTTP status if it has sent one.
-        `is_refusal` says whether the request may have been executed all the same."""
+        """Take note that the upstream gave no answer to the request. `status` is the HTTP status that it sent instead,
+        or 0. Unless `is_refusal(status)`, the request may have been executed all the same."""
         ...
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
@@ -137,27 +136,28 @@ class Link(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The id of its process, if there is one."""
+        """Return the id of the link's process; None if it has none."""
         ...
 
     @property
     def last_words(self) -> Sequence[str]:
-        """The last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
+        """Return the last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
         messages. Redacted, then cut. Empty if the link has no process."""
         ...
 
     def stderr_tail(self) -> list[str]:
-        """More of the last lines of stderr, as many as are kept. Redacted, then cut."""
+        """Return all lines of stderr that are kept, which are the last ones. Redacted, then cut."""
         ...
 
     @property
     def resume(self) -> str:
-        """What a later link to the same server can resume; empty if there is nothing."""
+        """Return the value for `ConnectOptions.resume`, by which a later link resumes this link's session at the
+        server; empty if there is none."""
         ...
 
     @property
     def may_forget(self) -> bool:
-        """True if the server has sessions that it may forget: a message may be reported as `unsent` later."""
+        """Return True if the server has sessions that it may forget: a message may be reported as `unsent` later."""
         ...
 
     def send(self, frame: bytes) -> None:
@@ -174,25 +174,25 @@ class PrestartedLink(Link, Protocol):
 
     @property
     def is_unheard(self) -> bool:
-        """True if it is open and has sent nothing yet: it is as good as a new one."""
+        """Return True if the link is open and its server has sent nothing yet: it is as good as a new one."""
         ...
 
 
 @runtime_checkable
 class Upstream(Protocol):
-    """A server that links can be opened to."""
+    """Open links to one server."""
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> Link:
         """Open a link. Raises `UpstreamUnavailable`."""
         ...
 
     async def close(self) -> None:
-        """Release what its links share. Idempotent."""
+        """Release the resources that its links share. Idempotent."""
         ...
 
 
 class PrestartingUpstream(Upstream, Protocol):
-    """An upstream whose links can be prestarted."""
+    """Open links to one server, which can be started before a session needs them."""
 
     async def start(self, given: ConnectOptions) -> PrestartedLink:
         """Start a link that a later `connect` gets as `ConnectOptions.started`. Raises `UpstreamUnavailable`."""

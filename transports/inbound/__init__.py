@@ -1,1 +1,1 @@
-"""The wires on which clients reach the gateway."""
+"""Receive the requests of clients and send them the answers: Streamable HTTP, HTTP+SSE and stdio."""
