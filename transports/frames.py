@@ -1,4 +1,4 @@
-"""Read frames from a stream of bytes. A frame is a head of fixed size, with the content's size, and then the content."""
+"""Read frames from a stream of bytes. A frame is a head of fixed size, with the content's size, and the content."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -279,7 +279,7 @@ class Sealed(Layer):
         return rest
 
     def _settle(self, wrong: Unproven | None) -> None:
-        """End the wait of `proved`. Perhaps nobody waits: the answering side never does, and the asker may have left."""
+        """End the wait of `proved`. Perhaps nobody waits: the answering side never does, and the asker may be gone."""
         if self._proved.done():
             return
         if wrong is None:

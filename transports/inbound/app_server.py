@@ -1,4 +1,4 @@
-"""An ASGI app on Unix sockets that come and go while the process runs."""
+"""Serve an ASGI app on Unix sockets that are opened and closed while the process runs."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,15 @@ from transports.inbound.limits import Limits, Refusals
 __all__ = ["PEER_PID", "AppServer"]
 
 PEER_PID: Final = "peer_pid"
-"""Key of `scope["state"]`: the id of the process that has connected, where the system tells it."""
+"""Key of `scope["state"]`: the id of the process that has connected, if the system reports it."""
 
 _OF_ONE_SOCKET: Final = 64
-"""Connections to one socket: a child needs one or a few, and its code is not trusted."""
+"""The most connections to one socket: a child needs one or a few, and its code is not trusted."""
 
 
 def process_behind(peer: socket.socket) -> tuple[int, int] | None:
-    """Return the id and the user of the process that has connected. Only Linux reports them (unix(7), SO_PEERCRED)."""
+    """Return the process id and the user id of the process that has connected; None except on Linux, which alone
+    reports them (unix(7), SO_PEERCRED)."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
@@ -34,12 +35,12 @@ def process_behind(peer: socket.socket) -> tuple[int, int] | None:
 
 
 def may_connect(uid: int) -> bool:
-    """Return True for this user and for root. Checked beside the mode of the socket's file, which can be changed."""
+    """Return True for this process's user and for root. The mode of the socket's file is not enough: it can change."""
     return uid in (os.geteuid(), 0)
 
 
 class _OwnUsers(HttpConnection):
-    """A connection that only processes of this user and of root may open."""
+    """Serve a connection only if a process of this user or of root has opened it; else abort it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -51,7 +52,7 @@ class _OwnUsers(HttpConnection):
 
 
 class AppServer:
-    """Serves one app on many sockets. `scope["state"]` tells the app which socket a request came on."""
+    """Serve one ASGI app on many sockets. `scope["state"]` tells the app on which socket a request came."""
 
     def __init__(self, app: Any, limits: Limits, refusals: Refusals) -> None:
         self._config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
@@ -67,7 +68,7 @@ class AppServer:
         )
 
     async def listen(self, path: str, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Listen at `path`, which only this user may open. Call the result to stop and to end every connection.
+        """Listen at `path`, which only this user may open. Return a function that stops it and ends every connection.
 
         Raises:
             OSError: the path cannot be used.

@@ -1,8 +1,8 @@
-"""JSON-RPC batches: several messages in one body, each of them answered on its own.
+"""Answer JSON-RPC batches: several messages in one body, each of them handled on its own.
 
 MCP 2025-03-26 only, where a server must accept them (Transports §Sending Messages to the Server). The response is one
-JSON array, or an event stream: it begins with the first message that is no answer, when nothing was ready for a while,
-or when the answers become too large to be held.
+JSON array, or an event stream. The stream begins with the first message that is no answer, when nothing was ready for a
+while, or when the answers become too large to be held.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ logger = logging.getLogger(__name__)
 
 
 ROOM_WITHIN_S: Final = 10.0
-"""How long a large answer waits for room."""
+"""Seconds that a large answer waits for room."""
 
 _SMALL_BYTES: Final = 4_096
-"""Answers of this size, such as refusals, are always taken: a batch has few messages."""
+"""Answers up to this size, such as refusals, are always accepted: a batch has few messages."""
 
 
 class BatchResponse:
-    """What the messages of one batch send to the client. Its events have no ids: the stream cannot be resumed, because
-    the client could name the last event of one call only."""
+    """Send the client the answers to one batch, and other messages of servers. The events have no ids: the stream
+    cannot be resumed, because the client could name the last event of one call only."""
 
     MOST: Final = MAX_QUEUED_BYTES
     """Bytes of answers that may wait, for the other answers or for a client that does not read."""
@@ -68,7 +68,7 @@ class BatchResponse:
             await stream.write(encode_event(message))
 
     async def answer(self, number: int, answer: bytes) -> bool:
-        """Send the answer to the message of that number, now or with the others. False if there is no room for it."""
+        """Send the answer to the message of that number, now or with the others. Return False if there is no room."""
         if self._is_full(answer) and (not await self._make_room() or self._is_full(answer)):
             return False
         self._waiting += len(answer)
@@ -80,9 +80,9 @@ class BatchResponse:
         return True
 
     async def _make_room(self) -> bool:
-        """Wait until what waits before this is written. False if the client does not read it."""
+        """Write the waiting answers to the event stream. Return False if the client reads too slowly."""
         try:
-            # Only until it can write: a write that is cut short would lose what was held.
+            # The timeout does not cover the write: a write that is cut short would lose the held answers.
             async with asyncio.timeout(ROOM_WITHIN_S):
                 await self._writing.acquire()
         except TimeoutError:
@@ -97,7 +97,7 @@ class BatchResponse:
         return self._waiting + len(answer) > self.MOST and self._waiting > 0 and len(answer) > _SMALL_BYTES
 
     async def during(self, handling: Coroutine[None, None, None]) -> None:
-        """Send comments while the batch is handled, and complete the response."""
+        """Wait for `handling`, send keepalive comments meanwhile, and complete the response."""
         keeper = asyncio.create_task(self._keep_alive())
         try:
             await handling
@@ -125,7 +125,7 @@ class BatchResponse:
                 await send_status(self._send, 202)
 
     async def _streaming(self) -> Stream:
-        """Return the event stream, begun with the answers that were held."""
+        """Return the event stream. If it has not begun, begin it with the held answers."""
         if self._stream is None:
             self._stream = Stream(self._send)
             await self._stream.start([])
@@ -142,7 +142,7 @@ class BatchResponse:
 
 
 class Batches:
-    """Answers batches of a bounded length."""
+    """Answer batches of a limited number of messages."""
 
     def __init__(self, handler: Handler, sizes: Sizes, limits: Limits, refusals: Refusals) -> None:
         self._handler = handler
@@ -151,7 +151,7 @@ class Batches:
         self._refusals = refusals
 
     async def accepted(self, body: bytes, request: Request) -> list[msgspec.Raw]:
-        """Return the messages of a batch. `request` is its HTTP request.
+        """Return the raw messages of a batch. `request` is its HTTP request.
 
         Raises:
             Refused: the batch is too long, is not an array, or its client may not send it. Nothing was started.
@@ -166,15 +166,15 @@ class Batches:
         return parts
 
     async def handle(self, parts: list[msgspec.Raw], request: Request, client: BatchResponse) -> None:
-        """Handle the messages of a batch side by side, until each of them has its answer."""
+        """Handle the messages of a batch concurrently, until each of them has its answer."""
         async with asyncio.TaskGroup() as group:
             for number, part in enumerate(parts):
                 group.create_task(self._handle(number, part, request, client))
                 await asyncio.sleep(0)  # other clients are served between the messages of this one
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
-        """Cut a batch into its messages, not yet parsed. The reading ends with the first one too many, so a long array
-        costs no more."""
+        """Split a batch into its raw messages. Reading ends at the first message too many, so a long array costs no
+        more."""
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -190,7 +190,7 @@ class Batches:
         return found
 
     async def _handle(self, number: int, part: msgspec.Raw, request: Request, client: BatchResponse) -> None:
-        """Handle one message. A fault of it does not affect the other messages."""
+        """Handle one message. Its failure does not affect the other messages."""
         message: Message | None = None
         refused: Refused
         try:
@@ -217,7 +217,7 @@ class Batches:
             await client.answer(number, encode_error(_id_in(part), refused.error()))
 
     async def _one(self, message: Message, request: Request, client: BatchResponse) -> bytes | None:
-        """Handle one message. Returns the final frame of a request; the client gets other frames at once."""
+        """Handle one message. Return the final frame of a request; the client gets other frames at once."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -246,8 +246,8 @@ class Batches:
 
 @functools.lru_cache(maxsize=4)
 def _decoder(most: int) -> msgspec.json.Decoder[Any]:
-    """Make a decoder of arrays of at most `most` messages. For a list type, msgspec would count after reading all of
-    it."""
+    """Return a decoder of arrays of at most `most` messages. With a list type, msgspec would count only after reading
+    all of it."""
     fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
 
@@ -257,7 +257,7 @@ class _Named(msgspec.Struct):
 
 
 def _id_in(part: msgspec.Raw) -> bytes:
-    """Return the encoded id of what may not be a message; null if it has no id that can be repeated."""
+    """Return the encoded id of a part that may be no message; null if it has no id that can be repeated."""
     try:
         return encode(msgspec.json.decode(part, type=_Named).id)
     except (msgspec.MsgspecError, RecursionError):

@@ -1,6 +1,6 @@
-"""A POST that was begun where its bytes arrived, without parser and ASGI: what each step of its beginning has found.
+"""Begin to serve POSTs where their bytes arrive, without parser and ASGI, and keep the result of each step.
 
-Its endpoint takes the steps from here in place of taking them again, if the POST has to be finished in the usual way.
+If a POST has to be finished in the usual way, its endpoint uses these results and does not repeat the steps.
 """
 
 import asyncio
@@ -34,42 +34,42 @@ __all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
 
 
 class Endpoint(Protocol):
-    """What a begun POST needs of its endpoint."""
+    """Finish the POSTs that were begun, and answer questions about them: the ASGI app of an endpoint."""
 
     async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the POST as any other, from the steps that have been taken."""
+        """Answer the POST in the usual way, without repeating the steps that were taken."""
 
     async def call(self, request: Request) -> Answer:
         """Give a request to the handler."""
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that serves it, if that needs no waiting. None: nothing was sent."""
+        """Send a POST to the process that owns its session, if that needs no waiting. Else return None."""
 
     def quiet_after_s(self, request: Request) -> float:
-        """How long a request may have no answer until it is answered with an event stream. 0: it is at once."""
+        """Return the seconds without an answer after which a request gets an event stream; 0 for at once."""
 
     def times_of(self, request: Request) -> StreamTimes | None:
-        """When an event stream begins and is closed that the client can resume; None if it cannot."""
+        """Return the times of an event stream that the client can resume; None if the client cannot resume one."""
 
     def status_of(self, request: Request, frame: Frame) -> int:
-        """The HTTP status of a JSON answer."""
+        """Return the HTTP status of a JSON answer."""
 
 
 _MOST_PATHS: Final = 4
-"""Of one head: legacy clients do not name the tool in the head, and use some tools in turn."""
+"""The most fast paths of one head: legacy clients do not name the tool in the head, and use some tools in turn."""
 
 _PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
-"""About what a path and its template hold, at most."""
+"""About the most bytes that a path and its template hold."""
 
 _MOST_CREDIT: Final = 8
-"""Paths that may be made of one head before a call takes one. So a client whose calls never fit costs nothing more."""
+"""The most paths made for one head before a call takes one. So a client whose calls never fit costs no more."""
 
 _CREDIT_BACK_S: Final = 10.0
-"""After this time one more may be made: paths may have ended by time alone before their next call came."""
+"""Seconds after which one more path may be made: earlier ones may have expired before their next call came."""
 
 
 class RepeatedHead:
-    """A head that connections repeat, as its endpoint has checked it. `shared` are headers for each response."""
+    """Serve the POSTs that repeat one head, which its endpoint has checked. `shared` are headers for each response."""
 
     __slots__ = ("__weakref__", "_credit", "_endpoint", "_hold", "_learned_at", "_paths", "_posts", "head", "shared")
 
@@ -86,7 +86,7 @@ class RepeatedHead:
     def begin_fast(
         self, connection: AnsweringConnection, body: bytes, trace: bytes, correlation: str = ""
     ) -> CallInFlight | None:
-        """Send a call that is like one before it, as `CallPath.begin`. None: nothing was done."""
+        """Send a call on the fast path, if it is like an earlier call. Return None, and do nothing, if none fits."""
         for place, (template, path) in enumerate(self._paths):
             if (holes := template.fit(body)) is None:
                 continue
@@ -102,7 +102,7 @@ class RepeatedHead:
         return None
 
     def learn(self, begun: "BegunPost") -> bool:
-        """Have calls take a path from now on that are like a POST which was answered in one piece. True if there is a
+        """Make a fast path for further calls like `begun`, which was answered in one piece. Return True if there is a
         new path."""
         decided, now = begun.decided, monotonic()
         if now - self._learned_at >= _CREDIT_BACK_S:
@@ -128,18 +128,19 @@ class RepeatedHead:
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Have the bytes that are held for paths counted by that function; a negative number gives them back."""
+        """Count the bytes that are held for paths by that function; a negative number gives them back."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
-        """A POST that was begun on the fast path at that time, as `become` goes on with it. `head` is its own."""
+        """Return a POST that leaves the fast path. It arrived at `began` (monotonic clock), `head` is its own head.
+        `become` makes the handler's answer of its request."""
         request = self._posts.request(head, self._posts.read(body), len(body))
         request = replace(request, arrived_at=began)
         return BegunPost.of(self._endpoint, body, request, become, self.shared)
 
     @classmethod
     def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
-        """The head of a POST that was served, for the connection that may repeat it."""
+        """Return the head of a POST that was served, for connections that may repeat it."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
         # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
@@ -152,28 +153,29 @@ class RepeatedHead:
     def begin(self, body: bytes, trace: bytes = b"") -> "BegunPost | None":
         """Begin to serve a POST with this head, and with that `traceparent` if there is one.
 
-        None: it has to be served from its beginning in the usual way. Nothing was done then. Raises nothing.
+        Return None, and do nothing, if the POST has to be served in the usual way. Raises nothing.
         """
         if is_batch(body):
             return None
         return BegunPost(self._endpoint, self._posts, self.head_with(trace), body, self.shared)
 
     def head_with(self, trace: bytes) -> Head:
-        """The head with that `traceparent`, if there is one."""
+        """Return the head with that `traceparent`, if there is one."""
         head = self.head
         return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head
 
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
-    """Return True if a body is one of that form. A form without a progress token fits bodies with one behind the
-    arguments as well, which then are no JSON value."""
+    """Return True if a body fits the template, and its arguments are one JSON value. A template without a token also
+    fits bodies with a token behind the arguments. It then takes both for the arguments, which are no JSON value."""
     holes = template.fit(body)
     return holes is not None and is_one_value(holes[1])
 
 
 class BegunPost:
-    """One POST. `answer` is None as long as it is not there, for whatever reason. `quiet_at` is when it becomes an
-    event stream if no frame has come (monotonic clock), 0 for at once, None if there is no answer yet."""
+    """Begin to serve one POST, and keep the result of each step. `answer` is None until the handler has returned one.
+    `quiet_at` is the time (monotonic clock) at which an answer without a frame becomes an event stream: 0 for at once,
+    None as long as there is no answer."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -201,7 +203,8 @@ class BegunPost:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """A step has failed. A request that another process serves may be on its way there already."""
+        """Keep the error of a step. If another process owns the session, send the request there, if that needs no
+        waiting."""
         if isinstance(error, OwnedByPeer) and self._request is not None:
             try:
                 self._peer = self._endpoint.begin_elsewhere(error, self._request, self.body)
@@ -211,7 +214,7 @@ class BegunPost:
             self._failure = error
         else:
             self.answer = self._peer
-            self.quiet_at = math.inf  # the other process sees to it
+            self.quiet_at = math.inf  # the other process begins the event stream
 
     def _has(self, answer: Answer, since: float) -> None:
         self.answer = answer
@@ -221,21 +224,21 @@ class BegunPost:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a step has failed: the POST is refused, or another process serves it."""
+        """Return True if a step has failed: the POST is refused, or another process serves it."""
         return self._failure is not None
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another process serves the POST, and it was not sent there."""
+        """Return True if another process serves the POST, and it was not sent there."""
         return isinstance(self._failure, OwnedByPeer)
 
     @property
     def is_no_request(self) -> bool:
-        """Whether it is a notification or a response: nothing was given to the handler."""
+        """Return True if it is a notification or a response: nothing was given to the handler."""
         return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
-        """Wait for the answer in a task, which raises nothing."""
+        """Start a task that waits for the answer, and return it. The task raises nothing."""
         self._waiting = waiting = task(self._arrive())
         return waiting
 
@@ -261,7 +264,7 @@ class BegunPost:
         become: Callable[[Request], Answer],
         shared: HeaderList,
     ) -> "BegunPost":
-        """A POST that was begun on the fast path: its request, and what makes the handler's answer of it, or raises
+        """Return a POST that was begun on the fast path. `become` makes the handler's answer of its request, or raises
         `OwnedByPeer`."""
         begun = cls.__new__(cls)
         begun._endpoint, begun._shared, begun.body = endpoint, shared, body
@@ -275,7 +278,7 @@ class BegunPost:
 
     @property
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
-        """Its request, and what makes a path of what was decided on that; None if nothing does."""
+        """Return the request, and the function that makes a fast path of the decision on it; None if none does."""
         request = self._request
         if request is None or request.offer is None or request.offer.path_for is None:
             return None
@@ -284,15 +287,15 @@ class BegunPost:
     # -- the steps, for the endpoint
 
     def read(self) -> Message:
-        """The message. Raises what the reading has raised."""
+        """Return the message, or raise the error of reading it."""
         return self._message or self._raise()
 
     def request(self) -> Request:
-        """The request. Raises what the rules have raised."""
+        """Return the request, or raise the error of checking it."""
         return self._request or self._raise()
 
     async def called(self) -> Answer:
-        """What the handler has returned, once. Raises what it has raised."""
+        """Return the handler's answer, or raise its error. To be called once."""
         if self._waiting is not None:
             await self._waiting
         answer, self.answer = self.answer, None
@@ -310,41 +313,41 @@ class BegunPost:
             del failure  # else it would refer to itself, by this frame
 
     async def finish(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Go on as the ASGI app of the request."""
+        """Finish the POST in the usual way, as the ASGI app of its request."""
         await self._endpoint.finish(self, scope, receive, send)
 
     # -- for the connection
 
     def json_headers(self, answer: Answer) -> HeaderList:
-        """The headers of a JSON response."""
+        """Return the headers of a JSON response."""
         return [*answer.headers, *self._shared] if self._shared else answer.headers
 
     def stream_headers(self, answer: Answer) -> HeaderList:
-        """The headers of a response that is an event stream."""
+        """Return the headers of a response that is an event stream."""
         return stream_headers(answer.headers) + self._shared
 
     def stream(self, answer: Answer) -> bytes | None:
-        """The events of an answer whose frames are all there; None if it is to be sent in the usual way."""
+        """Return the events of an answer whose frames have all arrived; None if it has to be sent in the usual way."""
         return None if self._request is None else whole_stream(answer, self._endpoint.times_of(self._request))
 
     def status(self, frame: Frame) -> int:
-        """The HTTP status of a JSON response."""
+        """Return the HTTP status of a JSON response."""
         return (
             200 if frame.error_code is None or self._request is None else self._endpoint.status_of(self._request, frame)
         )
 
     def went_quiet(self) -> None:
-        """No frame came for so long that an event stream has to begin."""
+        """Note that no frame came in time, so that an event stream has to begin."""
         self.quiet_at = 0.0
 
     def answered(self) -> None:
-        """The connection has sent the whole answer."""
+        """Release the answer: the connection has sent it as a whole."""
         answer, self.answer = self.answer, None
         if answer is not None:
             answer.done()
 
     async def drop(self) -> None:
-        """End what was begun, if nobody has taken it."""
+        """Cancel and release the answer, if nobody has taken it."""
         if self._waiting is not None:
             await self._waiting
         answer, self.answer = self.answer, None

@@ -1,8 +1,8 @@
-"""The body of a tool call that a connection repeats, with holes for id, progress token and arguments. Pure: no I/O.
+"""Recognize bodies that repeat a tool call with another id, progress token or arguments (holes). Pure: no I/O.
 
-A template is proved by the reader of all bodies: with other values in its holes, a body has to be read as the same call
-with these values. A JSON value in place of another changes nothing around it (RFC 8259 §2). So what was decided on the
-call holds for each body that fits, if its arguments are one JSON value, which is for the user of the template to check.
+A template is proved by the parser of all bodies: with other values in the holes, the parser has to read the same call
+with these values. A JSON value in place of another changes nothing around it (RFC 8259 §2). So the decision on the call
+holds for each body that fits, if its arguments are one JSON value. The user of the template has to check that.
 """
 
 import re
@@ -18,17 +18,17 @@ from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, e
 __all__ = ["MAX_BODY_BYTES", "MAX_KEPT_BYTES", "CallTemplate"]
 
 MAX_BODY_BYTES: Final = 8 << 10
-"""Of a body that fits. So short a body cannot have too many parts, or one that is too long, but for what is compared
-with the template."""
+"""The most bytes of a body that fits. So short a body cannot have too many parts in its holes, or one that is too
+long."""
 
 MAX_KEPT_BYTES: Final = 2 << 10
-"""Of a body without its arguments, which is what a template holds."""
+"""The most bytes of a body without its arguments, which a template holds."""
 
 _VALUE_BYTES: Final = 40
-"""Of an id or a token. A UUID in quotation marks fits."""
+"""The most bytes of an id or a progress token. A UUID in quotation marks fits."""
 
 _PLAIN: Final = re.compile(rb'0|[1-9][0-9]{0,14}|"[0-9A-Za-z_.-]+"')
-"""An integer of the usual form, which every reader reads as the same number, or a text without an escape."""
+"""An integer of the usual form, which every parser reads as the same number, or a string without an escape."""
 
 _ID, _TOKEN, _ARGUMENTS = range(3)
 _NAMES: Final = ("id", "progressToken", "arguments")
@@ -40,7 +40,7 @@ _PROOFS: Final = (
     b'"%b"' % _WORD_OF_PROOF,
     b'{"a":[1,{"%b":"}"}],"c":{}}' % _WORD_OF_PROOF,
 )
-"""Nobody knows them, so no body has them already where its reader does not look."""
+"""Random values for the holes. No client knows them, so no body contains them in a place that its parser ignores."""
 
 _Before = tuple[bytes, int, int]
 """Bytes of a body, how many they are, and the hole behind them."""
@@ -50,9 +50,12 @@ _After = tuple[bytes, int, int, bytes]
 
 
 class CallTemplate:
-    """Made by `of`. `before` are the parts that end with a hole before the arguments, `after`, from the end of the
-    body, those that begin with one behind the arguments. `first` and `last` are around the arguments. A call without
-    arguments has all holes before them, and nothing (`bare`) between `first` and `last`."""
+    """The body of a tool call, cut at its holes. Made by `of`.
+
+    `before` are the parts that end with a hole before the arguments. `after` are the parts that begin with a hole
+    behind the arguments, from the end of the body. `first` and `last` are around the arguments. A call without
+    arguments (`bare`) has all holes in `before`, and nothing between `first` and `last`.
+    """
 
     __slots__ = ("_after", "_bare", "_before", "_first", "_last")
 
@@ -69,8 +72,8 @@ class CallTemplate:
     def of(
         cls, body: bytes, message: Message, params: Object, read: Callable[[bytes], Message]
     ) -> "CallTemplate | None":
-        """Make the template of a tool call. `read` is the reader of bodies, which has read this one as that message
-        with these params. None if the call has another form."""
+        """Return the template of a tool call; None if its body has an unusual form. `read` is the parser of bodies,
+        which has read this body as `message` with `params`."""
         spans = _spans(body, message, params)
         if (
             spans is None
@@ -98,7 +101,8 @@ class CallTemplate:
         return cls(before, pieces[place], b"" if bare else pieces[place + 1], after, bare=bare)
 
     def fit(self, body: bytes) -> Holes | None:
-        """Return what stands in the holes of a body; None if it does not fit. A call without arguments has none."""
+        """Return the id and the arguments in a body; None if it does not fit the template. Without arguments, these are
+        empty."""
         found = [b"", b""]
         begin, end = 0, len(body)
         if end > MAX_BODY_BYTES:
@@ -111,7 +115,7 @@ class CallTemplate:
             if value is None:
                 return None
             found[hole] = value[0]
-            begin = value.end()  # another part follows, which does not begin as a value could go on
+            begin = value.end()  # the next part begins with a byte that cannot continue a value
         for part, size, hole, stop in self._after:
             if not body.endswith(part, begin, end):
                 return None
@@ -128,8 +132,8 @@ class CallTemplate:
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
-    """Return where the values of the holes stand in a body, in this order, and which they are. None if that is not
-    clear."""
+    """Return the begin, the end and the kind of each hole in a body, in this order. Return None if a hole has no plain
+    value, or more than one possible place."""
     if message.method != "tools/call":
         return None
     spans = []
@@ -157,7 +161,8 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return where a key of that name is followed by that value, but for a part of the body."""
+    """Return each begin and end of `value` behind the hole's key. Keys between the two places of `outside` are left
+    out."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 
@@ -165,7 +170,7 @@ def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> l
 def _is_proved(
     proof: bytes, has_token: bool, message: Message, params: Object, read: Callable[[bytes], Message]
 ) -> bool:
-    """Return True if the body with the values of `_PROOFS` is read as that message with these values."""
+    """Return True if `proof`, the body with the values of `_PROOFS`, is read as the same message with these values."""
     try:
         found = read(proof)
         got = found.params_object()
@@ -179,6 +184,6 @@ def _is_proved(
                 "progressToken": meta["progressToken"],
             }:
                 return False
-    except Exception:  # whatever it is, it is not read as the call
+    except Exception:  # whatever failed, the body is not read as the call
         return False
     return found.id == int(_PROOFS[_ID]) and found.method == message.method and got == wanted

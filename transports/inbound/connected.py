@@ -1,7 +1,7 @@
-"""Wires with a lasting connection to the client: one session for each connection, messages in and out.
+"""Serve a client that has a lasting connection: one session for each connection, messages in and out.
 
-The gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and the event streams of HTTP+SSE
-(MCP 2024-11-05).
+For the gateway's own stdin and stdout (MCP 2025-11-25 and 2026-07-28, Transports §stdio), and for the event streams of
+HTTP+SSE (MCP 2024-11-05).
 """
 
 import asyncio
@@ -43,15 +43,15 @@ _LATEST: Final = "2025-11-25"
 _CANCELLED: Final = "notifications/cancelled"
 _LISTEN: Final = "subscriptions/listen"
 _ANSWER_S: Final = 5.0
-"""How long calls may take to be answered after the client has closed its side. A stream of notifications has no end."""
+"""Seconds that calls may take after the client has closed its side. Streams of notifications are not waited for."""
 _CANCEL_S: Final = 1.0
-"""How long a modern call may take to be cancelled at its server."""
+"""Seconds that the cancellation of a modern call may take at its server."""
 
 
 class Connected:
-    """One connected client. `write` sends the client a message. `token` names the session to resume, which `outlives`
-    the connection or ends with it. The `_meta` of the `initialize` result has the session's token at `session_key`. All
-    requests have `headers`, and come from the address `peer`."""
+    """Serve one connected client. `write` sends the client a message. `token` names the session to resume, which
+    `outlives` the connection or ends with it. The `_meta` of the `initialize` result has the session's token under
+    `session_key`. All requests have `headers`, and come from the address `peer`."""
 
     def __init__(
         self,
@@ -74,21 +74,21 @@ class Connected:
         self._given = token
         self._session_key = session_key
         self.may_return = False
-        """Whether the client has brought the session of this connection back, so that it may do so again later."""
+        """Set once the client has named this connection's session itself, so that it may do so again later."""
         self._version = _LATEST
-        self._modern_version = ""  # that the last modern message named
+        self._modern_version = ""  # the version that the last modern message named
         self._calls: dict[object, tuple[Reply, asyncio.Task[None]]] = {}
         self._starting: set[object] = set()  # ids of modern calls that are not sent yet, and not cancelled
         self._cancelled: set[object] = set()  # ids of legacy calls whose answer the client does not want
-        self._due = Tasks("client's calls")  # whose answers a client that leaves still gets
+        self._due = Tasks("client's calls")  # a client that leaves still gets the answers of these
         self._tasks = Tasks("client connection")
         self._stream: Reply | None = None
         self._opening = asyncio.Lock()
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """Note that a message has come with a cookie of that session. A session that the client had before takes the
-        place of one that was opened for this connection and is not used yet."""
+        """Note that a message has come with a cookie of that session. If the session is an older one, it replaces the
+        session that was opened for this connection, unless that one is used already."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:
@@ -99,8 +99,8 @@ class Connected:
     async def receive(
         self, line: bytes, headers: dict[str, str] | None = None, peer: str = "", session: str = ""
     ) -> None:
-        """Handle a message of the client. `headers` and `peer`, if given, are those that it came with. `session` is the
-        token of another session that it names. One that cannot be handled does not end the connection."""
+        """Handle a message of the client. `headers` and `peer`, if given, are those of the message. `session` is the
+        token of a session that the message names. A message that cannot be handled does not end the connection."""
         if not line.strip():
             return
         try:
@@ -185,7 +185,7 @@ class Connected:
             await self._answer(message, reply)
 
     def _begin_modern(self, message: Message, line: bytes, headers: dict[str, str]) -> Reply | None:
-        """Send a call; None if it is cancelled already."""
+        """Send a modern call, and return its response to come; None if the call is cancelled already."""
         if message.id not in self._starting:
             return None
         self._starting.discard(message.id)
@@ -230,8 +230,8 @@ class Connected:
             self._tasks.spawn(_pass_on(self._stream, self._write))
 
     def _cancel_modern(self, message: Message) -> bool:
-        """Cancel a modern call by closing its request. True if the notification is about modern calls; one that names
-        no call is ignored (MCP 2026-07-28, Cancellation §Error Handling)."""
+        """Cancel a modern call by closing its request. Return True if the notification is about modern calls. One that
+        names no call is ignored (MCP 2026-07-28, Cancellation §Error Handling)."""
         if self._session:
             return False
         cancelled = _cancelled_id(message)
@@ -286,7 +286,8 @@ class Connected:
         await _write_answer(message, reply, self._write, self._cancelled)
 
     async def close(self, *, answering: bool = True) -> None:
-        """Finish the answers in progress if the client, which has closed its side, still reads, and end the session."""
+        """End the connection and its session. If `answering`, the client has closed its side, but still reads: then
+        finish the answers in progress first."""
         if answering:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.settled(), _ANSWER_S)
@@ -306,7 +307,7 @@ async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> N
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
-    """Wait until a message that has no answer is handled, after the one before."""
+    """Wait until the message before is handled, and then this message, which has no answer."""
     if before is not None:
         await before
     async for _ in reply.frames():
@@ -323,7 +324,7 @@ async def _write_failure(line: bytes, write: Callable[[bytes], Awaitable[None]])
 
 
 def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]:
-    """Return the headers that repeat parts of a message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
+    """Return the headers that repeat parts of a modern message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
     headers = {"mcp-protocol-version": version, "mcp-method": method}
     source = NAME_SOURCES.get(method)
     if source in params:
@@ -339,7 +340,7 @@ def _cancelled_id(message: Message) -> object:
 
 
 def _with_token(frame: bytes, key: str, token: str) -> bytes:
-    """Return the answer to `initialize` for a client that sees no headers."""
+    """Add the session's token to the `_meta` of an answer to `initialize`, for a client that sees no headers."""
     answer = parse(frame)
     assert isinstance(answer.result, msgspec.Raw)
     found = decode_object(answer.result, "result")
@@ -351,8 +352,8 @@ def _with_token(frame: bytes, key: str, token: str) -> bytes:
 async def _write_answer(
     message: Message, reply: Reply, write: Callable[[bytes], Awaitable[None]], cancelled: Container[object]
 ) -> None:
-    """Write the messages of the response to a request. `cancelled` has ids of legacy requests whose answer the client
-    does not want."""
+    """Write the messages of the response to a request. `cancelled` has the ids of legacy requests whose answer the
+    client does not want."""
     answered = False
     async for frame in reply.frames():
         answer = parse(frame)
@@ -368,15 +369,16 @@ async def _write_answer(
 
 
 def _first_request() -> bytes:
-    """Return the `initialize` of a client that sends none."""
+    """Return an `initialize` in place of a client that sends none."""
     info = {"name": "stdio", "version": "0"}
     return encode_request(0, "initialize", encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info}))
 
 
 def _ended(request_id: object) -> bytes:
-    """Return what follows the result of a subscription that the server side has ended (MCP 2026-07-28, Cancellation).
+    """Return the cancellation that follows the result of a subscription (MCP 2026-07-28, Cancellation).
 
-    The result comes first and tells of a graceful end. To SDK clients a cancellation before it is a lost stream.
+    The result comes first, and means a graceful end by the server. SDK clients take a cancellation without a result
+    before it for a lost stream.
     """
     params = {"requestId": request_id, "reason": "the subscription has ended"}
     return encode_notification(_CANCELLED, encode(params))

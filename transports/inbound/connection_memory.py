@@ -1,4 +1,4 @@
-"""What became of requests at the memories of their connections, and whether memories may be used."""
+"""Share the heads that connections remember, decide whether they may be used, and count how requests were served."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,17 +36,20 @@ STREAMED: Final = "streamed"
 REFUSED: Final = "refused"
 INTERRUPTED: Final = "interrupted"
 OUTCOMES: Final = (FAST, DIRECT, NEW_HEAD, SIZE, PIPELINED, NO_REQUEST, STREAMED, REFUSED, INTERRUPTED)
-"""What became of a POST at the memory of its connection. `fast`: like a call before it, sent and answered with
-what was decided on that. `direct`: answered with the memory. Otherwise served in the usual
-way, because its head was new, its body is too large (or empty), further bytes came with it, it is no single request,
-its answer is an event stream, it was refused or belongs to another process, or its client does not read or leaves, or
-the process ends."""
+"""The ways in which POSTs were served. `fast`: by the decision on an earlier call like this one (the fast path).
+`direct`: without parser and ASGI, because the connection remembered the head. The others were served in the usual way.
+Their reasons, in order: the head was new; the body was too large, or empty; further bytes came with it; it was not a
+single request; the answer was an event stream; it was refused, or belongs to another process; the client did not read
+or left, or the process ended."""
 
 
 class ConnectionMemory:
-    """What all connections of a listener share. `may_serve` is False while the process ends or hands over its work:
-    then each response is to end its connection, and nothing is served from memory. Larger bodies than `body_bytes` are
-    read in the usual way, where they are counted and their senders are known first."""
+    """Share remembered heads, and the counts of `OUTCOMES`, between the connections of a listener.
+
+    `may_serve` returns False while the process ends or hands over its work: then each response has to end its
+    connection, so remembered heads are not used. Bodies larger than `body_bytes` are read in the usual way, where they
+    are counted and their senders are known first.
+    """
 
     def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
         self.counts = counts
@@ -56,11 +59,11 @@ class ConnectionMemory:
 
 
 REPEATS: Final = "mcp.repeats"
-"""Where the scope of a POST has the `HeadOffer` of its connection to remember its head."""
+"""The key in the scope of a POST that holds the `HeadOffer` of its connection."""
 
 
 class HeadOffer:
-    """Of a connection to the app that serves a POST: to remember its head."""
+    """Let the app that serves a POST have the connection remember its head."""
 
     __slots__ = ("_head", "_headers", "_heads")
 
@@ -70,7 +73,8 @@ class HeadOffer:
         self._headers = headers
 
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
-        """Remember the head of a request that was served, and whose caller was authenticated, when it comes again."""
+        """Remember the head if it has come before. Called after its request was served, for an authenticated caller.
+        `describe` returns the head as its endpoint has checked it."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
             repeated = describe()
             if (held := self._heads.add(template, repeated)) is not None:

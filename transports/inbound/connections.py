@@ -1,7 +1,7 @@
-"""The open connections of a listener: which are accepted, which have exceeded a deadline, and which make room.
+"""Accept the connections of a listener, end those that exceed a deadline, and end idle ones to make room.
 
-All connections are checked periodically, and their state is compared with that of the check before, so that a request
-costs nothing here. This module knows no HTTP: a connection reports what it waits for.
+All connections are checked periodically, and their state is compared with that of the check before. So a request costs
+nothing here. This module knows no HTTP: a connection reports for what it waits.
 """
 
 import asyncio
@@ -34,24 +34,24 @@ logger = logging.getLogger(__name__)
 _MAX_CHECK_EVERY_S: Final = 1.0
 _MOST_AT_ONCE: Final = 128
 _MOST_CUT_AT_ONCE: Final = 32
-"""How many connections are checked, and ended, in one iteration of the event loop: about a millisecond."""
+"""The most connections that are checked, and ended, in one turn of the event loop: about a millisecond."""
 
 _TOLD_EVERY_S: Final = 10.0
 
 _LEAVING_S: Final = 2.0
-"""How long a client has to read the last response on a connection. Closing at once could lose it (RFC 9112 §9.6)."""
+"""Seconds that a client has to read the last response. Closing at once could lose the response (RFC 9112 §9.6)."""
 
 
 _MOST_DROPPED: Final = 1 << 20
-"""Bytes that are still read and discarded after the last response. Then reading is paused, until the client has had
+"""The most bytes that are read and discarded after the last response. Then reading is paused, until the client has had
 `_LEAVING_S`."""
 
 _MOST_DROPPED_BODY: Final = 8 << 20
-"""As `_MOST_DROPPED`, of a body that was refused: its client may read no response before it has sent all."""
+"""The same limit for a refused body that still arrives: its client may read no response before it has sent all."""
 
 
 class Phase(enum.Enum):
-    """What a connection waits for."""
+    """The event for which a connection waits."""
 
     HEAD = enum.auto()
     """Its first request, or the rest of a head."""
@@ -65,16 +65,16 @@ class Phase(enum.Enum):
 
 
 class Connection(Protocol):
-    """What `Connections` needs of a connection."""
+    """The methods of a connection that `Connections` calls."""
 
     def standing(self) -> tuple[Phase, int]:
-        """Return what the connection waits for, and a number that changes whenever there is progress."""
+        """Return for what the connection waits, and a number that changes whenever there is progress."""
 
     def unsent(self) -> int:
-        """Return the bytes that the other side has not taken yet."""
+        """Return the number of written bytes that the other side has not taken yet."""
 
     def cut(self, kind: Limited | None) -> None:
-        """End the connection because it exceeded that limit; None: it was idle for too long, which is no fault."""
+        """End the connection because it exceeded that limit; None if it was idle for too long, which is no fault."""
 
     def drop(self) -> None:
         """End the connection now, to make room or because `cut` failed. It is not checked any more, so its end must not
@@ -89,13 +89,13 @@ class Cycle(Protocol):
 
 
 class CycleTransport:
-    """The transport of a connection, as uvicorn's cycles get it. `close` decides how the connection ends after a
-    response: what uvicorn does there resets a connection on which the request is still arriving."""
+    """Give uvicorn's cycles (request and response) a transport with a `close` of our own, which ends the connection
+    after a response. The usual `close` resets a connection on which the request is still arriving."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
         self.close = close
-        self.write = transport.write  # each response is written with it, without a step in between
+        self.write = transport.write  # direct, because each response is written with it
         self.is_closing = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
@@ -103,14 +103,14 @@ class CycleTransport:
 
 
 class Flow(Protocol):
-    """Whether a connection reads (uvicorn's `FlowControl`)."""
+    """Pause and resume the reading of a connection (uvicorn's `FlowControl`)."""
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
 
 
 class Leaving:
-    """The end of a connection after its last response. What its client still sends is discarded, within bounds."""
+    """End a connection after its last response. Bytes that the client still sends are discarded, up to a limit."""
 
     __slots__ = ("_may_drop", "has_begun")
 
@@ -119,7 +119,7 @@ class Leaving:
         self._may_drop = _MOST_DROPPED
 
     def begin(self, transport: asyncio.Transport, flow: Flow, *, in_body: bool = False) -> None:
-        """End this side of the connection. `in_body`: the body of a request is arriving that has its whole answer."""
+        """End this side of the connection. `in_body`: the body of an answered request is still arriving."""
         self.has_begun = True
         if in_body:
             self._may_drop = _MOST_DROPPED_BODY
@@ -127,7 +127,7 @@ class Leaving:
             flow.resume_reading()
 
     def drop(self, size: int, flow: Flow) -> None:
-        """Discard so many bytes. Before the end has begun, and beyond the bound, the client has to wait."""
+        """Discard so many bytes. Before the end has begun, and beyond the limit, pause reading instead."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:
             flow.pause_reading()
@@ -143,7 +143,7 @@ class _Seen:
         self.unsent = 0
 
     def note(self, standing: tuple[Phase, int], unsent: int, now: float) -> None:
-        """Note when the connection last made progress, and when the client last took some of what is unsent."""
+        """Note when the connection last made progress, and when the client last took some of the unsent bytes."""
         if not unsent or unsent < self.unsent:
             self.taken_at = now
         self.unsent = unsent
@@ -156,8 +156,8 @@ _KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
 
 
 class Connections:
-    """The connections of one listener, or of several that share their limits. `uncounted` says which peers are proxies
-    of many clients; those are not counted by address."""
+    """Keep the open connections of one listener, or of several that share their limits. `uncounted` returns True for a
+    peer that is a proxy of many clients. The connections of such a peer are not counted by address."""
 
     def __init__(
         self, limits: Limits, refusals: Refusals, *, uncounted: Callable[[str], bool] = lambda address: False
@@ -183,8 +183,8 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
-        """Accept a connection, or return the limit at which it is refused. On a listener without addresses `place` is
-        counted instead of the peer."""
+        """Accept a connection and return None, or return the limit at which it is refused. On a listener without
+        addresses, `place` is counted instead of the peer."""
         counted = place or self._counted(peer)
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
@@ -199,13 +199,13 @@ class Connections:
         return None
 
     def has_room(self, peer: str) -> bool:
-        """Return True if a connection of that peer would be accepted without the end of another one."""
+        """Return True if a connection of that peer would be accepted without ending another one."""
         counted = self._counted(peer)
         is_one_too_many = counted is not None and self._peers[counted] >= self.limits.peer_connections
         return len(self._open) < self.limits.connections and not is_one_too_many
 
     def _counted(self, peer: str) -> Hashable:
-        """Return what a connection of that peer is counted by; None: it is not."""
+        """Return the key by which the connections of that peer are counted; None if they are not counted."""
         return None if not peer or self._uncounted(peer) else network_of(peer) or peer
 
     def _refuse(self, kind: Limited) -> Limited:
@@ -226,7 +226,8 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End one connection that waits for a request: one that never sent any, else the one that waits longest."""
+        """End one connection that waits for a request: one that never sent any, else the one that waits longest. Return
+        False if there is none."""
         if not self._spare:
             self._find_spare()
         while self._spare:
@@ -242,8 +243,8 @@ class Connections:
         return False
 
     def _find_spare(self) -> None:
-        """Look for connections that wait for a request among the oldest: so many can come at once that the last check
-        has seen none of them."""
+        """Find connections that wait for a request, among the oldest. So many can come at once that the last check has
+        seen none of them."""
         now, spare = asyncio.get_running_loop().time(), []
         for connection, seen in itertools.islice(self._open.items(), _MOST_AT_ONCE):
             seen.note(connection.standing(), connection.unsent(), now)
@@ -264,8 +265,8 @@ class Connections:
         self._check_some(list(self._open), [])
 
     def _check_some(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
-        """Check some of the connections that are left now and the others in later turns of the loop: requests do not
-        wait until thousands of connections are checked, nor until thousands that began together are ended."""
+        """Check some of the connections in `left` now, and the others in later turns of the event loop. So requests do
+        not wait until thousands of connections are checked, or until thousands that began together are ended."""
         loop = asyncio.get_running_loop()
         now, cut = loop.time(), 0
         for _ in range(min(len(left), _MOST_AT_ONCE)):
@@ -292,7 +293,7 @@ class Connections:
         self._timer = loop.call_later(self._check_every_s, self._check) if self._open else None
 
     def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
-        """Cut the connection if it has exceeded a deadline; else return True."""
+        """End the connection and return False if it has exceeded a deadline; else return True."""
         standing, unsent = connection.standing(), connection.unsent()
         seen.note(standing, unsent, now)
         phase = standing[0]
@@ -305,14 +306,14 @@ class Connections:
         return False
 
     def close(self) -> None:
-        """Stop checking."""
+        """Stop the periodic checks."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 def _in_order(spare: list[tuple[bool, float, Connection]]) -> deque[Connection]:
-    """Connections in the order in which they give way: those that never sent a request first."""
+    """Return connections in the order in which they are ended to make room: those that never sent a request first."""
     spare.sort(key=lambda entry: entry[:2])
     return deque(connection for *_, connection in spare)
 
@@ -327,7 +328,7 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 def disconnect(cycle: Cycle) -> None:
-    """Let the app of a request know that its client has left."""
+    """Tell the app of a request that its client has left."""
     cycle.disconnected = True
     cycle.message_event.set()
 
@@ -335,7 +336,7 @@ def disconnect(cycle: Cycle) -> None:
 def end_writing(transport: asyncio.Transport) -> bool:
     """End this side of a connection only: closing both sides could lose the last response (RFC 9112 §9.6).
 
-    False if that cannot be done: then the whole connection is closed.
+    Return False if that cannot be done: then the whole connection is closed.
     """
     if not transport.can_write_eof():
         transport.close()

@@ -1,4 +1,4 @@
-"""A response that is an event stream: start, keepalives, and the end for a client that does not read."""
+"""Send responses that are event streams: begin them, keep them alive, and end them if the client does not read."""
 
 import asyncio
 import math
@@ -27,20 +27,20 @@ __all__ = [
 
 
 KEEPALIVE_S: Final = 15.0
-"""How often a quiet stream gets a comment: proxies close idle connections, often after 60 s, clients after 300 s."""
+"""Seconds between comments on a quiet stream: proxies close idle connections, often after 60 s, clients after 300 s."""
 
 RETRY_MS: Final = 500
-"""How long a client waits before it resumes a stream that was closed before its end."""
+"""Milliseconds that a client waits before it resumes a stream that was closed before its end."""
 
 MOST_TOGETHER_BYTES: Final = 64 << 10
-"""Events of up to this size are written together. Larger ones are not copied for that."""
+"""The most bytes of events that are written together. Larger events are not copied for that."""
 
 _PRIMING: Final = Frame(b"")
-"""Begins a stream that can be resumed."""
+"""The first event of a stream that can be resumed."""
 
 _SOON_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 60.0
-"""How long a client may take to read one event before it counts as gone."""
+"""Seconds that a client may take to read one event before it counts as gone."""
 
 _HEADERS: Final[HeaderList] = [
     (b"content-type", b"text/event-stream"),
@@ -50,7 +50,7 @@ _HEADERS: Final[HeaderList] = [
 
 
 class Stream:
-    """An event stream to one client. `gone` is True once nothing more can be written."""
+    """Write an event stream to one client. `gone` is True once nothing more can be written."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -75,17 +75,17 @@ class Stream:
 
 
 def stream_headers(headers: HeaderList) -> HeaderList:
-    """Return the headers of an event stream; `headers` are those of its answer."""
+    """Return the headers of an event stream. `headers` are those of the answer that it sends."""
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """When the event stream of a call begins and is closed, for clients that can resume it. Seconds.
+    """The times, in seconds, at which the event stream of a call begins and is closed, for clients that can resume it.
 
-    A call without a message begins its stream after `priming_after_s`, so that a client whose connection is cut can
-    fetch the result; None: only with its first message or keepalive. The connection is closed after `poll_after_s` if
-    that is not 0: the client polls for the rest.
+    A call without a message begins its stream after `priming_after_s`. So a client whose connection breaks can fetch
+    the result. None: the stream begins only with its first message or keepalive. The stream is closed `poll_after_s`
+    after its beginning, if that is not 0: the client polls for the rest.
     """
 
     priming_after_s: float | None = None
@@ -93,8 +93,8 @@ class StreamTimes:
 
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
-    """Wait for the next frame; None at the end. Returns the `TimeoutError`, and does not raise it, if no frame came for
-    `KEEPALIVE_S` or before `until`: silence is no fault."""
+    """Wait for the next frame and return it; None at the end. If no frame came for `KEEPALIVE_S` or before `until`,
+    return a `TimeoutError`. It is not raised, because silence is no fault."""
     try:
         return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
     except TimeoutError as quiet:
@@ -104,13 +104,13 @@ async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | Time
 async def stream_answer(
     send: Send, answer: Answer, first: Frame | TimeoutError, *, headers: HeaderList, times: StreamTimes | None
 ) -> bool:
-    """Send `first` and the rest of an answer as an event stream. True if the last frame is a result.
+    """Send `first` and the rest of an answer as an event stream. Return True if the last frame is a result.
 
-    With `times` the stream starts with an event that a client can resume from (MCP 2025-11-25, Transports §Sending
+    With `times`, the stream starts with an event from which a client can resume (MCP 2025-11-25, Transports §Sending
     Messages; SEP-1699).
 
-    Frames are recorded for replay before they are written, also after the client is gone: a lost connection does not
-    cancel the call in the era that has replay (MCP 2025-11-25, Transports §Resumability).
+    Frames are recorded for replay before they are written, even if the client is gone. In the era that has replay, a
+    lost connection does not cancel the call (MCP 2025-11-25, Transports §Resumability).
     """
     stream = Stream(send)
     await stream.start(headers)
@@ -137,7 +137,7 @@ async def stream_answer(
 
 
 async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
-    """Return the frame, and those that are there already, as far as they are sent together."""
+    """Return the frame, and the frames that wait behind it, up to `MOST_TOGETHER_BYTES`."""
     frames: list[Frame] = []
     size, following = 0, frame
     while True:
@@ -151,9 +151,10 @@ async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
 
 
 def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
-    """Return the events of an answer whose frames are all there, as `stream_answer` would send them.
+    """Return the events of an answer whose frames have all arrived, as `stream_answer` would send them.
 
-    None if they are not, are too many to be sent together, or have to wait for the store: then nothing was done.
+    Return None, and do nothing, if frames are missing, are too large to be sent together, or have to wait for the
+    store.
     """
     frames = answer.replies.whole
     if frames is None or answer.is_doubtful or answer.replies.size > MOST_TOGETHER_BYTES:
@@ -164,7 +165,7 @@ def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
 
 
 def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
-    """Encode recorded frames as events. A priming event that has no id is left out: it says nothing."""
+    """Encode recorded frames as events. A priming event without an id is left out: no client could resume from it."""
     events = []
     for frame, event_id in zip(frames, ids, strict=True):
         if frame is not _PRIMING:
@@ -175,7 +176,7 @@ def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
 
 
 async def follow(send: Send, receive: Receive, source: EventSource) -> None:
-    """Send a legacy client's GET stream, until the stream ends or the client disconnects."""
+    """Send a legacy client's GET stream until it ends or the client disconnects."""
     stream = Stream(send)
     await stream.start(source.headers)
     # A first comment makes proxies send the head on. The second follows soon: it shows whether they send on the body.
@@ -216,8 +217,7 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 def continued(send: Send) -> Send:
-    """Return a `send` for a client whose response has begun as an event stream: a JSON answer becomes one event of
-    it."""
+    """Return an ASGI `send` for a response that has begun as an event stream: it sends a JSON answer as one event."""
     is_stream = False
     parts: list[bytes] = []
 

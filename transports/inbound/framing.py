@@ -1,4 +1,4 @@
-"""Refuses ambiguous heads of requests (RFC 9112), after parsing: parsers differ in what they accept.
+"""Refuse ambiguous heads of requests (RFC 9112). Runs after the parser, because parsers differ in what they accept.
 
 Pure: no I/O. The head has been split into its parts already.
 """
@@ -25,10 +25,10 @@ _REASONS: Final = {
 }
 _WATCHED: Final = frozenset({b"host", b"transfer-encoding", b"content-length", b"expect"})
 _HOST_BYTES: Final = 261
-"""A name of 255 bytes and a port."""
+"""The most bytes of a Host: a name of 255 bytes and a port."""
 
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%-]*(?::[0-9]*)?|\[[0-9A-Fa-f:.]+\](?::[0-9]*)?")
-"""RFC 9110 §7.2 and RFC 3986 §3.2.2, without the address forms of the future."""
+"""The form of a Host (RFC 9110 §7.2, RFC 3986 §3.2.2), without `IPvFuture` addresses."""
 
 
 class BadRequest(Exception):
@@ -57,8 +57,8 @@ class BadRequest(Exception):
 
 
 def plain_target(method: str, target: bytes, version: str, headers: HeaderList) -> bytes:
-    """Return the target in origin-form (or `*`). An authority in it replaces the Host among `headers`, whose names are
-    in lower case (RFC 9112 §3.2.2).
+    """Check a request's head, and return its target in origin-form (or `*`). If the target has an authority, it
+    replaces the Host in `headers`, whose names are in lower case (RFC 9112 §3.2.2).
 
     Raises:
         BadRequest: two readers of this head could disagree on its target, its host or its end.

@@ -1,4 +1,4 @@
-"""A connection that h11 parses: slower than httptools, but correct for `Upgrade` (which it ignores) and for HTTP/1.0.
+"""Serve a connection with h11: slower than httptools, but correct for `Upgrade` (which it ignores) and for HTTP/1.0.
 
 The limits and the faults that end a connection are those of `HttpConnection`.
 """
@@ -27,7 +27,7 @@ _PROGRESS_BITS: Final = 16
 
 
 class H11Connection(H11Protocol):
-    """An HTTP connection of a client, read by h11. `Connections` has accepted it and chosen this class for it."""
+    """Serve an HTTP connection of a client, read by h11. `HttpConnection` hands over an accepted connection."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class H11Connection(H11Protocol):
         super().connection_made(cast("asyncio.Transport", own))
 
     def _close_after_response(self, transport: asyncio.Transport) -> None:
-        """Do as `HttpConnection`."""
+        """Close the connection after a response. While its request still arrives, let the client read the response."""
         cycle = self.cycle
         if cycle is None or not cycle.response_complete or self.conn.their_state is not h11.SEND_BODY:
             transport.close()

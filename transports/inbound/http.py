@@ -1,4 +1,4 @@
-"""HTTP as both eras need it: headers, body, Host and Origin, responses. Knows no JSON-RPC method."""
+"""Read headers and bodies, check Host and Origin, and send responses, for both eras. Knows no JSON-RPC method."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 STRANGER_BODY_BYTES: Final = SMALL_BODY_BYTES
-"""How much of a body is read before its sender is known: else anyone could fill the memory with large bodies."""
+"""The most bytes of a body that are read before its sender is known: else anyone could fill the memory."""
 
 _WATCH_AFTER_S: Final = 0.05
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -65,7 +65,7 @@ _KNOWN: Final = {
 def header_map(
     raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
 ) -> dict[str, str]:
-    """Return headers by lower-case name. Those of `single` and `_SINGLE` may appear once. `most` is in bytes.
+    """Return headers by lower-case name. Those named in `single` and `_SINGLE` may appear once. `most` is in bytes.
 
     Raises:
         Refused: 400, a header appears twice that may appear once: readers would disagree on which one counts. 431, the
@@ -88,7 +88,7 @@ def _name(raw: bytes) -> str:
 
 
 def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
-    """Return headers by name, if some appear more than once."""
+    """Return headers by name, and join the values of those that appear more than once."""
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
         name, value = _name(name_bytes), value_bytes.decode("latin-1").strip(" \t")
@@ -108,14 +108,15 @@ async def read_body(
     admit: Callable[[int], Awaitable[object]] | None = None,
     held: HeldBody | None = None,
 ) -> bytes | None:
-    """Read the request's body. Returns None if the client disconnected before its end.
+    """Read the request's body. Return None if the client disconnected before its end.
 
-    `admit` finds out whether the caller may send so many bytes. It is asked before more than `STRANGER_BODY_BYTES` are
-    read, and always before a body is returned: a smaller body is read first, because most are here already. If a body
-    has no declared length, it is asked once more for the rest. `held` counts what was read; the caller gives it back.
+    `admit` raises `Refused` if the sender may not send so many bytes. It is called before more than
+    `STRANGER_BODY_BYTES` are read, and always before a body is returned. A smaller body is read first, because most
+    have arrived already. If a body has no declared length, `admit` is called once more for the rest. `held` counts the
+    bytes that were read; the caller gives them back.
 
     Raises:
-        Refused: 413 beyond `limit` bytes, without reading on; whatever `admit` and `held` raise.
+        Refused: 413 beyond `limit` bytes, without reading on; the errors of `admit` and `held`.
     """
     declared = headers.get("content-length", "")
     length = int(declared) if declared.isdigit() else 0
@@ -149,7 +150,7 @@ def _too_large(limit: int) -> Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Checks Host and Origin, so that web pages cannot reach a server on the user's own machine.
+    """Check Host and Origin, so that web pages cannot reach a server on the user's own machine.
 
     MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
     loopback names only; `*` in it means any. `domains` are further suffixes of host names, with their dot. The
@@ -164,13 +165,13 @@ class Guard:
     proxies: Container[str] = ()
     single: frozenset[str] = frozenset()
     head_bytes: int = Limits().head_bytes
-    """The limit of the head. Checked here too, because another server may have read it, with the app mounted there."""
+    """The most bytes of all headers. Checked here too, because the app may be mounted in another HTTP server."""
 
     def headers(self, scope: Scope) -> dict[str, str]:
         """Return the request's headers, by lower-case name.
 
         Raises:
-            Refused: 400, 431: as `header_map`.
+            Refused: 400, a header appears twice; 431, they are too large (`header_map`).
         """
         return header_map(scope["headers"], self.single, self.head_bytes)
 
@@ -186,7 +187,7 @@ class Guard:
 
     @property
     def served_host(self) -> str:
-        """A host name that is served, for requests that come from within the process."""
+        """Return a host name that is served, for requests from within the process."""
         named = sorted(host for host in self.hosts if "*" not in host)
         return named[0] if named else f"gateway{self.domains[0]}" if self.domains else "localhost"
 
@@ -201,7 +202,7 @@ class Guard:
         return self.loopback and not self.hosts and _hostname(_netloc(origin)) in _LOOPBACK
 
     def is_secure(self, scope: Scope, headers: Mapping[str, str]) -> bool:
-        """Return True if the client uses TLS, by the connection, or by a proxy that is trusted or on this machine."""
+        """Return True if the client uses TLS: on the connection, or to a proxy that is trusted or on this machine."""
         if scope.get("scheme") == "https":
             return True
         if headers.get("x-forwarded-proto") != "https":
@@ -210,7 +211,7 @@ class Guard:
         return peer in _LOOPBACK or peer in self.proxies
 
     def client(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Return the client's network, by the connection, or by the trusted proxies."""
+        """Return the client's network: that of the connection, or the one that trusted proxies report."""
         return client_network(peer_of(scope), headers, self.proxies)
 
     @staticmethod
@@ -222,7 +223,7 @@ class Guard:
 
 
 class ClientWatch:
-    """Calls `on_left` when the client disconnects. Starts its task late, because most requests end sooner."""
+    """Call `on_left` when the client disconnects. Starts its task late, because most requests end sooner."""
 
     def __init__(self, receive: Receive, on_left: Callable[[], None]) -> None:
         self._receive = receive
@@ -280,7 +281,7 @@ def _hostname(netloc: str) -> str:
 
 
 def readable_by(send: Send, origin: str) -> Send:
-    """Let pages of that origin read the responses. The guard has allowed the origin."""
+    """Return an ASGI `send` whose responses pages of that origin may read. The guard has allowed the origin."""
     shared = origin_headers(origin)
 
     async def sending(event: MutableMapping[str, Any]) -> None:
@@ -292,7 +293,7 @@ def readable_by(send: Send, origin: str) -> Send:
 
 
 def origin_headers(origin: str) -> HeaderList:
-    """Headers that let pages of that origin read a response (Fetch §3.2, CORS)."""
+    """Return headers that let pages of that origin read a response (Fetch §3.2, CORS)."""
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-expose-headers", b"mcp-session-id, mcp-gateway-session"),
@@ -316,6 +317,6 @@ async def send_status(send: Send, status: int, headers: HeaderList | None = None
 
 
 async def send_refusal(send: Send, refused: Refused, request_id: bytes = b"null") -> None:
-    """Send a refusal as a JSON-RPC error with its HTTP status; `request_id` is encoded."""
+    """Send a refusal as a JSON-RPC error with its HTTP status. `request_id` is the request's id as JSON."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     await send_json(send, refused.status, encode_error(request_id, refused.error()), headers)

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection: uvicorn's httptools protocol with limits, and with a defined answer to each fault.
+"""Serve one HTTP/1.1 connection, by uvicorn's httptools protocol with limits and a defined answer to each fault.
 
-httptools (llhttp, strict) parses the bytes. H11 takes over the connections that httptools cannot read correctly: a head
+httptools (llhttp, strict) parses the bytes. h11 takes over the connections that httptools cannot read correctly: a head
 with `Upgrade`, whose body httptools would take for another protocol, and HTTP/1.0. docs/adr/0012-the-http-edge.md
 """
 
@@ -28,10 +28,10 @@ _PROGRESS_BITS: Final = 16
 
 
 class HeadBytes:
-    """Counts the bytes of a head, and copies them for a parser that may have to read the head again.
+    """Count the bytes of a head, and copy them for a second parser, which may have to read the head again.
 
     `copy` is None if the head did not begin at the start of a chunk: then only the first parser knows where it began.
-    `at_most` is the most bytes that a head can have which ends in the present chunk.
+    `at_most` is the most bytes that a head can have if it ends in the present chunk.
     """
 
     __slots__ = ("_chunk", "_is_first", "at_most", "copy", "size")
@@ -49,8 +49,8 @@ class HeadBytes:
         self._is_first = between_messages
 
     def begin(self) -> None:
-        """Note that a message begins in this chunk. The first one of a chunk that came between messages begins at its
-        start."""
+        """Note that a message begins in this chunk. If the chunk came between messages, its first message begins at the
+        chunk's start."""
         self.copy = bytearray() if self._is_first else None
         self.size = 0
         self.at_most = self._chunk
@@ -59,7 +59,7 @@ class HeadBytes:
     def keep(self, data: bytes) -> None:
         """Count and copy a chunk that ended inside the head.
 
-        If the chunk began with other messages, it is not known where the head begins in it. Then one byte is counted,
+        If the chunk began with another message, the place where the head begins is unknown. Then one byte is counted:
         the fewest that the head can have in the chunk.
         """
         if self.copy is not None:
@@ -83,8 +83,8 @@ class LastRequest(Exception):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """`place` replaces the peer's address on a Unix socket. `memory` None: no head is remembered. `hand_over` None: the
-    connection stays in this process."""
+    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` replaces the peer's address on a
+    Unix socket. Without `memory`, no head is remembered. Without `hand_over`, the connection stays in this process."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class HttpConnection(HttpToolsProtocol):
         self._place = place
         self._running: RequestResponseCycle | None = None
         self._last_words: bytes | None = None
-        """A last response, written after those in progress; then the connection ends. Once set, nothing is read."""
+        """A last response, to be written after those in progress, before the end. Once set, nothing is read."""
         self._of_cycles: asyncio.Transport
         self._leaving = Leaving()
         self._hand_over = hand_over
         if hand_over is not None and hand_over.moves:
             self._heads = 1  # it has had a request, so that it may be idle for as long as any other
-        self.access_log = False  # even where somebody listens to its logger: requests that the memory serves have none
+        self.access_log = False  # even if its logger has listeners: requests with remembered heads are not logged
         self._repeats = Repeats(self, memory)
 
     # -- the connection
@@ -124,7 +124,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         where = (self.client[0] if self.client else "", self.scheme or "")
-        # Among workers, the first request of a connection decides which of them gets it, so nothing is shared.
+        # Among workers, the first request of a connection decides which of them gets it. So no heads are shared.
         self._repeats.come_from(where if self._hand_over is None else (*where, str(id(self))))
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
         if not self._is_watched():
@@ -136,7 +136,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _is_watched(self) -> bool:
-        """Return True if the loop can wait for what arrives here."""
+        """Return True if the event loop can watch this connection's socket."""
         reserve: Callable[[int], bool] | None = getattr(self.loop, "reserve", None)  # of a `GuardedLoop`
         ours = self.transport.get_extra_info("socket")
         return reserve is None or ours is None or reserve(ours.fileno())
@@ -158,7 +158,7 @@ class HttpConnection(HttpToolsProtocol):
             self.parse(data)
 
     def parse(self, data: bytes) -> None:
-        """Read data in the usual way."""
+        """Parse data with httptools, and serve the requests in it."""
         self._head.arrive(len(data), between_messages=not (self._in_head or self._in_body))
         was_in_body, body_bytes = self._in_body, self._body_bytes
         try:
@@ -177,13 +177,13 @@ class HttpConnection(HttpToolsProtocol):
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
     def is_between_requests(self) -> bool:
-        """Return True if every request has its answer, nothing of another one has arrived, and one may come."""
+        """Return True if every request has its answer, no byte of a next one has arrived, and one may come."""
         if self._in_head or self._in_body or self.pipeline:
             return False
         last = self._running
         return last is None or (last.response_complete and last is self.cycle and last.keep_alive)
 
-    # -- the message that is being read. What is wrong with it is raised through the parser, and kept in `_fault`.
+    # -- the message that is being read. A fault in it is raised through the parser, and kept in `_fault`.
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.keep_alive:
@@ -238,8 +238,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _look_at_body(self, overhead: int) -> None:
-        """Check the size of what has come. `overhead` is the size of a chunk that brought no byte of the body:
-        trailers, chunk extensions."""
+        """Check the sizes of the body and of its trailers so far. `overhead` is the size of a chunk without any byte of
+        the body: trailers, chunk extensions; 0 for other chunks."""
         self._overhead = self._overhead + overhead if overhead else 0
         if self._overhead > self._limits.head_bytes:
             self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
@@ -276,13 +276,13 @@ class HttpConnection(HttpToolsProtocol):
     # -- to the process that owns the session
 
     def _sibling(self) -> int | None:
-        """Return which process the connection is handed to after this response; None: it stays."""
+        """Return the place of the process that gets the connection after this response; None if it stays."""
         if self._hand_over is None or self._running is None:
             return None
         return self._hand_over.place_for(self._running.scope)
 
     def _give(self, sibling: int) -> None:
-        """Hand the connection over, if it is between requests."""
+        """Hand the connection to a sibling process, if it is between requests; else read on."""
         if self.transport.is_closing():
             return
         if self._hand_over is not None and self.is_between_requests() and self._hand_over.give(self.transport, sibling):
@@ -298,15 +298,15 @@ class HttpConnection(HttpToolsProtocol):
         super().shutdown()
 
     def _close_after_response(self) -> None:
-        """Close the connection, as a cycle wants it. While its request arrives, a reset could precede the response (RFC
-        9112 §9.6)."""
+        """Close the connection after a response. While its request still arrives, let the client read the response
+        first: a reset could overtake it (RFC 9112 §9.6)."""
         if self._in_body and self.cycle is self._running and self.cycle.response_complete:
             self._leave(b"", in_body=True)
         else:
             self.transport.close()
 
     def _end_at(self, fault: Exception | None, data: bytes) -> None:
-        """Handle the fault at which the parser stopped: in `data`."""
+        """Handle the fault at which the parser stopped in `data`."""
         if isinstance(fault, LastRequest):
             self._last_words = b""  # uvicorn closes the connection with the response
         elif isinstance(fault, BadRequest):
@@ -344,7 +344,7 @@ class HttpConnection(HttpToolsProtocol):
             self._leave(fault.response())
 
     def _leave(self, answer: bytes, *, in_body: bool = False) -> None:
-        """Write a last response and end this side of the connection. `in_body` is that of `Leaving.begin`."""
+        """Write a last response and end this side of the connection. `in_body`: a request's body is still arriving."""
         self._in_head = self._in_body = False
         for cycle in (self._running, self.cycle):
             if cycle is not None:
@@ -393,12 +393,12 @@ def _size_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
 
 
 def _too_long(limit: int) -> BadRequest:
-    """Return the refusal of a head of more bytes than that."""
+    """Return the refusal of a head with more than `limit` bytes."""
     return BadRequest(431, f"The headers are larger than {limit} bytes.", Limited.HEAD_SIZE)
 
 
 def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
-    """Have h11 read a connection from the beginning of that head on."""
+    """Hand a connection to h11, which reads it from the beginning of `head` on."""
     connection._repeats.forget()
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state
@@ -412,8 +412,9 @@ def _continue_with_h11(connection: HttpConnection, others: Connections, head: by
 def http_connections(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
-    """Make the factory of connections that uvicorn calls (`Config(http=…)`). `memory` None: no head is remembered. With
-    `siblings`, a connection is handed to the one that owns its session; `moves` of the factory: how often it was."""
+    """Return the factory of connections that uvicorn calls (`Config(http=…)`). Without `memory`, no head is remembered.
+    With `siblings`, a connection is handed to the sibling process that owns its session. The argument `moves` of the
+    factory is how often that has happened to the connection."""
 
     def made(
         config: Config,

@@ -1,7 +1,7 @@
-"""HTTP+SSE, the transport before Streamable HTTP, for old clients: one session for each event stream.
+"""Serve HTTP+SSE, the transport before Streamable HTTP, for old clients: one session for each event stream.
 
 MCP 2024-11-05, Transports §HTTP with SSE. Each stream has an address, to which its client posts messages. Any process
-takes a message, and publishes it to the process that has the stream.
+accepts a message, and publishes it to the process that has the stream.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ __all__ = ["Addresses", "HttpSse", "Mail"]
 
 
 class Addresses:
-    """Makes and checks addresses. `keys` are newest first: the first one signs, all verify."""
+    """Make and check the addresses of event streams. `keys` are newest first: the first one signs, all verify."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = list(reversed(keys))  # itsdangerous signs with the last key
@@ -76,7 +76,7 @@ _NOT_PASSED_ON: Final = frozenset(
 
 
 class Mail(Protocol):
-    """Short messages between processes, to their current subscribers."""
+    """Publish short messages to the processes that are subscribed to a topic at present."""
 
     async def publish(self, topic: str, data: bytes) -> None: ...
 
@@ -84,8 +84,8 @@ class Mail(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message on its way to the process of its stream, with the headers and address of its sender, and the
-    token of the session that it carries."""
+    """A posted message on its way to the process that has its stream, with the headers and address of its sender, and
+    the token of the session that it names."""
 
     headers: dict[str, str]
     peer: str
@@ -95,14 +95,14 @@ class _Posted(msgspec.Struct):
 
 
 class HttpSse:
-    """One endpoint as an ASGI app: GET opens the stream, POST to `…/messages` sends a message.
+    """Serve one endpoint as an ASGI app: GET opens the stream, POST to `…/messages` sends a message.
 
     `handler` authenticates the caller before a stream is opened or a message is accepted, and finds the session that
-    either carries. `app`, which serves the endpoint itself, authenticates every message again, by the headers that came
-    with it. `session_key` is where the `_meta` of the `initialize` result has the session's token.
+    the request names. `app` serves the endpoint itself, and authenticates every message again, by the headers that came
+    with it. `session_key` is the key in the `_meta` of the `initialize` result that holds the session's token.
 
-    A session that its client never brings back ends with its stream. If the client brought it back with a message, the
-    session stays without processes; if it brought it with the request for the stream, nothing ends.
+    A session ends with its stream if its client has never named it. If the client has named it with a message, the
+    session stays, and only its processes end. If the client has named it when it opened the stream, nothing ends.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ def _topic(name: str) -> str:
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of a message that the endpoint needs to authenticate its sender."""
+    """Return those headers of a message by which the endpoint authenticates its sender."""
     return {
         name: value
         for name, value in headers.items()

@@ -1,4 +1,4 @@
-"""Requests to the gateway's own ASGI app from within the process, for wires that serve an endpoint through it."""
+"""Send requests to the gateway's own ASGI app from within the process, for wires that serve clients through it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +15,7 @@ _MAX_EVENT_BYTES: Final = 1 << 30
 
 
 class Reply:
-    """The endpoint's answer: status and headers, then frames as they arrive."""
+    """Receive the app's response to one request: status and headers, then messages as they arrive."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -26,7 +26,7 @@ class Reply:
         self._work: asyncio.Task[None] | None = None
 
     def start(self, work: asyncio.Task[None]) -> None:
-        """Start the answer. `work` is the call of the app."""
+        """Note the task in which the app serves the request. The response ends with this task."""
         self._work = work
         work.add_done_callback(lambda _: self._ended())
 
@@ -46,7 +46,7 @@ class Reply:
             await self._parts.put(event["body"])
 
     async def begun(self) -> None:
-        """Wait for the status and the headers."""
+        """Wait until the status and the headers have arrived, or the response has ended."""
         await self._begun.wait()
 
     async def frames(self) -> AsyncIterator[bytes]:
@@ -66,8 +66,8 @@ class Reply:
             yield body
 
     async def leave(self, wait_s: float = 0.0) -> None:
-        """Cancel the request, as a client does that closes its connection. Nothing of the response is passed on any
-        more. `wait_s` is how long the app may take to notice, and to cancel what it does for the request."""
+        """Cancel the request, like a client that closes its connection. The rest of the response is dropped. `wait_s`
+        are the seconds that the app may take to notice, and to cancel its work for the request."""
         self._left.set()
         if self._work is not None:
             if wait_s:
@@ -81,7 +81,7 @@ class Reply:
 
 
 class Inside:
-    """A client of one endpoint, in this process."""
+    """Send requests to one endpoint of the app, from within the process."""
 
     def __init__(self, app: Any, path: str) -> None:
         self._app = app
@@ -89,7 +89,7 @@ class Inside:
         self._calls = Tasks(f"requests to {path}")
 
     def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"", peer: str = "") -> Reply:
-        """Begin a request, on behalf of a client at the address `peer`."""
+        """Begin a request for a client at the address `peer`, and return its response, which arrives later."""
         accept = "text/event-stream" if method == "GET" else _ACCEPT
         full = {"host": "localhost", "accept": accept, "content-type": "application/json", **headers}
         scope = {

@@ -1,4 +1,4 @@
-"""The head of a response as bytes: those that uvicorn writes for the same status and headers. Pure: no I/O."""
+"""Encode the heads of responses, to the bytes that uvicorn writes for the same status and headers. Pure: no I/O."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ _OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-
 
 
 class JsonHeads:
-    """Makes heads of responses on one connection, which mostly has the same ones."""
+    """Encode the heads of JSON responses on one connection. Keeps the last head, because most are the same."""
 
     __slots__ = ("_after", "_before", "_defaults", "_headers", "_status")
 
@@ -24,9 +24,9 @@ class JsonHeads:
         self._before = self._after = b""
 
     def head(self, status: int, defaults: HeaderList, headers: HeaderList, body_bytes: int) -> bytes | None:
-        """The head of a response. `defaults` are the server's headers, `headers` those of the answer.
+        """Return the head of a response. `defaults` are the server's headers, `headers` those of the answer.
 
-        None if uvicorn has to write it: the headers are about the connection, or no header can be like this.
+        Return None if uvicorn has to write it: a header is about the connection, or is not valid.
         """
         if status != self._status or defaults is not self._defaults or headers != self._headers:
             if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
@@ -40,7 +40,7 @@ class JsonHeads:
 
 
 class StreamHeads:
-    """Makes heads of responses that are event streams."""
+    """Encode the heads of responses that are event streams. Keeps the last head."""
 
     __slots__ = ("_defaults", "_head", "_headers")
 
@@ -50,7 +50,7 @@ class StreamHeads:
         self._head = b""
 
     def head(self, defaults: HeaderList, headers: HeaderList) -> bytes | None:
-        """As `JsonHeads.head`, for a body in chunks."""
+        """Return the head of a response with a body in chunks. Arguments and None are those of `JsonHeads.head`."""
         if not self._head or defaults is not self._defaults or headers != self._headers:
             if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
                 return None
@@ -61,7 +61,7 @@ class StreamHeads:
 
 
 def whole_body(data: bytes) -> bytes:
-    """A body of one chunk."""
+    """Return the data as a complete body of one chunk."""
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
 
 

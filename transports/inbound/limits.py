@@ -1,5 +1,5 @@
-"""What clients may cost before they have authenticated: the limits, the bytes of their bodies, and the network by which
-connections and anonymous clients are counted.
+"""Limit the cost of clients that have not authenticated: define the limits, count the bytes of their bodies, and find
+the network by which connections and anonymous clients are counted.
 
 Pure, except that it reads this process's limit of open files. The composition root fills `Limits` from the settings.
 """
@@ -33,16 +33,16 @@ __all__ = [
 
 
 MAX_ID_CHARS: Final = 256
-"""Request ids and progress tokens, which the gateway repeats. SDKs send numbers and UUIDs."""
+"""The longest request id or progress token. The gateway repeats both. SDKs send numbers and UUIDs."""
 
 MAX_CURSOR_BYTES: Final = 8 << 10
-"""Cursors of lists. The gateway's contain those of the server."""
+"""The longest cursor of a list. The gateway's cursors contain those of the server."""
 
 MAX_FILTER_BYTES: Final = 64 << 10
-"""The filter of a `subscriptions/listen`, which is kept as long as its stream is open."""
+"""The longest filter of a `subscriptions/listen`, which is kept as long as its stream is open."""
 
 MAX_LABEL_CHARS: Final = 512
-"""`Host`, `Origin` and `Last-Event-ID`: a host name has 253 characters at most (RFC 1035 §2.3.4)."""
+"""The longest `Host`, `Origin` or `Last-Event-ID`: a host name has 253 characters at most (RFC 1035 §2.3.4)."""
 
 _KEPT_BACK: Final = 128
 """File descriptors reserved for the store, logs, listeners and libraries."""
@@ -70,11 +70,11 @@ class Limited(enum.StrEnum):
     IN_FLIGHT = "in_flight"
     """Bodies of calls that have no answer yet."""
     HOP = "hop"
-    """On the listener between replicas."""
+    """A limit of the listener between replicas."""
 
 
 Refusals = Counter[Limited]
-"""How often, by kind: `refusals[Limited.BATCH] += 1`. One for the process, `Metrics.limited`."""
+"""The number of refusals of each kind: `refusals[Limited.BATCH] += 1`. One for the process, `Metrics.limited`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Limits:
     peer_connections: int = 512
     pipelined: int = 16
     batch_messages: int = 64
-    """In a JSON-RPC batch. A larger one is refused before any of its messages is executed."""
+    """Messages of a JSON-RPC batch. A larger batch is refused before any of its messages is executed."""
     name_chars: int = 256
     """Names that clients send: tools, prompts, methods, clients."""
     uri_chars: int = 8 << 10
@@ -105,19 +105,21 @@ class Limits:
 
 
 def room_for_connections() -> int:
-    """Return the most connections that this process has files for: half of its files, because servers need some too."""
+    """Return the most connections that this process may open: half of its files, because servers need some too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(14, min(_MOST, (soft - _KEPT_BACK) // 2))
 
 
 SMALL_BODY_BYTES: Final = 64 << 10
-"""Bodies up to here are not counted: the number of connections and of calls bounds them well enough."""
+"""Bodies up to this size are not counted: the limits of connections and calls bound them well enough."""
 
 
 class Bodies:
-    """The bytes that the bodies of one process hold, from their first bytes until the requests are answered: a request
-    may wait for minutes, and in the handshake era it outlives its connection. One network may hold half of `most`, so
-    that none can fill it."""
+    """Count the bytes of all request bodies in this process, and refuse bodies beyond `most`.
+
+    A body counts from its first bytes until its request is answered. A request may wait for minutes, and in the
+    handshake era it outlives its connection. One network may hold half of `most`, so that it leaves room for others.
+    """
 
     __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
 
@@ -129,10 +131,11 @@ class Bodies:
         self._by_network: Counter[str] = Counter()
 
     def take(self, network: str, size: int, mine: int) -> None:
-        """Count `size` more bytes of a request that holds `mine`. If `network` is empty, only the total is limited.
+        """Count `size` more bytes of a request that already holds `mine`. If `network` is empty, only the total is
+        limited.
 
         Raises:
-            Refused: 429. A body is never refused for its own size: where no other is held, one has room.
+            Refused: 429, other bodies take the room. A body alone is never refused for its size.
         """
         if self._held > mine and self._held + size > self._most:
             self._refusals[Limited.IN_FLIGHT] += 1
@@ -155,7 +158,7 @@ class Bodies:
 
 
 class HeldBody:
-    """The bytes that one request holds. `network` is called once, when the first bytes are counted."""
+    """Count the bytes of one request's body in `Bodies`. `network` is called once, when the first bytes are counted."""
 
     __slots__ = ("_bodies", "_counted_as", "_network", "_taken")
 
@@ -166,7 +169,7 @@ class HeldBody:
         self._taken = 0
 
     def grows_to(self, size: int) -> None:
-        """Record that `size` bytes of the body have been read. Raises `Refused`: 429."""
+        """Record that `size` bytes of the body have been read. Raises `Refused` (429) if there is no room for them."""
         if size <= SMALL_BODY_BYTES:
             return
         if not self._taken:
@@ -175,20 +178,21 @@ class HeldBody:
         self._taken = size
 
     def give_back(self) -> None:
-        """Release the bytes: the request is answered, or will not be."""
+        """Release the bytes, because the request is answered, or will not be."""
         if self._taken:
             self._bodies.give_back(self._counted_as, self._taken)
             self._taken = 0
 
 
 _MOST_HOPS = 16
-"""How many addresses of `X-Forwarded-For` are read, from its end: each proxy appends one, clients choose the rest."""
+"""The most addresses of `X-Forwarded-For` that are read, from its end: each proxy adds one, clients choose the rest."""
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """Return the client's `network_of`: of the peer, or behind trusted proxies, of the last address in
-    `X-Forwarded-For` that is not a trusted proxy's. A text there that is no address ends the search: no trusted proxy
-    vouches for what is before it.
+    """Return the network of the client, as `network_of` does.
+
+    It is that of the peer. Behind trusted proxies, it is that of the last address in `X-Forwarded-For` which is not a
+    trusted proxy's. A text there that is no address ends the search: no trusted proxy vouches for those before it.
     """
     if peer not in proxies:
         return network_of(peer)

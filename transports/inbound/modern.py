@@ -1,4 +1,4 @@
-"""The rules of the 2026-07-28 wire: what a request must contain, and which HTTP status an answer has.
+"""Check requests by the rules of the 2026-07-28 wire, and find the HTTP status of an answer.
 
 MCP 2026-07-28, Basic §Per-request fields, Transports §Streamable HTTP. Pure: decides, sends nothing.
 """
@@ -44,7 +44,7 @@ _METHOD_HEADER, _NAME_HEADER = "mcp-method", "mcp-name"
 _ROUTING: Final = frozenset({VERSION_HEADER.encode(), _METHOD_HEADER.encode(), _NAME_HEADER.encode()})
 _MALFORMED: Final = "=?base64?*?="  # agrees with no argument; values in headers are ASCII, or coded
 MIRRORED: Final = PREFIX.lower().encode()
-"""How the names of headers begin that mirror an argument."""
+"""The beginning of the names of headers that mirror an argument."""
 
 _values: Final = msgspec.json.Decoder()
 
@@ -67,7 +67,7 @@ def names_version(meta: Any) -> bool:
 def check_request(
     message: Message, params: Object, meta: Any, headers: Mapping[str, str], raw_headers: list[tuple[bytes, bytes]]
 ) -> None:
-    """Raise `Refused` if the request breaks a rule of the wire."""
+    """Raise `Refused` if the request breaks a rule about its headers, `_meta`, version, log level or method."""
     if len(headers) < len(raw_headers):  # a header appears twice
         _check_unique(raw_headers, lambda name: name in _ROUTING)
     if not isinstance(meta, dict):
@@ -98,7 +98,7 @@ def check_notification(headers: Mapping[str, str]) -> None:
 
 
 def check_param_headers(raw_headers: list[tuple[bytes, bytes]], schema: Any, params: Object) -> None:
-    """Raise `Refused` when an `Mcp-Param-*` header and the argument that it mirrors disagree."""
+    """Raise `Refused` if an `Mcp-Param-*` header and the argument that it mirrors disagree."""
     _check_unique(raw_headers, lambda name: name.startswith(MIRRORED))
     arguments = decode_exact(params.get("arguments", b"null"))
     headers = {

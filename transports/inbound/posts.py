@@ -1,4 +1,4 @@
-"""POSTs as values: from a head and a body to a request that its era's rules allow. Pure: no I/O, nothing is awaited."""
+"""Make a request of a POST's head and body, and check it by the rules of its era. Pure: no I/O, nothing is awaited."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -53,7 +53,7 @@ def era_of(headers: Mapping[str, str]) -> Era:
 
 
 def check_post(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` for a media type that a POST cannot have, or cannot be answered with."""
+    """Raise `Refused` if the body is not JSON (415), or Accept does not name both JSON and event streams (406)."""
     kind = headers.get("content-type", "")
     if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
@@ -62,14 +62,14 @@ def check_post(headers: Mapping[str, str]) -> None:
 
 
 def check_legacy(headers: Mapping[str, str], message: Message) -> None:
-    """Raise `Refused` for a version that a legacy message cannot have."""
+    """Raise `Refused` if the version header of a legacy message, except `initialize`, names no legacy version."""
     # `initialize` negotiates the version in its body: the header of that request does not count.
     if message.method != "initialize":
         check_version(headers)
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` for a version that no legacy client speaks."""
+    """Raise `Refused` if the version header names no legacy version."""
     version = headers.get(VERSION_HEADER, BATCHES)
     if version not in HANDSHAKE_VERSIONS:
         supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
@@ -89,7 +89,7 @@ def _permits_both(accept: str) -> bool:
 
 
 def preflight(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return the answer to a browser's preflight request. The guard has checked the origin already."""
+    """Return the headers that answer a browser's preflight request. The guard has checked the origin already."""
     return [
         (b"access-control-allow-methods", b"POST, GET, DELETE"),
         (b"access-control-allow-headers", headers.get("access-control-request-headers", "*").encode("latin-1")),
@@ -101,7 +101,7 @@ class _Meta(msgspec.Struct):
 
 
 class Sizes:
-    """Checks messages against the limits, and counts what it refuses."""
+    """Check the lengths of parts of messages against the limits, and count the refusals."""
 
     def __init__(self, limits: Limits, refusals: Refusals) -> None:
         self._name_chars = limits.name_chars
@@ -122,11 +122,11 @@ class Sizes:
         }
 
     def parse(self, data: bytes) -> Message:
-        """Do as `jsonrpc.parse`, for a message of a client. Checks the length of its id and its method.
+        """Parse a message of a client, and check the length of its id and of its method.
 
         Raises:
             InvalidMessage: the bytes are not a message.
-            Refused: 400, without the id.
+            Refused: 400, the id or the method is too long. The refusal does not repeat the id.
         """
         message = parse(data, REQUEST_PARTS)
         if isinstance(message.id, int):
@@ -175,8 +175,8 @@ def _progress_token(raw: msgspec.Raw) -> Any:
 
 
 def _is_short(raw: msgspec.Raw, most: int) -> bool:
-    """Return True if the value is a text of at most `most` characters. Short JSON needs no decoding: its text is
-    shorter."""
+    """Return True if the JSON value is short, or is a text of at most `most` characters. Short JSON is not decoded: its
+    text is shorter still."""
     if len(memoryview(raw)) <= most + 2:
         return True
     text = msgspec.json.decode(raw)
@@ -184,7 +184,7 @@ def _is_short(raw: msgspec.Raw, most: int) -> bool:
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What the head of a request says, after the guard has checked it. The fields are those of `Request`."""
+    """The head of a request, after the guard has checked Host and Origin. The fields are those of `Request`."""
 
     headers: Mapping[str, str]
     raw_headers: HeaderList
@@ -199,7 +199,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Posts:
-    """Reads the requests of one endpoint."""
+    """Read the requests of one endpoint."""
 
     def __init__(self, endpoint: str, guard: Guard, sizes: Sizes) -> None:
         self._endpoint = endpoint
@@ -207,7 +207,7 @@ class Posts:
         self._sizes = sizes
 
     def checked_head(self, scope: Scope) -> Head:
-        """Return the head of POSTs. Raises `Refused`, as it is for each of them."""
+        """Check the head of a POST, and return it. Raises `Refused` if every POST with this head is refused."""
         headers = self._guard.headers(scope)
         self._guard.check(headers)
         check_post(headers)
@@ -228,14 +228,15 @@ class Posts:
         )
 
     def read(self, body: bytes) -> Message:
-        """Read the message in a body that is no batch. Raises `Refused`: 400, there is none."""
+        """Read the message in a body that is no batch. Raises `Refused` (400) if the body is no message."""
         try:
             return self._sizes.parse(body)
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
 
     def request(self, head: Head, message: Message, body_bytes: int) -> Request:
-        """Make the request that a message is. `head` decides its era, unless its `_meta` does.
+        """Make a request of a message, and check it by the rules of its era. `head` names the era, unless the message's
+        `_meta` does.
 
         Raises:
             Refused, InvalidMessage, msgspec.MsgspecError: it breaks a rule of its era, or cannot be read.
@@ -266,7 +267,7 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """Return the request with that head, whose message has been checked."""
+        """Make a request of a head and of the parts of a message, which have been checked. Checks nothing itself."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         return Request(
             era=era,
@@ -291,7 +292,7 @@ class Posts:
 
 
 def _check_of(era: Era, head: Head, message: Message) -> Callable[[Any, Object], None] | None:
-    """Return what compares the arguments of a call with the headers that mirror them."""
+    """Return the function that compares a call's arguments with the headers that mirror them; None if none does."""
     if era is not MODERN or message.method != "tools/call" or not message.is_request:
         return None
     return functools.partial(check_param_headers, head.raw_headers)

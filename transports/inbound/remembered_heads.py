@@ -1,9 +1,9 @@
-"""The request heads that connections repeat. Pure: no I/O, and no parsing of a head that no parser has read.
+"""Recognize request heads that connections repeat. Pure: no I/O, and no parsing of a head that no parser has read.
 
-A head is remembered as bytes, after a parser has read it and its request was served. It is repeated if all bytes are
-the same but the digits of Content-Length, and those of a `traceparent`. So a parser would find the same in it, another
-end of the body and another trace. A program that has many sessions sends the heads of all of them over each connection
-of its pool, so what one connection knows serves others from the same address.
+A head is remembered as bytes, after a parser has read it and its request was served. A later head repeats it if all
+bytes are equal except the digits of Content-Length and those of a `traceparent`. So a parser would read the same from
+it, but for the end of the body and the trace. A program with many sessions sends the heads of all of them over each
+connection of its pool. So connections from the same address share the heads that they remember.
 """
 
 import re
@@ -34,33 +34,33 @@ T = TypeVar("T")
 _Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 
 MAX_HEADS: Final = 64
-"""2026-07-28 clients name the tool in the head, and use some tools in turn. If a program has many sessions, each of its
-connections repeats the heads of all of them."""
+"""The most heads of one connection. 2026-07-28 clients name the tool in the head, and use some tools in turn. If a
+program has many sessions, each of its connections repeats the heads of all of them."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
 MAX_SEEN: Final = 4_096
-"""Heads of a listener that came once, of which the hashes are kept."""
+"""The most hashes that a listener keeps, of heads that came once."""
 
 MAX_MEMORY_BYTES: Final = 512 << 10
-"""What one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
+"""The most bytes that one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
-"""What each may hold while all connections together hold `MAX_TOTAL_BYTES` or more."""
+"""The most bytes that one connection may hold while all connections together hold `MAX_TOTAL_BYTES` or more."""
 
 MAX_TOTAL_BYTES: Final = 64 << 20
 
 _DIGITS: Final = re.compile(rb"(?:0|[1-9][0-9]{0,6})(?![0-9])")
-"""The usual form of a number with few digits."""
+"""A number of at most 7 digits in its usual form."""
 
 _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(
     rb"POST /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
 )
-"""Nothing that readers could take for another end of a line or of the head (RFC 9112 §2.2, §5.2)."""
+"""A head with no bytes that some parsers take for the end of a line or of the head (RFC 9112 §2.2, §5.2)."""
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
 _TRACE: Final = re.compile(rb"\r\n(?i:traceparent): ?(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})\r\n")
-"""Tracing clients send another one with each request (W3C Trace Context §3.2)."""
+"""A `traceparent`. Tracing clients send another one with each request (W3C Trace Context §3.2)."""
 
 _TRACE_FORM: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_BYTES: Final = 55
@@ -68,10 +68,11 @@ _ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-enco
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A head without the digits of its Content-Length, and without its `traceparent` if it has one of the usual form.
+    """A request head with holes: for the digits of its Content-Length, and for its `traceparent` if it has one of the
+    usual form.
 
-    `before` has the bytes before each of these holes, how many they are, and whether the hole is the trace. `last` are
-    the bytes behind the last one. `headers` is how many headers it has.
+    `before` has the bytes before each hole, their number, and True if the hole is the trace. `last` has the bytes
+    behind the last hole. `headers` is the number of headers.
     """
 
     before: tuple[tuple[bytes, int, bool], ...]
@@ -80,12 +81,12 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The bytes around the holes."""
+        """Return the bytes around the holes."""
         return (*(part for part, _, _ in self.before), self.last)
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
-        """Return where the head ends in data that begins with it, the length of its body, and its trace. None: the data
-        begins with something else, or the head is not complete."""
+        """Compare the head with the beginning of `data`. Return the place where the head ends, the length of the body,
+        and the trace (or empty). Return None if the data begins with another head, or with a part of one."""
         place, length, trace = 0, 0, b""
         for part, size, is_trace in self.before:
             if not data.startswith(part, place):
@@ -107,13 +108,13 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held for the head: these bytes, the headers as text, the objects around each, and what the
-        handler keeps."""
+        """Return an estimate of the memory for the head: its bytes, the headers as text, the objects around each, and
+        the values that the handler keeps."""
         return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
 class Found(msgspec.Struct, Generic[T], frozen=True):
-    """A repeated head: what is known of it, how many bytes it has, how many its body has, and its trace."""
+    """A repeated head: what is known of it, its size and that of its body in bytes, and its trace."""
 
     known: "KnownHead[T]"
     head_bytes: int
@@ -122,8 +123,9 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
 
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
-    """Return the template of a head from which a parser has read these headers, with lower-case names. None if the head
-    must not be remembered: it says more about its body or its connection than one length, or it has an unusual form."""
+    """Return the template of a head. `headers` are those that a parser has read from it, with lower-case names. Return
+    None if the head must not be remembered: it has an unusual form, or says more of its body or its connection than one
+    Content-Length."""
     if len(head) > MAX_HEAD_BYTES or _PLAIN.fullmatch(head) is None or head.count(b"\r\n") != len(headers) + 2:
         return None
     lengths = [value for name, value in headers if name == b"content-length"]
@@ -139,7 +141,7 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
 
 
 def _cut(head: bytes) -> Template | None:
-    """Return a head without its length and its trace."""
+    """Return the template of a head; None if it has no length."""
     length, trace = _LENGTH.search(head), _TRACE.search(head)
     if length is None:
         return None
@@ -152,7 +154,7 @@ def _cut(head: bytes) -> Template | None:
 
 
 class HeldBytes:
-    """What is held for one head, in bytes. They are given back when nobody has the head any more."""
+    """Count the bytes that are held for one head. They are given back when no connection has the head any more."""
 
     __slots__ = ("_shared", "bytes", "holders")
 
@@ -160,10 +162,10 @@ class HeldBytes:
         self._shared = shared
         self.bytes = 0
         self.holders: WeakSet[RememberedHeads[Any]] = WeakSet()
-        """Who has the head."""
+        """The connections' memories that have the head."""
 
     def hold(self, size: int) -> None:
-        """Count these bytes; a negative size gives them back. Whoever has the head makes room for them."""
+        """Count these bytes; a negative size gives them back. Connections that have the head make room for them."""
         self.bytes += size
         self._shared.total += size
         if size > 0:
@@ -175,7 +177,7 @@ class HeldBytes:
 
 
 class KnownHead(Generic[T]):
-    """A head, and what is remembered of it. `held` counts what that takes."""
+    """A head, and what is remembered of it. `held` counts the bytes for both."""
 
     __slots__ = ("__weakref__", "held", "remembered", "template")
 
@@ -187,23 +189,23 @@ class KnownHead(Generic[T]):
 
 
 class SharedHeads(Generic[T]):
-    """What all connections of a listener remember. Each head is kept once, for as long as one of them has it."""
+    """Share remembered heads between the connections of a listener. Each is kept once, while one of them has it."""
 
     __slots__ = ("_seen", "known", "total")
 
     def __init__(self) -> None:
         self.total = 0
-        """What all heads take, in bytes."""
+        """The bytes that are held for all heads."""
         self.known: WeakValueDictionary[_Key, KnownHead[T]] = WeakValueDictionary()
         self._seen: dict[int, None] = {}
 
     @property
     def bound(self) -> int:
-        """Return what one connection may hold now, in bytes."""
+        """Return the bytes that one connection may hold at present."""
         return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
 
     def is_repeated(self, seen: int) -> bool:
-        """Return True if a head with that hash came before. Notes it for the next time."""
+        """Return True if a head with this hash came before, and note the hash."""
         if seen in self._seen:
             return True
         self._seen[seen] = None
@@ -213,9 +215,9 @@ class SharedHeads(Generic[T]):
 
 
 class RememberedHeads(Generic[T]):
-    """Finds the heads that one connection repeats, or that another one has had which comes from the same place.
+    """Find the heads that one connection repeats, or that another connection from the same place has sent.
 
-    `where` is all but the bytes that a request's meaning depends on: the address of the client, and the scheme.
+    `where` is the address of the client, and the scheme. A request means nothing more than its bytes and these two.
     """
 
     __slots__ = ("__weakref__", "_has_ended", "_known", "_last", "_seen", "_shared", "_where")
@@ -223,7 +225,7 @@ class RememberedHeads(Generic[T]):
     def __init__(self, shared: SharedHeads[T], where: tuple[str, ...] = ()) -> None:
         self._shared = shared
         self._where = where
-        self._known: dict[_Key, KnownHead[T]] = {}  # the one that was found last is the last one
+        self._known: dict[_Key, KnownHead[T]] = {}  # in the order of their last use
         self._last: KnownHead[T] | None = None
         self._seen: list[int] = []
         self._has_ended = False
@@ -232,7 +234,8 @@ class RememberedHeads(Generic[T]):
         return len(self._known)
 
     def match(self, data: bytes) -> Found[T] | None:
-        """Return the remembered head that these bytes begin with. The head has to be complete; the body need not be."""
+        """Return the remembered head with which these bytes begin; None if there is none. The head has to be complete,
+        the body need not be."""
         last = self._last
         if last is not None and (read := last.template.read(data)) is not None:
             return Found(last, *read)
@@ -251,18 +254,18 @@ class RememberedHeads(Generic[T]):
         return None if cut is None else (self._where, cut.parts)
 
     def is_repeated(self, head: bytes) -> bool:
-        """Return True if a head like this has come from there before. Notes it for the next time."""
+        """Return True if an equal head has come from this connection or place before, and note the head."""
         key = self._key(head)
         if key is None:
             return False
-        # Its own too: others that send ever new heads must not have those forgotten which are repeated here.
+        # The connection has hashes of its own too: others that send ever new heads must not push these out.
         seen = hash(key)
         is_repeated = self._shared.is_repeated(seen) or seen in self._seen
         self._seen = [*self._seen[1 - MAX_HEADS * 2 :], seen]
         return is_repeated
 
     def add(self, template: Template, remembered: T) -> HeldBytes | None:
-        """Remember a head, and return what counts the bytes that are held for it. None: the connection has ended."""
+        """Remember a head, and return the counter of its bytes. Return None if the connection has ended."""
         if self._has_ended:
             return None
         known = KnownHead(template, remembered, HeldBytes(self._shared))
@@ -282,7 +285,7 @@ class RememberedHeads(Generic[T]):
         self.make_room()
 
     def make_room(self) -> None:
-        """Forget the heads that were not repeated for longest, if there are too many, or too much is held for them."""
+        """Forget the least recently used heads while they are too many, or take too many bytes."""
         size = sum(known.held.bytes for known in self._known.values())
         while len(self._known) > MAX_HEADS or (self._known and size > self._shared.bound):
             oldest = self._known.pop(next(iter(self._known)))
@@ -292,7 +295,7 @@ class RememberedHeads(Generic[T]):
                 self._last = None
 
     def forget(self, template: Template) -> None:
-        """Forget a head, if it is known. No other connection is told of it from now on."""
+        """Forget a head, if it is known. Connections that do not have it cannot find it from now on."""
         key = (self._where, template.parts)
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
@@ -302,7 +305,7 @@ class RememberedHeads(Generic[T]):
             self._last = None
 
     def close(self) -> None:
-        """Forget all heads, and remember none from now on: the connection has ended."""
+        """Forget all heads, and remember no more, because the connection has ended."""
         self._known.clear()
         self._seen.clear()
         self._last = None

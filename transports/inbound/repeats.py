@@ -1,7 +1,7 @@
-"""Requests on one connection whose heads it has had before: served without parser and ASGI.
+"""Serve the requests of one connection that repeat an earlier head, without parser and ASGI.
 
-Beside `HttpConnection`, which reads everything else. A request that turns out to be unusual goes on in the usual way
-from where it is: its bytes are parsed, and the task that a parsed head starts takes over what was begun.
+`HttpConnection` reads everything else. A request that turns out to be unusual goes on in the usual way from where it
+is: its bytes are parsed, and the task that a parsed head starts takes over the steps that were begun.
 docs/adr/0012-the-http-edge.md
 """
 
@@ -36,7 +36,7 @@ __all__ = ["Repeats"]
 logger = logging.getLogger(__name__)
 
 _COPIED_BYTES: Final = 64 << 10
-"""A response of up to this size is written at once. A larger one is not copied for that."""
+"""The largest body that is written together with its head. A larger one is not copied for that."""
 
 
 class Flow(Protocol):
@@ -50,7 +50,7 @@ class ServerState(Protocol):
 
 
 class Connection(Protocol):
-    """What `Repeats` needs of its connection."""
+    """The parts of a client's connection that `Repeats` uses."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -62,14 +62,15 @@ class Connection(Protocol):
     def server_state(self) -> ServerState: ...
 
     def parse(self, data: bytes) -> None:
-        """Read data in the usual way."""
+        """Parse data, and serve the requests in it in the usual way."""
 
     def is_between_requests(self) -> bool:
-        """Whether every request has its answer, nothing of another one has arrived, and one may come."""
+        """Return True if every request has its answer, no byte of a next one has arrived, and one may come."""
 
 
 class Repeats:
-    """The memory of one connection, and the one request that is served from it. `memory` None: there is none."""
+    """Recognize the heads that one connection repeats, and serve one such request at a time. Without `memory`, no head
+    is remembered."""
 
     __slots__ = (
         *("_begun", "_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known"),
@@ -83,9 +84,9 @@ class Repeats:
         self._json = JsonHeads()
         self._stream = StreamHeads()
         self.requests = 0
-        """How many heads were found here: for the connection's deadlines."""
+        """The number of heads that were found here, for the connection's deadlines."""
         self._new: bytes | None = None  # data that begins with a head that is not known
-        # The request that arrives or is served: what is known of its head, and its bytes.
+        # The request that arrives or is served: its head, and its bytes.
         self._known: KnownHead[RepeatedHead] | None = None
         self._first = b""
         self._body: bytes | bytearray = b""
@@ -94,10 +95,10 @@ class Repeats:
         self._begun: BegunPost | None = None
         self._fast: CallInFlight | None = None  # in place of `_begun`, while the request is on the fast path
         self._context: Context | None = None
-        self._resumed: BegunPost | None = None  # what the next task takes over
+        self._resumed: BegunPost | None = None  # the POST that the next task takes over
 
     def come_from(self, where: tuple[str, ...]) -> None:
-        """Share what is remembered with the connections from there: from one address, with one scheme."""
+        """Share remembered heads with the other connections from there: from one address, with one scheme."""
         if self._memory is not None:
             self._heads = RememberedHeads(self._memory.heads, where)
 
@@ -105,16 +106,16 @@ class Repeats:
 
     @property
     def received(self) -> int | None:
-        """How many bytes of a body have arrived whose rest is due; None: none is due."""
+        """Return the number of bytes that have arrived of an incomplete body; None if no body is incomplete."""
         return len(self._first) - self._head_bytes + len(self._body) if self._missing else None
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is being served."""
+        """Return True while a request is served here."""
         return self._begun is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Read what has arrived. False: it is for the parser, which has got everything before it."""
+        """Read data that has arrived. Return False if it is for the parser, which has got all bytes before it."""
         if self._missing:
             return self._take_body(data)
         if self._begun is not None or self._fast is not None:
@@ -141,7 +142,7 @@ class Repeats:
         return True
 
     def _obstacle(self, body_bytes: int, *, has_more: bool) -> str:
-        """Why a request with a repeated head is for the parser."""
+        """Return the reason why a request with a repeated head is for the parser."""
         assert self._memory is not None
         if not 0 < body_bytes <= self._memory.body_bytes:
             return SIZE
@@ -164,7 +165,7 @@ class Repeats:
         return True
 
     def parsed(self, scope: Any, headers: HeaderList) -> None:
-        """The parser has read the first head of the data. Its app is offered to have it remembered."""
+        """Note that the parser has read a new head. Put an offer to remember it into the scope, for the app."""
         data, self._new = self._new, None
         if data is None or self._memory is None:
             return
@@ -176,11 +177,11 @@ class Repeats:
     # -- serving
 
     def _begin(self, body: bytes) -> None:
-        """Serve a request that has arrived."""
+        """Serve a request that has arrived: on the fast path if possible, else by the handler."""
         assert self._known is not None
         try:
             self._fast = self._known.remembered.begin_fast(self, body, self._trace)
-        except Exception:  # before the call was sent: nothing that can fail comes afterwards
+        except Exception:  # the call was not sent: nothing can fail after that
             logger.exception("a call cannot be sent on the fast path")
         if self._fast is not None:
             return
@@ -201,12 +202,12 @@ class Repeats:
             waiting.add_done_callback(functools.partial(self._waited, begun))
 
     def _waited(self, begun: BegunPost, waiting: asyncio.Task[None]) -> None:
-        """The handler has decided."""
+        """Go on after the handler's decision, unless another task has taken over the request."""
         if begun is self._begun:
             self._go_on(begun)
 
     def _go_on(self, begun: BegunPost) -> None:
-        """The answer is there, though its frames may not be, or the request has failed."""
+        """Go on with the answer, whose frames may still be missing, or with the failure of the request."""
         if begun.answer is None:
             assert self._known is not None
             if not begun.is_elsewhere:
@@ -220,7 +221,7 @@ class Repeats:
             begun.answer.replies.when_ready(functools.partial(self._ready, begun), begun.quiet_at)
 
     def _ready(self, begun: BegunPost, is_quiet: bool) -> None:  # the queue calls it
-        """A frame has come, or none for too long, or none will."""
+        """Go on with an answer: a frame has come, or none came in time (`is_quiet`), or none will come."""
         if begun is not self._begun:
             return  # its task has it
         if is_quiet:
@@ -228,7 +229,7 @@ class Repeats:
         self._answer(begun)
 
     def _answer(self, begun: BegunPost) -> None:
-        """Write the answer if it is there as a whole; else go on in the usual way."""
+        """Write the answer if all its frames have arrived; else go on in the usual way."""
         connection, parts = self._connection, None
         if begun.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
             parts = self._whole(begun)
@@ -262,7 +263,8 @@ class Repeats:
     # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the response of the call. If False, nothing was done."""
+        """Send the response of a fast call, whose JSON body is `frame`. Return False, and do nothing, if it cannot be
+        sent now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -276,16 +278,17 @@ class Repeats:
         return True
 
     def goes_on(self, call: CallInFlight) -> None:
-        """The call is sent now, which had to wait."""
+        """Note that a fast call which had to wait was sent."""
         self._fast = call
 
     def begin_general(self) -> None:
-        """Serve the request from its beginning: nothing was done for it."""
+        """Have the handler serve the request from its beginning. The fast path has done nothing for it."""
         self._fast = None
         self._begin_general((self._first + self._body)[self._head_bytes :])
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Go on with what `become` makes of the call's request, which arrived then."""
+        """Finish a fast call in the general way, with the answer that `become` makes of its request. `began` is when
+        the request arrived (monotonic clock)."""
         self._fast = None
         self._context = context = Context()
         body = (self._first + self._body)[self._head_bytes :]
@@ -303,7 +306,7 @@ class Repeats:
         context.run(begun.answer.replies.when_ready, functools.partial(self._ready, begun), begun.quiet_at or 0.0)
 
     def _whole(self, begun: BegunPost) -> tuple[bytes, bytes] | None:
-        """The head and the body of a response whose frames are all there; None if it cannot be made here."""
+        """Return the head and the body of a response whose frames have all arrived; None if it cannot be made here."""
         answer = begun.answer
         frame = None if answer is None else answer.replies.first
         if answer is None or frame is None or answer.is_doubtful:
@@ -331,7 +334,7 @@ class Repeats:
     # -- the usual way
 
     def give_up(self, why: str = INTERRUPTED) -> None:
-        """Have what has arrived or was begun go on in the usual way. Does nothing if there is nothing."""
+        """Have the request that arrives or is served go on in the usual way, if there is one. `why` is counted."""
         if self._missing:
             self._missing = 0
             assert self._memory is not None
@@ -344,7 +347,7 @@ class Repeats:
             self._resume(why)
 
     def _resume(self, why: str) -> None:
-        """Parse the request. The task that this starts goes on with what was begun."""
+        """Parse the request. The task that this starts takes over the steps that were begun."""
         assert self._memory is not None
         self._memory.counts[why] += 1
         self._resumed, self._begun = self._begun, None
@@ -365,12 +368,12 @@ class Repeats:
         self._first = self._body = b""
 
     def app(self, app: Any) -> Any:
-        """The app of a request that starts: `app`, or what goes on with a request that was begun."""
+        """Return the ASGI app for a request that starts: `app`, or the one that finishes a begun request."""
         begun, self._resumed = self._resumed, None
         return app if begun is None else begun.finish
 
     def forget(self) -> None:
-        """The connection has ended. What was begun goes on as if its client had left."""
+        """Forget all heads, because the connection has ended. A begun request goes on as if its client had left."""
         if self._missing:
             self._missing = 0
             self._clear()

@@ -1,4 +1,4 @@
-"""Streamable HTTP, both eras on one endpoint: methods, statuses and replies. The handler knows sessions.
+"""Serve Streamable HTTP of both eras on one endpoint: methods, statuses and replies. The handler knows sessions.
 
 MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP.
 """
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
-"""How often a request is forwarded anew while its session changes owners."""
+"""The most tries of a request whose session changes owners."""
 
 
 class StreamableHttp:
-    """One endpoint as an ASGI app. `endpoint` is its name for the handler."""
+    """Serve one endpoint as an ASGI app. `endpoint` is its name for the handler."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class StreamableHttp:
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, begun: BegunPost | None = None) -> None:
-        """Serve a request. `begun`: the steps of a POST that have been taken."""
+        """Serve a request. `begun` is a POST of which some steps were taken before."""
         held: HeldBody | None = None
         headers: dict[str, str] = {}
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
-            if "origin" in headers and "mcp.forwarded" not in scope:  # else the sender adds these headers
+            if "origin" in headers and "mcp.forwarded" not in scope:  # else the forwarding replica adds these headers
                 send = readable_by(send, headers["origin"])
             head = self.posts.head(scope, headers)
             body = b""
@@ -119,7 +119,7 @@ class StreamableHttp:
     async def _serve_somewhere(
         self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None
     ) -> None:
-        """Serve the request here or at the replica that has its session. Forwarded requests are not forwarded again."""
+        """Serve the request here or at the owner of its session. Forwarded requests are not forwarded again."""
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
@@ -164,7 +164,7 @@ class StreamableHttp:
     # -- POST
 
     async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None) -> bool:
-        """Answer a POST. True if it was a request, and its answer ended with a message that is no error."""
+        """Answer a POST. Return True if it was a request, and its answer ended with a message that is no error."""
         if len(body) > LARGE_BYTES:
             await others_first()
         if begun is None and is_batch(body):
@@ -206,7 +206,7 @@ class StreamableHttp:
     async def _answer(
         self, request: Request, calling: Awaitable[Answer], receive: Receive, send: Send, quiet_at: float | None
     ) -> bool:
-        """Send the answer to a request. True if it ended with a message that is no error."""
+        """Send the answer to a request. Return True if it ended with a message that is no error."""
         answer = await calling
         watch = None
         if request.era is MODERN:
@@ -234,7 +234,7 @@ class StreamableHttp:
             answer.done()
 
     def times_of(self, request: Request) -> StreamTimes | None:
-        """Return when an event stream begins and is closed that the client can resume; None if it cannot."""
+        """Return the times of an event stream that the client can resume; None if the client cannot resume one."""
         return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
 
     # -- for POSTs that are begun where their bytes arrive (`BegunPost`)
@@ -244,13 +244,13 @@ class StreamableHttp:
         return await self._handler.call(request)
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that serves it, if that needs no waiting. None: nothing was sent."""
+        """Send a POST to the process that owns its session, if that needs no waiting. Else return None."""
         if self._forwarder is None or request.forwarded is not None:
             return None
         return self._forwarder.begin(elsewhere.route, request, body)
 
     def quiet_after_s(self, request: Request) -> float:
-        """Return how long a request may have no answer until it is answered with an event stream. 0: it is at once."""
+        """Return the seconds without an answer after which a request gets an event stream; 0 for at once."""
         times = self.times_of(request)
         if times is None or times.priming_after_s is None:
             return KEEPALIVE_S
@@ -261,7 +261,7 @@ class StreamableHttp:
         return status_of(frame.error_code) if request.era is MODERN else 200
 
     async def finish(self, begun: BegunPost, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a POST as any other, from the steps that have been taken."""
+        """Answer a POST in the usual way, without repeating the steps that `begun` has taken."""
         await self(scope, receive, send, begun)
 
     async def _batch(self, head: Head, body: bytes, send: Send) -> None:
@@ -292,13 +292,13 @@ class StreamableHttp:
 
 
 def _moved() -> Refused:
-    """Return the answer when a session finds no owner that stays. Nothing was done."""
+    """Return the refusal of a request whose session changed owners too often. Nothing was done."""
     why = "The session moved between gateways too often during this request. Try again."
     return Refused(503, INTERNAL_ERROR, why, headers={"Retry-After": "1"})
 
 
 def _failed() -> Refused:
-    """Return the answer to a fault of the gateway. The log has the details, under the call's correlation id."""
+    """Return the refusal for a fault of the gateway. The log has the details, under the call's correlation id."""
     return Refused(
         500, INTERNAL_ERROR, "The gateway failed to handle this request. Whether a call took effect is unknown."
     )
