@@ -24,11 +24,8 @@ class PeerTls(NamedTuple):
 
 
 class Encrypted(Layer):
-    """Decrypt the bytes that arrive for a protocol, and encrypt the bytes that the protocol writes.
-
-    `accepted` is called with the connection when it opens. The protocol gets the connection after the handshake.
-    `failed` is called if the handshake fails.
-    """
+    """Decrypt the bytes that arrive for a protocol, and encrypt the bytes that it writes. `accepted` is called with the
+    connection when it opens, `failed` if the handshake fails. The protocol begins after the handshake."""
 
     def __init__(
         self,

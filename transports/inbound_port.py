@@ -79,7 +79,7 @@ class Refused(Exception):
 
 class OwnedByPeer(Exception):
     """Another process owns the session of this request. Nothing was done or sent yet. `route` tells the `Forwarder`
-    the way to that process."""
+    where to send the request."""
 
     def __init__(self, route: Any) -> None:
         super().__init__("another process serves this request")
@@ -106,9 +106,8 @@ class AnsweringConnection(Protocol):
         ...
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
-        """Finish the call in the general way, with the answer that `become` makes of its request. `began` is when the
-        request arrived (monotonic clock). `become` runs in a context of the request's own. It raises `OwnedByPeer` if
-        the call was sent to another process."""
+        """Finish the call in the general way: `become` makes the answer of its request, which arrived at `began`
+        (monotonic clock). It runs in its own context, and raises `OwnedByPeer` if the call went to another process."""
         ...
 
 

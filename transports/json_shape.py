@@ -18,7 +18,7 @@ ANSWER_PARTS: Final = 262_144
 decoded."""
 
 META_BYTES: Final = 32 << 10
-"""The most bytes of a `_meta`, which is decoded for each request. Its longest member, `baggage`, has 8 KiB (W3C)."""
+"""The most bytes of a `_meta`, decoded for each request. W3C limits its largest known member, `baggage`, to 8 KiB."""
 
 META_PARTS: Final = 1_024
 

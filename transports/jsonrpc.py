@@ -98,11 +98,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return self.method is UNSET
 
     def params_object(self) -> Object:
-        """Return the top level of `params`, with raw values. Absent and null give an empty object.
-
-        Raises:
-            InvalidMessage: `params` is no object.
-        """
+        """Return `params` with raw values; empty if absent or null. Raises `InvalidMessage` if it is no object."""
         if isinstance(self.params, msgspec.UnsetType):
             return {}
         return decode_object(self.params, "params")
@@ -115,11 +111,7 @@ encode = _encoder.encode
 
 
 def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
-    """Return the top level of a JSON object, with raw values; null gives an empty object.
-
-    Raises:
-        InvalidMessage: it is no object. The message calls it `what`.
-    """
+    """Return a JSON object with raw values; empty for null. Raises `InvalidMessage`, naming `what`, for other values."""
     try:
         return _objects.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

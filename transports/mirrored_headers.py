@@ -82,8 +82,8 @@ def decode_value(value: str | None) -> str | None:
 
 
 def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `Mcp-Param-*` headers of a `tools/call`, by name, as the tool's input schema asks for them. Arguments
-    without a value, and arguments that are no scalars, get no header."""
+    """Return the `Mcp-Param-*` headers of a `tools/call`, as the tool's input schema wants them. Arguments without a
+    value, and those that are no scalars, get none."""
     headers: dict[str, str] = {}
     for annotated in _annotated(schema):
         text = _text(_at(arguments, annotated.path))
@@ -192,11 +192,9 @@ def _annotated(schema: Any) -> Iterator[_Annotated]:
 
 
 def annotation_fault(schema: Any) -> str:
-    """Return the first fault of an input schema's annotations as text; empty if they are valid.
-
-    Clients on HTTP must not use a tool whose schema has a fault (MCP 2026-07-28, Transports §Schema Extension). A valid
-    annotation is on a scalar property that only other properties enclose, and names a header of its own.
-    """
+    """Return the fault in an input schema's annotations, because of which clients on HTTP must not use the tool (MCP
+    2026-07-28, Transports §Schema Extension); empty if there is none. A valid annotation is on a scalar property that
+    only other properties enclose, and names a header of its own."""
     seen: set[str] = set()
     for path, node in _schemas(schema):
         if ANNOTATION not in node:

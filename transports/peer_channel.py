@@ -325,8 +325,7 @@ class PeerChannel(asyncio.Protocol):
             raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
-        """Send a call. The peer keeps its `definition` for later calls, unless it is given as bytes. `facts` are those
-        of this call alone."""
+        """Send a call with its own `facts`. The peer keeps its `definition` for later calls, unless that is bytes."""
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:
@@ -367,8 +366,7 @@ class PeerChannel(asyncio.Protocol):
             self.close()
 
     def cancel(self, call: PeerCall, *, has_ended: bool) -> None:
-        """Remove a call, and have the peer cancel it unless it `has_ended` there. Does nothing for a call that is
-        over."""
+        """Remove a call that is not over, and have the peer cancel it, unless it `has_ended` there."""
         if self.has(call):
             self.forget(call)
             if not has_ended:
@@ -409,7 +407,6 @@ class PeerChannel(asyncio.Protocol):
     # -- the end
 
     def _watch(self) -> None:
-        """Begin to check for heartbeats."""
         self.quiet_since = self._checked_at = self._loop.time()
         self._timer = self._timer or self._loop.call_later(CHECKED_S, self._check_timeout)
 

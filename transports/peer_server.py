@@ -66,9 +66,8 @@ class CallLeft(Exception):
 class Rules(NamedTuple):
     """The callbacks from channels to the owner of their server.
 
-    `define` reads a definition (the facts that several calls share), and `begin` begins a call. Each may raise
-    `PeerFault`, and nothing else. `cut` is called for each connection that is closed because it breaks a rule, or
-    proves nothing.
+    `define` reads a definition (facts that calls share), `begin` begins a call. Each may raise `PeerFault`, and nothing
+    else. `cut` is called for each connection that is closed because it breaks a rule, or proves nothing.
     """
 
     define: Callable[[bytes], Any]
@@ -210,8 +209,7 @@ class Call:
 
 
 class AnsweringChannel(asyncio.Protocol):
-    """Receive the calls of a peer on one connection. `since` is when the connection began, or the peer was last heard
-    of (clock of the event loop)."""
+    """Receive the calls of a peer on one connection. `since` is when it began, or last brought bytes (loop's clock)."""
 
     def __init__(self, server: "PeerServer") -> None:
         self._server = server

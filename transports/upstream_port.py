@@ -151,8 +151,8 @@ class Link(Protocol):
 
     @property
     def resume(self) -> str:
-        """Return the value for `ConnectOptions.resume`, by which a later link resumes this link's session at the
-        server; empty if there is none."""
+        """Return the value of `ConnectOptions.resume` with which a later link goes on with the server's session; empty
+        if none can."""
         ...
 
     @property

@@ -26,8 +26,7 @@ _OF_ONE_SOCKET: Final = 64
 
 
 def process_behind(peer: socket.socket) -> tuple[int, int] | None:
-    """Return the process id and the user id of the process that has connected; None except on Linux, which alone
-    reports them (unix(7), SO_PEERCRED)."""
+    """Return the process id and user id of the other side; None except on Linux, which reports them (unix(7))."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

@@ -173,9 +173,9 @@ def _is_like(template: CallTemplate, body: bytes) -> bool:
 
 
 class BegunPost:
-    """Begin to serve one POST, and keep the result of each step. `answer` is None until the handler has returned one.
-    `quiet_at` is the time (monotonic clock) at which an answer without a frame becomes an event stream: 0 for at once,
-    None as long as there is no answer."""
+    """Begin to serve one POST, and keep the result of each step. `answer` is None until there is one. `quiet_at` is the
+    time (monotonic clock) at which an answer without a frame becomes an event stream: 0 for at once. It is None without
+    an answer."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -203,8 +203,7 @@ class BegunPost:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Keep the error of a step. If another process owns the session, send the request there, if that needs no
-        waiting."""
+        """Keep the error of a step. If another process owns the session, send it the request, if no wait is needed."""
         if isinstance(error, OwnedByPeer) and self._request is not None:
             try:
                 self._peer = self._endpoint.begin_elsewhere(error, self._request, self.body)

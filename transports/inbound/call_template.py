@@ -18,8 +18,7 @@ from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, e
 __all__ = ["MAX_BODY_BYTES", "MAX_KEPT_BYTES", "CallTemplate"]
 
 MAX_BODY_BYTES: Final = 8 << 10
-"""The most bytes of a body that fits. So short a body cannot have too many parts in its holes, or one that is too
-long."""
+"""The most bytes of a body that fits. So short a body cannot have too many parts, or too long ones, in its holes."""
 
 MAX_KEPT_BYTES: Final = 2 << 10
 """The most bytes of a body without its arguments, which a template holds."""
@@ -50,12 +49,9 @@ _After = tuple[bytes, int, int, bytes]
 
 
 class CallTemplate:
-    """The body of a tool call, cut at its holes. Made by `of`.
-
-    `before` are the parts that end with a hole before the arguments. `after` are the parts that begin with a hole
-    behind the arguments, from the end of the body. `first` and `last` are around the arguments. A call without
-    arguments (`bare`) has all holes in `before`, and nothing between `first` and `last`.
-    """
+    """The body of a tool call, cut at its holes by `of`. `before` has the parts that end with a hole before the
+    arguments. `after` has, from the end of the body, the parts that begin with a hole behind them. `first` and `last`
+    are around the arguments. Without arguments (`bare`), all holes are in `before`, and `first` and `last` meet."""
 
     __slots__ = ("_after", "_bare", "_before", "_first", "_last")
 
@@ -101,8 +97,7 @@ class CallTemplate:
         return cls(before, pieces[place], b"" if bare else pieces[place + 1], after, bare=bare)
 
     def fit(self, body: bytes) -> Holes | None:
-        """Return the id and the arguments in a body; None if it does not fit the template. Without arguments, these are
-        empty."""
+        """Return the id and the arguments (maybe empty) in a body; None if the body does not fit the template."""
         found = [b"", b""]
         begin, end = 0, len(body)
         if end > MAX_BODY_BYTES:
@@ -161,8 +156,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return each begin and end of `value` behind the hole's key. Keys between the two places of `outside` are left
-    out."""
+    """Return each place (begin, end) of `value` behind the hole's key, except for keys in the span `outside`."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 

@@ -286,8 +286,7 @@ class Connected:
         await _write_answer(message, reply, self._write, self._cancelled)
 
     async def close(self, *, answering: bool = True) -> None:
-        """End the connection and its session. If `answering`, the client has closed its side, but still reads: then
-        finish the answers in progress first."""
+        """End the connection and its session. With `answering`, first finish the answers: the client still reads."""
         if answering:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.settled(), _ANSWER_S)
@@ -377,8 +376,7 @@ def _first_request() -> bytes:
 def _ended(request_id: object) -> bytes:
     """Return the cancellation that follows the result of a subscription (MCP 2026-07-28, Cancellation).
 
-    The result comes first, and means a graceful end by the server. SDK clients take a cancellation without a result
-    before it for a lost stream.
+    The result comes first, and means a graceful end. SDK clients take a cancellation without it for a lost stream.
     """
     params = {"requestId": request_id, "reason": "the subscription has ended"}
     return encode_notification(_CANCELLED, encode(params))

@@ -44,12 +44,9 @@ or left, or the process ended."""
 
 
 class ConnectionMemory:
-    """Share remembered heads, and the counts of `OUTCOMES`, between the connections of a listener.
-
-    `may_serve` returns False while the process ends or hands over its work: then each response has to end its
-    connection, so remembered heads are not used. Bodies larger than `body_bytes` are read in the usual way, where they
-    are counted and their senders are known first.
-    """
+    """Share remembered heads, and the counts of `OUTCOMES`, between the connections of a listener. `may_serve` returns
+    False while the process ends or hands over its work: then each response has to end its connection, so no head is
+    used. Bodies beyond `body_bytes` are read in the usual way, where they are counted and their senders known first."""
 
     def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
         self.counts = counts
@@ -73,8 +70,7 @@ class HeadOffer:
         self._headers = headers
 
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
-        """Remember the head if it has come before. Called after its request was served, for an authenticated caller.
-        `describe` returns the head as its endpoint has checked it."""
+        """Remember the head, as `describe` returns it, if it has come before. For served and authenticated requests."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
             repeated = describe()
             if (held := self._heads.add(template, repeated)) is not None:

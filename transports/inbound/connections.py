@@ -226,8 +226,7 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End one connection that waits for a request: one that never sent any, else the one that waits longest. Return
-        False if there is none."""
+        """End a connection that waits for a request, first one that never sent any, then the one that waits longest."""
         if not self._spare:
             self._find_spare()
         while self._spare:

@@ -153,8 +153,7 @@ async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
 def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
     """Return the events of an answer whose frames have all arrived, as `stream_answer` would send them.
 
-    Return None, and do nothing, if frames are missing, are too large to be sent together, or have to wait for the
-    store.
+    Return None, and do nothing, if frames are missing, are too large together, or have to wait for the store.
     """
     frames = answer.replies.whole
     if frames is None or answer.is_doubtful or answer.replies.size > MOST_TOGETHER_BYTES:

@@ -110,10 +110,9 @@ async def read_body(
 ) -> bytes | None:
     """Read the request's body. Return None if the client disconnected before its end.
 
-    `admit` raises `Refused` if the sender may not send so many bytes. It is called before more than
-    `STRANGER_BODY_BYTES` are read, and always before a body is returned. A smaller body is read first, because most
-    have arrived already. If a body has no declared length, `admit` is called once more for the rest. `held` counts the
-    bytes that were read; the caller gives them back.
+    `admit` raises `Refused` if the sender may not send so many bytes. It is called before `STRANGER_BODY_BYTES` are
+    exceeded, and always before a body is returned: smaller bodies are read first, because most have arrived. Without
+    a declared length, it is called once more for the rest. `held` counts the bytes read; the caller gives them back.
 
     Raises:
         Refused: 413 beyond `limit` bytes, without reading on; the errors of `admit` and `held`.

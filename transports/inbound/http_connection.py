@@ -412,9 +412,8 @@ def _continue_with_h11(connection: HttpConnection, others: Connections, head: by
 def http_connections(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
-    """Return the factory of connections that uvicorn calls (`Config(http=…)`). Without `memory`, no head is remembered.
-    With `siblings`, a connection is handed to the sibling process that owns its session. The argument `moves` of the
-    factory is how often that has happened to the connection."""
+    """Return the factory of connections for uvicorn (`Config(http=…)`). Without `memory`, no head is remembered. With
+    `siblings`, a connection moves to the process that owns its session; the factory's `moves` counts that."""
 
     def made(
         config: Config,

@@ -115,11 +115,9 @@ SMALL_BODY_BYTES: Final = 64 << 10
 
 
 class Bodies:
-    """Count the bytes of all request bodies in this process, and refuse bodies beyond `most`.
-
-    A body counts from its first bytes until its request is answered. A request may wait for minutes, and in the
-    handshake era it outlives its connection. One network may hold half of `most`, so that it leaves room for others.
-    """
+    """Count the bytes of all request bodies in this process, and refuse bodies beyond `most`. A body counts from its
+    first bytes until its request is answered. That may take minutes, and in the handshake era it outlives the
+    connection. One network may hold half of `most`, so that it leaves room for others."""
 
     __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
 
@@ -131,8 +129,7 @@ class Bodies:
         self._by_network: Counter[str] = Counter()
 
     def take(self, network: str, size: int, mine: int) -> None:
-        """Count `size` more bytes of a request that already holds `mine`. If `network` is empty, only the total is
-        limited.
+        """Count `size` more bytes of a request that holds `mine` bytes. An empty `network` limits the total only.
 
         Raises:
             Refused: 429, other bodies take the room. A body alone is never refused for its size.
@@ -189,11 +186,9 @@ _MOST_HOPS = 16
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """Return the network of the client, as `network_of` does.
-
-    It is that of the peer. Behind trusted proxies, it is that of the last address in `X-Forwarded-For` which is not a
-    trusted proxy's. A text there that is no address ends the search: no trusted proxy vouches for those before it.
-    """
+    """Return the client's network, by `network_of`. It is that of the peer or, behind trusted proxies, that of the last
+    address in `X-Forwarded-For` which is not a trusted proxy's. A text there that is no address ends the search: no
+    trusted proxy vouches for the addresses before it."""
     if peer not in proxies:
         return network_of(peer)
     found = peer

@@ -235,8 +235,7 @@ class Posts:
             raise Refused(400, error.code, str(error)) from None
 
     def request(self, head: Head, message: Message, body_bytes: int) -> Request:
-        """Make a request of a message, and check it by the rules of its era. `head` names the era, unless the message's
-        `_meta` does.
+        """Make a request of a message, and check it by the rules of its era, which `head` or the `_meta` names.
 
         Raises:
             Refused, InvalidMessage, msgspec.MsgspecError: it breaks a rule of its era, or cannot be read.

@@ -68,8 +68,7 @@ _ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-enco
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A request head with holes: for the digits of its Content-Length, and for its `traceparent` if it has one of the
-    usual form.
+    """A request head with holes for the digits of its Content-Length, and for a `traceparent` of the usual form.
 
     `before` has the bytes before each hole, their number, and True if the hole is the trace. `last` has the bytes
     behind the last hole. `headers` is the number of headers.
@@ -123,9 +122,8 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
 
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
-    """Return the template of a head. `headers` are those that a parser has read from it, with lower-case names. Return
-    None if the head must not be remembered: it has an unusual form, or says more of its body or its connection than one
-    Content-Length."""
+    """Return the template of a head, from which a parser has read `headers` with lower-case names. Return None if the
+    head must not be remembered: it has an unusual form, or tells more of body and connection than one Content-Length."""
     if len(head) > MAX_HEAD_BYTES or _PLAIN.fullmatch(head) is None or head.count(b"\r\n") != len(headers) + 2:
         return None
     lengths = [value for name, value in headers if name == b"content-length"]
@@ -234,8 +232,7 @@ class RememberedHeads(Generic[T]):
         return len(self._known)
 
     def match(self, data: bytes) -> Found[T] | None:
-        """Return the remembered head with which these bytes begin; None if there is none. The head has to be complete,
-        the body need not be."""
+        """Return the remembered head with which these bytes begin; None if it is not known or not complete."""
         last = self._last
         if last is not None and (read := last.template.read(data)) is not None:
             return Found(last, *read)

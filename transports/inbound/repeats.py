@@ -69,8 +69,7 @@ class Connection(Protocol):
 
 
 class Repeats:
-    """Recognize the heads that one connection repeats, and serve one such request at a time. Without `memory`, no head
-    is remembered."""
+    """Recognize heads that one connection repeats, and serve one such request at a time. None without `memory`."""
 
     __slots__ = (
         *("_begun", "_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known"),
@@ -247,7 +246,6 @@ class Repeats:
             logger.exception("an answer was sent, and could not be recorded")
 
     def _write(self, outcome: str, head: bytes, body: bytes) -> None:
-        """Write the response to the request that is served."""
         self._known = None
         self._first = self._body = b""
         assert self._memory is not None
@@ -263,8 +261,7 @@ class Repeats:
     # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the response of a fast call, whose JSON body is `frame`. Return False, and do nothing, if it cannot be
-        sent now."""
+        """Send a fast call's response with the body `frame`. Return False, and do nothing, if it cannot be sent now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -287,8 +284,7 @@ class Repeats:
         self._begin_general((self._first + self._body)[self._head_bytes :])
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Finish a fast call in the general way, with the answer that `become` makes of its request. `began` is when
-        the request arrived (monotonic clock)."""
+        """Finish a fast call that arrived at `began` in the general way: `become` makes the answer of its request."""
         self._fast = None
         self._context = context = Context()
         body = (self._first + self._body)[self._head_bytes :]
