@@ -192,9 +192,9 @@ def _annotated(schema: Any) -> Iterator[_Annotated]:
 
 
 def annotation_fault(schema: Any) -> str:
-    """Return the fault in an input schema's annotations, because of which clients on HTTP must not use the tool (MCP
-    2026-07-28, Transports §Schema Extension); empty if there is none. A valid annotation is on a scalar property that
-    only other properties enclose, and names a header of its own."""
+    """Return the fault in an input schema's annotations, as text; empty if there is none. With a fault, clients on HTTP
+    must not use the tool (MCP 2026-07-28, Transports §Schema Extension). A valid annotation is on a scalar property
+    that only other properties enclose, and names a header of its own."""
     seen: set[str] = set()
     for path, node in _schemas(schema):
         if ANNOTATION not in node:

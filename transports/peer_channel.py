@@ -206,8 +206,8 @@ class PeerCall:
     # -- for the reader
 
     async def next(self) -> tuple[bytes, bytes]:
-        """Return the kind and the payload of the next frame: `h` (head), `b` (piece) and `e` (last piece of the body);
-        or `m` (the peer does not serve the session) or `r` (the peer refuses the call).
+        """Return the kind and the payload of the next frame. An answer is `h` (head), `b` (piece) and `e` (last piece).
+        Else one frame comes: `m` (the peer does not serve the session) or `r` (it refuses the call).
 
         Raises:
             PeerTimedOut: no frame came, and no heartbeat. The frame can be waited for again.
@@ -325,7 +325,8 @@ class PeerChannel(asyncio.Protocol):
             raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
-        """Send a call with its own `facts`. The peer keeps its `definition` for later calls, unless that is bytes."""
+        """Send a call, and return it. `facts` are of this call alone. The peer keeps the `definition` for later calls,
+        unless that is given as bytes."""
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:

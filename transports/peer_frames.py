@@ -78,8 +78,8 @@ UNKEPT: Final = 0xFFFF
 _BATCH_BYTES: Final = 256 << 10
 FRAME: Final = Struct(">cII")
 CALL: Final = Struct(">HII?")
-"""The beginning of a frame `q`: the number of the definition, the sizes of the definition (0: it was sent before) and
-of the call's own facts, and 1 if the body goes on. Definition, facts and the first part of the body follow."""
+"""The beginning of a frame `q`: the number of the definition, the size of the definition (0: it was sent before), the
+size of the call's own facts, and 1 if the body goes on. Definition, facts and the first part of the body follow."""
 
 NUMBER: Final = Struct(">I")
 

@@ -1,7 +1,7 @@
 """Listen for other replicas (peers), and answer their calls. `peer_frames.py` has the frames.
 
-Limits the cost of strangers: a connection that has not proved to be a replica's holds only a challenge, for a few
-seconds, and the number of such connections is limited. The answers of one turn of the event loop are one write.
+Limits the cost of strangers: until its sender has proved that it is a replica, a connection holds only a challenge, for
+some seconds. The number of such connections is limited. The answers of one turn of the event loop are one write.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class Call:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Return the name of the call, by which the asking side refers to it if it sends a copy."""
+        """Return the unique name of the call. If the asking side sends a copy of the call, the copy gives this name."""
         return self._channel.name, self.number
 
     @property
@@ -209,7 +209,7 @@ class Call:
 
 
 class AnsweringChannel(asyncio.Protocol):
-    """Receive the calls of a peer on one connection. `since` is when it began, or last brought bytes (loop's clock)."""
+    """Receive the calls of a peer on one connection. `since` is when the connection began or last brought bytes."""
 
     def __init__(self, server: "PeerServer") -> None:
         self._server = server

@@ -24,7 +24,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ReplyQueue:
-    """Queue the frames of one answer. The receiver of the server's messages fills it, the client's connection reads."""
+    """Queue the frames of one answer, between the receiver of the server's messages and the client's connection."""
 
     __slots__ = ("_callback", "_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
 

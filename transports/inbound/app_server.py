@@ -26,7 +26,8 @@ _OF_ONE_SOCKET: Final = 64
 
 
 def process_behind(peer: socket.socket) -> tuple[int, int] | None:
-    """Return the process id and user id of the other side; None except on Linux, which reports them (unix(7))."""
+    """Return the ids of the process that has connected, and of its user. None if the system does not report them: only
+    Linux does (unix(7), SO_PEERCRED)."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

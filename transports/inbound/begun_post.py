@@ -34,7 +34,7 @@ __all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
 
 
 class Endpoint(Protocol):
-    """Finish the POSTs that were begun, and answer questions about them: the ASGI app of an endpoint."""
+    """Serve one endpoint as its ASGI app: the part that `BegunPost` uses."""
 
     async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the POST in the usual way, without repeating the steps that were taken."""
@@ -128,12 +128,12 @@ class RepeatedHead:
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Count the bytes that are held for paths by that function; a negative number gives them back."""
+        """Set the function that counts the bytes held for fast paths; a negative number gives bytes back."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
-        """Return a POST that leaves the fast path. It arrived at `began` (monotonic clock), `head` is its own head.
-        `become` makes the handler's answer of its request."""
+        """Return a POST that leaves the fast path, to be finished with the answer that `become` makes of its request.
+        `head` is the POST's own head, `began` the time when it arrived (monotonic clock)."""
         request = self._posts.request(head, self._posts.read(body), len(body))
         request = replace(request, arrived_at=began)
         return BegunPost.of(self._endpoint, body, request, become, self.shared)
@@ -167,7 +167,7 @@ class RepeatedHead:
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
     """Return True if a body fits the template, and its arguments are one JSON value. A template without a token also
-    fits bodies with a token behind the arguments. It then takes both for the arguments, which are no JSON value."""
+    fits bodies with a token behind the arguments. It then takes both for the arguments: these are not one value."""
     holes = template.fit(body)
     return holes is not None and is_one_value(holes[1])
 
@@ -277,7 +277,7 @@ class BegunPost:
 
     @property
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
-        """Return the request, and the function that makes a fast path of the decision on it; None if none does."""
+        """Return the request, and the handler's function that makes a fast path for calls like it; None without one."""
         request = self._request
         if request is None or request.offer is None or request.offer.path_for is None:
             return None
@@ -326,7 +326,7 @@ class BegunPost:
         return stream_headers(answer.headers) + self._shared
 
     def stream(self, answer: Answer) -> bytes | None:
-        """Return the events of an answer whose frames have all arrived; None if it has to be sent in the usual way."""
+        """Return the event stream of an answer whose frames have all arrived; None if the ASGI app has to send it."""
         return None if self._request is None else whole_stream(answer, self._endpoint.times_of(self._request))
 
     def status(self, frame: Frame) -> int:

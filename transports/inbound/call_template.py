@@ -50,8 +50,8 @@ _After = tuple[bytes, int, int, bytes]
 
 class CallTemplate:
     """The body of a tool call, cut at its holes by `of`. `before` has the parts that end with a hole before the
-    arguments. `after` has, from the end of the body, the parts that begin with a hole behind them. `first` and `last`
-    are around the arguments. Without arguments (`bare`), all holes are in `before`, and `first` and `last` meet."""
+    arguments. `after` has the parts that begin with a hole behind the arguments, from the end of the body. `first` and
+    `last` are around the arguments. Without arguments (`bare`), `before` has all holes, and `first` and `last` meet."""
 
     __slots__ = ("_after", "_bare", "_before", "_first", "_last")
 

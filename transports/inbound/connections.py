@@ -1,7 +1,7 @@
 """Accept the connections of a listener, end those that exceed a deadline, and end idle ones to make room.
 
 All connections are checked periodically, and their state is compared with that of the check before. So a request costs
-nothing here. This module knows no HTTP: a connection reports for what it waits.
+nothing here. This module knows no HTTP: a connection reports the event for which it waits.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class Connection(Protocol):
     """The methods of a connection that `Connections` calls."""
 
     def standing(self) -> tuple[Phase, int]:
-        """Return for what the connection waits, and a number that changes whenever there is progress."""
+        """Return the event for which the connection waits, and a number that changes whenever there is progress."""
 
     def unsent(self) -> int:
         """Return the number of written bytes that the other side has not taken yet."""
@@ -127,7 +127,7 @@ class Leaving:
             flow.resume_reading()
 
     def drop(self, size: int, flow: Flow) -> None:
-        """Discard so many bytes. Before the end has begun, and beyond the limit, pause reading instead."""
+        """Discard `size` bytes. Before the end has begun, and beyond the limit, also pause reading."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:
             flow.pause_reading()
@@ -226,7 +226,8 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End a connection that waits for a request, first one that never sent any, then the one that waits longest."""
+        """End one connection that waits for a request: one that never sent any, else the one that waits longest. Return
+        False if there is none."""
         if not self._spare:
             self._find_spare()
         while self._spare:

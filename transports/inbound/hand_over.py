@@ -1,4 +1,4 @@
-"""Hand a connection to the process that owns its session, if that is a sibling: it listens on the same port.
+"""Hand a connection to the process that owns its session, if that is a sibling: a process on the same port.
 
 A connection moves only between requests, when its socket is its whole state. docs/adr/0028-handed-over-connections.md
 """

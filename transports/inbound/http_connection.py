@@ -413,7 +413,7 @@ def http_connections(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
     """Return the factory of connections for uvicorn (`Config(http=…)`). Without `memory`, no head is remembered. With
-    `siblings`, a connection moves to the process that owns its session; the factory's `moves` counts that."""
+    `siblings`, a connection moves to the process that owns its session. The factory's `moves` counts its moves."""
 
     def made(
         config: Config,

@@ -84,7 +84,7 @@ class Mail(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message on its way to the process that has its stream, with the headers and address of its sender, and
+    """A posted message on its way to the process that has its stream. Holds the headers and address of its sender, and
     the token of the session that it names."""
 
     headers: dict[str, str]

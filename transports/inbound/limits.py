@@ -1,5 +1,5 @@
-"""Limit the cost of clients that have not authenticated: define the limits, count the bytes of their bodies, and find
-the network by which connections and anonymous clients are counted.
+"""Limit the cost of clients that have not authenticated. Holds the limits, counts the bytes of bodies, and finds the
+network by which connections and anonymous clients are counted.
 
 Pure, except that it reads this process's limit of open files. The composition root fills `Limits` from the settings.
 """

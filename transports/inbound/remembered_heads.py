@@ -123,7 +123,7 @@ class Found(msgspec.Struct, Generic[T], frozen=True):
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
     """Return the template of a head, from which a parser has read `headers` with lower-case names. Return None if the
-    head must not be remembered: it has an unusual form, or tells more of body and connection than one Content-Length."""
+    head must not be remembered: it has an unusual form, or says more about body and connection than one length."""
     if len(head) > MAX_HEAD_BYTES or _PLAIN.fullmatch(head) is None or head.count(b"\r\n") != len(headers) + 2:
         return None
     lengths = [value for name, value in headers if name == b"content-length"]

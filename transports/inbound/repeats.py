@@ -1,7 +1,7 @@
 """Serve the requests of one connection that repeat an earlier head, without parser and ASGI.
 
-`HttpConnection` reads everything else. A request that turns out to be unusual goes on in the usual way from where it
-is: its bytes are parsed, and the task that a parsed head starts takes over the steps that were begun.
+`HttpConnection` reads everything else. A request that turns out to be unusual goes on in the usual way, with parser and
+ASGI: its bytes are parsed, and the task that this starts takes over the steps that were begun.
 docs/adr/0012-the-http-edge.md
 """
 
@@ -69,7 +69,7 @@ class Connection(Protocol):
 
 
 class Repeats:
-    """Recognize heads that one connection repeats, and serve one such request at a time. None without `memory`."""
+    """Serve the requests of one connection that repeat an earlier head, one at a time. Without `memory`, none are."""
 
     __slots__ = (
         *("_begun", "_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known"),
@@ -97,7 +97,7 @@ class Repeats:
         self._resumed: BegunPost | None = None  # the POST that the next task takes over
 
     def come_from(self, where: tuple[str, ...]) -> None:
-        """Share remembered heads with the other connections from there: from one address, with one scheme."""
+        """Share remembered heads with the other connections from `where`: the client's address, and the scheme."""
         if self._memory is not None:
             self._heads = RememberedHeads(self._memory.heads, where)
 
@@ -114,7 +114,7 @@ class Repeats:
         return self._begun is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Read data that has arrived. Return False if it is for the parser, which has got all bytes before it."""
+        """Read data that has arrived. Return False if it is for the parser, which has all bytes before it."""
         if self._missing:
             return self._take_body(data)
         if self._begun is not None or self._fast is not None:
@@ -228,7 +228,7 @@ class Repeats:
         self._answer(begun)
 
     def _answer(self, begun: BegunPost) -> None:
-        """Write the answer if all its frames have arrived; else go on in the usual way."""
+        """Write the answer if all its frames have arrived; else finish the request with parser and ASGI."""
         connection, parts = self._connection, None
         if begun.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
             parts = self._whole(begun)
@@ -275,7 +275,7 @@ class Repeats:
         return True
 
     def goes_on(self, call: CallInFlight) -> None:
-        """Note that a fast call which had to wait was sent."""
+        """Note that a call on the fast path, which had to wait, was sent."""
         self._fast = call
 
     def begin_general(self) -> None:
@@ -330,7 +330,7 @@ class Repeats:
     # -- the usual way
 
     def give_up(self, why: str = INTERRUPTED) -> None:
-        """Have the request that arrives or is served go on in the usual way, if there is one. `why` is counted."""
+        """Finish the current request, if there is one, with parser and ASGI. `why` is counted (`OUTCOMES`)."""
         if self._missing:
             self._missing = 0
             assert self._memory is not None
@@ -343,7 +343,7 @@ class Repeats:
             self._resume(why)
 
     def _resume(self, why: str) -> None:
-        """Parse the request. The task that this starts takes over the steps that were begun."""
+        """Parse the request's bytes. The task that this starts takes over the steps that were begun."""
         assert self._memory is not None
         self._memory.counts[why] += 1
         self._resumed, self._begun = self._begun, None
