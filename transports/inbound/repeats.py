@@ -180,7 +180,7 @@ class Repeats:
         assert self._known is not None
         try:
             self._fast = self._known.remembered.begin_fast(self, body, self._trace)
-        except Exception:  # the call was not sent: nothing can fail after that
+        except Exception:  # the call was not sent: once it is sent, nothing can fail
             logger.exception("a call cannot be sent on the fast path")
         if self._fast is not None:
             return
@@ -222,7 +222,7 @@ class Repeats:
     def _ready(self, begun: BegunPost, is_quiet: bool) -> None:  # the queue calls it
         """Go on with an answer: a frame has come, or none came in time (`is_quiet`), or none will come."""
         if begun is not self._begun:
-            return  # its task has it
+            return  # a task has taken it over
         if is_quiet:
             begun.went_quiet()
         self._answer(begun)
