@@ -111,7 +111,7 @@ encode = _encoder.encode
 
 
 def decode_object(raw: msgspec.Raw | bytes, what: str) -> Object:
-    """Return a JSON object with raw values; empty for null. Raises `InvalidMessage` (naming `what`) for other values."""
+    """Return a JSON object with raw values; empty for null. Raises `InvalidMessage` about `what` if it is no object."""
     try:
         return _objects.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
