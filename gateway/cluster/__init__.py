@@ -1,1 +1,1 @@
-"""Decides which replica owns a session, and forwards requests to the owner."""
+"""Decides which replica owns each session, and forwards requests to the owners."""

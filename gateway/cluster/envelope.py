@@ -1,6 +1,7 @@
-"""What a replica says of a request that it forwards, beside the body. An envelope is valid for seconds, and used once.
+"""Defines the envelope of a forwarded request: the facts that one replica sends to another beside the body.
 
-The connection has proved both replicas, and seals what they send (`transports/sealed_wire.py`).
+An envelope is valid for some seconds, and is accepted once. The connection has authenticated both replicas, and
+encrypts and signs all frames (`transports/sealed_wire.py`).
 """
 
 import enum
@@ -33,28 +34,27 @@ __all__ = [
 ]
 
 VALID_S: Final = 10.0
-"""How long an envelope is valid. The clocks of two replicas may differ by as much, in either direction."""
+"""Lifetime of an envelope. The clocks of two replicas may differ by as much, in either direction."""
 
 COPIES_S: Final = 10.0
-"""For how long after a request was sent copies of it may be sent to the same replica."""
+"""Time after the first send in which copies of a request may be sent to the same replica."""
 
 _NONCE_S: Final = COPIES_S + 2 * VALID_S
-"""How long a nonce is remembered at least: until the last copy can no longer be accepted, which a sender whose clock is
-ahead has written."""
+"""Least time for which a nonce is remembered. After it no copy is valid, even of a sender whose clock is ahead."""
 
 GREETING: Final = "greeting"
-"""The path of a request that only asks a replica to answer. Paths of endpoints begin with a slash."""
+"""The path of a request that only checks that a replica answers. Paths of endpoints begin with a slash."""
 
 HOLD: Final = "hold"
-"""The path of a request to take nothing from a replica for a while. Its session is that replica."""
+"""The path of a request to claim no session of a replica for a while. `Common.session` then names that replica."""
 
 Headers = list[tuple[bytes, bytes]]
 Nonce = tuple[Annotated[str, msgspec.Meta(min_length=NAME_CHARS, max_length=NAME_CHARS)], int]
-"""Names a call: its channel, and its number there."""
+"""The name of a call: its channel (connection), and its number there."""
 
 
 class Refusal(enum.StrEnum):
-    """Why a replica refuses an envelope."""
+    """The reason for which a replica refuses an envelope."""
 
     INVALID = "invalid"
     """Its age or its content is wrong."""
@@ -63,8 +63,8 @@ class Refusal(enum.StrEnum):
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What the calls with one head of one connection have in common. `path` is that of an endpoint, `granted` has the
-    claims of the client's credential. `again`: a lost process has had the request, which may have taken effect."""
+    """Facts that all calls with one HTTP head on one connection share. `path` is the path of an endpoint. `granted` has
+    the claims of the client's credential. `again`: a lost process had the request, which may have taken effect."""
 
     session: str
     path: str
@@ -80,7 +80,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def of(
         cls, route: Route, path: str, headers: Headers, *, secure: bool, method: str = "POST", again: bool = False
     ) -> "Common":
-        """What requests to that path with these headers have in common."""
+        """Return the shared facts of requests to that path with these headers, in the session of `route`."""
         return cls(
             session=route.session.id,
             path=path,
@@ -94,14 +94,14 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         )
 
     def packed(self) -> bytes:
-        """For the owner."""
+        """Return the facts as msgpack, as the session's owner reads them."""
         return _encode(self)
 
 
 class CallFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What a call has of its own. `epoch` and `version` are those of the session's record as the sender has read it, -1
-    if it has not for this call. `traceparent` is empty if the client has sent none. `expires` is in seconds since the
-    epoch of Unix. `copy_of`: an earlier one that may have arrived; one of the two is executed."""
+    """Facts of one call. `epoch` and `version` are from the session's record as the sender has read it; -1 if it did
+    not read the record for this call. `traceparent` is empty if the client sent none. `expires` is Unix time in
+    seconds. `copy_of` names an earlier copy that may have arrived. One of the two is executed."""
 
     epoch: int
     version: int
@@ -117,7 +117,7 @@ _facts = msgspec.msgpack.Decoder(CallFacts)
 
 
 def decode_common(packed: bytes) -> Common:
-    """What a peer has packed. Raises `PeerFault`: it cannot be read."""
+    """Decode the facts that a peer's calls share. Raises `PeerFault`: they cannot be read."""
     try:
         return _commons.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -125,7 +125,7 @@ def decode_common(packed: bytes) -> Common:
 
 
 def decode_facts(packed: bytes) -> CallFacts:
-    """The facts of a call. Raises `PeerFault`: they cannot be read."""
+    """Decode the facts of one call. Raises `PeerFault`: they cannot be read."""
     try:
         return _facts.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -133,15 +133,15 @@ def decode_facts(packed: bytes) -> CallFacts:
 
 
 class Envelopes:
-    """Writes the facts of calls, and remembers which calls were accepted. `peer_keys` prove that a process is a
-    replica, newest first, and `tls` encrypts what replicas send, if it is set."""
+    """Writes the facts of calls, and remembers which calls were accepted. `peer_keys` (newest first) prove that a
+    process is a replica. `tls`, if set, encrypts the connections between replicas."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time, tls: PeerTls | None = None) -> None:
         self.tls = tls
         self.peer_keys = ring.derive(Purpose.PEER)
         self._clock = clock
-        # Of each channel, up to which number its calls were accepted, and the nonces of copies: in two generations, of
-        # which the older one is dropped whole when all of its envelopes have expired.
+        # The last accepted number of each channel, and the nonces of copies, both in two generations. The older
+        # generation is dropped as a whole when all of its envelopes have expired.
         self._last: dict[str, int] = {}
         self._last_before: dict[str, int] = {}
         self._copied: set[Nonce] = set()
@@ -151,7 +151,8 @@ class Envelopes:
     def facts(
         self, route: Route | None, traceparent: str = "", copy_of: Nonce | None = None, correlation: str = ""
     ) -> bytes:
-        """The facts of a call that is sent now. `correlation` empty: that of the request that is served."""
+        """Return the facts of a call that is sent now, as msgpack. An empty `correlation` means the id of the request
+        that is served. Epoch and version are -1 unless `route` was just read from the store."""
         epoch = version = -1
         if route is not None and route.is_read:
             epoch, version = route.session.epoch, route.session.version
@@ -159,9 +160,10 @@ class Envelopes:
         return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
-        """Accept a call that has that nonce. Numbers of a channel only rise. Returns why not."""
+        """Accept a call with that nonce, and return None. Otherwise return the reason to refuse it. The numbers of a
+        channel only rise."""
         now = self._clock()
-        # One that is valid for longer than envelopes are may outlive its nonce.
+        # An envelope that is valid for longer could be accepted again after its nonce is forgotten.
         if not 0 < facts.expires - now <= 2 * VALID_S:
             return Refusal.INVALID
         if now >= self._turns_at:

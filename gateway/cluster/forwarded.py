@@ -1,8 +1,8 @@
 """Serves the requests that other replicas forward to this one, the owner of their sessions.
 
-A POST is begun where it arrives, as its endpoint begins the POSTs that a client's connection repeats. A call that is
-like one before it with the same head takes the fast path. An answer that is one small JSON message is one frame. All
-else is served by the endpoint's app, in a task. `peer_requests.py` is the sender's side.
+A POST is begun on arrival, without a task and without ASGI. A call that differs from an earlier one with the same HTTP
+head only in id, progress token and arguments takes the fast path. An answer that is one small JSON message is sent as
+one frame. The endpoint's ASGI app serves all else, in a task. `peer_requests.py` is the sender's side.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 
 _JSON: Final = (b"content-type", b"application/json")
 _MOST_WITH_PATHS: Final = 2_048
-"""Heads whose calls take the fast path, of all peers together. A client's connection would hold about 8 KB for each."""
+"""Limit on the HTTP heads with fast paths, for all peers together. Each costs about 8 KB."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Endpoint(Beginning, Protocol):
-    """What serves POSTs, as an app, or from where they arrive."""
+    """Serves POSTs, as an ASGI app or on arrival without ASGI."""
 
     posts: Posts
 
@@ -59,8 +59,8 @@ class Endpoint(Beginning, Protocol):
 
 
 class PeerListener:
-    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store, or breaks a
-    rule. `hold` agrees to take nothing from a replica for a while."""
+    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store or breaks a
+    rule. `hold` gets a replica's name. It returns True if this one agrees to claim no session of it for a while."""
 
     def __init__(
         self,
@@ -81,7 +81,8 @@ class PeerListener:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Accept peers inside the block. Yields the port. Raises `OSError`: the address cannot be bound."""
+        """Accept connections of peers inside the block. Yields the port. Raises `OSError`: the address cannot be
+        bound."""
         try:
             async with self._server.listening(host, port) as bound:
                 yield bound
@@ -117,8 +118,8 @@ class PeerListener:
                 call.end(b"r", Refusal.SEEN.value.encode())
 
     def _learn(self, repeated: RepeatedHead, begun: BegunPost) -> None:
-        """A POST with that head was answered at once: further ones that are like it may take the fast path. Channels
-        keep more heads than may have paths, so the head that has had some for longest makes room."""
+        """Let calls like a POST that was answered in one piece take the fast path from now on. Channels keep more heads
+        than may have fast paths. So the head that got its first one earliest loses all of its paths."""
         if not repeated.learn(begun) or repeated in self._with_paths:
             return
         if len(self._with_paths) >= _MOST_WITH_PATHS:
@@ -129,13 +130,13 @@ class PeerListener:
 
 
 async def _nothing() -> None:
-    """Have nobody wait."""
+    """Do nothing: this head is only checked, and no sender waits."""
 
 
 class KnownCommon:
-    """What is known of calls with one head. `head` is None if they are no POSTs that can be begun where they arrive, or
-    if it is refused: then the app of the endpoint says so. `repeated` has the paths of calls with that head, from the
-    second one on; None before."""
+    """The facts about all calls with one HTTP head. `head` is None if such calls cannot be begun on arrival, or if the
+    head is refused: then the endpoint's app answers. `repeated` keeps the fast paths of the head; None until the second
+    call."""
 
     __slots__ = ("_principal", "common", "endpoint", "has_come", "head", "repeated")
 
@@ -148,7 +149,8 @@ class KnownCommon:
         self._principal = Principal(issuer=common.issuer, subject=common.subject)
 
     def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
-        """What the sender of a call has verified."""
+        """Return the facts about a call that its sender has verified. `started` is called before the request is sent to
+        a server."""
         return Forwarded(
             session_id=self.common.session,
             principal=self._principal,
@@ -159,14 +161,14 @@ class KnownCommon:
         )
 
     def comes(self) -> None:
-        """A call with this head is about to be begun. One that comes again may be like it."""
+        """Record that a call with this head is about to begin. The second call sets `repeated`."""
         if self.has_come and self.repeated is None and self.head is not None and self.endpoint is not None:
             self.head = msgspec.structs.replace(self.head, memory=Memory())
             self.repeated = RepeatedHead(self.endpoint, self.endpoint.posts, self.head, [])
         self.has_come = True
 
     def head_of(self, facts: CallFacts, forwarded: Forwarded) -> Head | None:
-        """The head of one call."""
+        """Return the head of one call, with its own correlation id and `traceparent`. None: the head is refused."""
         if self.head is None:
             return None
         headers = {**self.head.headers, CORRELATION_HEADER: facts.correlation}
@@ -175,7 +177,7 @@ class KnownCommon:
         return msgspec.structs.replace(self.head, headers=headers, forwarded=forwarded)
 
     def scope(self, facts: CallFacts, forwarded: Forwarded) -> dict[str, Any]:
-        """The ASGI scope of one call. `mcp.forwarded` holds the facts that the sender has verified."""
+        """Return the ASGI scope of one call. `mcp.forwarded` holds the facts that the sender has verified."""
         common = self.common
         headers: Headers = [*common.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
         if facts.traceparent:
@@ -194,8 +196,8 @@ class KnownCommon:
 
 
 class ForwardedPost:
-    """One request, on its way through the endpoint. `start` begins it. `learn` is given a POST that was answered at
-    once, and what is known of its head."""
+    """One forwarded request, while its endpoint serves it. `start` begins it. `learn` gets each POST that was answered
+    in one piece, with the fast paths of its head."""
 
     __slots__ = """_agreeing _begun _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
         _known _learn _response _tasks""".split()
@@ -224,7 +226,7 @@ class ForwardedPost:
         self._response: bytes | None = None  # the head of the answer, and empty once it was sent
 
     def start(self) -> None:
-        """Begin the call."""
+        """Begin to serve the request: on the fast path, on arrival, or in a task, in this order."""
         known, call = self._known, self._call
         call.attend(self.leave)
         if self._begin_fast():
@@ -239,11 +241,11 @@ class ForwardedPost:
             self._finish()
         else:
             begun.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
-            asyncio.get_running_loop().call_soon(self._wait)  # once it has got as far as it does without waiting
+            asyncio.get_running_loop().call_soon(self._wait)  # after all steps that need no waiting
 
     def _begin_fast(self) -> bool:
-        """Send a call that is like one before it, if its sender leaves it to this replica to decide by its own record
-        of the session. So such a call counts as sent from its first moment. False: nothing was done."""
+        """Send the call on the fast path, if its sender lets this replica decide by its own record of the session
+        (`epoch` -1). Such a call counts as sent from its first moment. False: nothing was done."""
         repeated, facts, call = self._known.repeated, self._facts, self._call
         if repeated is None or facts.epoch != -1 or call.goes_on:
             return False
@@ -256,7 +258,12 @@ class ForwardedPost:
         return self._has_started
 
     async def started(self) -> None:
-        """The request is about to be sent to a server. The sender counts on it, unless it knows that it has waited."""
+        """Record that the request is about to be sent to a server. If the sender was told that the request waits, wait
+        until it agrees. Otherwise it assumes the request to be sent.
+
+        Raises:
+            Refused: 503, the sender has left, and may have another replica serve the request.
+        """
         self._has_started = True
         if self._is_waiting:
             self._is_waiting = False
@@ -268,10 +275,10 @@ class ForwardedPost:
                 raise unreachable() from None
 
     def _wait(self) -> None:
-        """Something has to be awaited: the request was not sent to a server yet, whatever becomes of this process."""
+        """Tell the sender that the request has to wait: it is not sent to a server yet, even if this process dies."""
         begun = self._begun
         if begun is None or begun.answer is not None or begun.has_failed:
-            return  # it is over, or about to be
+            return  # the request is over, or about to be
         if not self._has_started and not self._is_waiting:
             self._is_waiting = True
             self._call.send(b"n")
@@ -287,7 +294,8 @@ class ForwardedPost:
         return True
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Go on with what `become` makes of the call's request, which arrived then."""
+        """Continue a call of the fast path in the usual way, with the answer that `become` returns for its request. The
+        request arrived at `began`, by the monotonic clock."""
         self._fast = None
         known, call = self._known, self._call
         try:
@@ -316,9 +324,9 @@ class ForwardedPost:
             begun.answer.replies.when_ready(self._ready, begun.quiet_at)
 
     def _ready(self, is_quiet: bool) -> None:
-        """A frame has come, or none for too long, or none will."""
+        """Answer, because a frame has come, or none for too long (`is_quiet`), or none will."""
         if self._begun is None:
-            return  # its task has it
+            return  # a task serves the request by now
         if is_quiet:
             self._begun.went_quiet()
         self._answer()
@@ -346,7 +354,7 @@ class ForwardedPost:
     # -- the app of the endpoint, for all else
 
     def leave(self) -> None:
-        """The other side has cancelled the call, or is gone."""
+        """Tell the endpoint that the sender has cancelled the call, or is gone."""
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
         if not self._gone.done():
@@ -375,7 +383,7 @@ class ForwardedPost:
             if self._response is None:
                 call.end(b"r", Refusal.SEEN.value.encode())
         finally:
-            call.end(b"x")  # unless it has had its last frame
+            call.end(b"x")  # does nothing if the last frame was sent
 
     async def _receive(self) -> Any:
         if not self._is_given:
@@ -391,9 +399,8 @@ class ForwardedPost:
         return {"type": "http.disconnect"}
 
     async def _send(self, event: MutableMapping[str, Any]) -> None:
-        """Handle an ASGI event of the endpoint. The head of an answer that is no event stream waits for its body, with
-        which it may be one frame. If it is cancelled while a slow reader
-        holds it up, it sends `x`: a part is missing."""
+        """Handle an ASGI event of the endpoint. Without an event stream, the response's head waits for the body: both
+        may fit in one frame. If cancelled while a slow reader holds it up, send `x`: a part is missing."""
         call = self._call
         if event["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in event["headers"]]
@@ -415,14 +422,14 @@ class ForwardedPost:
             call.end(b"e")
 
     def _begin_answer(self) -> None:
-        """Send the head of an answer in pieces, unless it was sent."""
+        """Send the head of an answer whose body follows in pieces, unless it was sent."""
         if self._response:
             self._call.send(b"h", self._response)
             self._response = b""
 
 
 def _whole(begun: BegunPost) -> bytes | None:
-    """The frame of an answer that is one small message, and there; None if it is anything else."""
+    """Return the frame for an answer that has come, and is one small JSON message. None: any other answer."""
     answer = begun.answer
     frame = None if answer is None else answer.replies.first
     if answer is None or frame is None or not frame.final or not begun.quiet_at or answer.is_doubtful:
@@ -431,7 +438,7 @@ def _whole(begun: BegunPost) -> bytes | None:
 
 
 def _answer_of(status: int, message: bytes, headers: Headers) -> bytes:
-    """The frame of an answer that is that JSON message."""
+    """Return the frame for an answer that is that JSON message."""
     return _in_one(_encode((status, [_JSON, (b"content-length", b"%d" % len(message)), *headers])), message)
 
 

@@ -1,4 +1,4 @@
-"""Answers of owners on their way to clients: on the connection of a POST that was begun there, or by ASGI."""
+"""Passes the answers of owners to clients: on the connection of a POST that was begun on arrival, or by ASGI."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,8 +19,8 @@ _JSON = (b"content-type", b"application/json")
 
 
 def message_in(payload: bytes | None) -> tuple[bytes, Headers] | None:
-    """Return the message of an owner's answer that is one JSON message with status 200, and the other headers of the
-    response. None for any other answer, and for none."""
+    """Return the JSON message in an owner's answer, and the response's headers except content type and length. None if
+    `payload` is None, or is anything but one JSON message with status 200."""
     if payload is None:
         return None
     size = 2 + int.from_bytes(payload[:2], "big")
@@ -34,8 +34,9 @@ def message_in(payload: bytes | None) -> tuple[bytes, Headers] | None:
 
 
 class ForwardedAnswer:
-    """The answer to a call that was sent to the owner. It has one frame if the owner answers with one small JSON
-    message and status 200; else none, and `elsewhere` goes on. `answered` is called when the frame is there.
+    """The answer to a call that was sent to the session's owner. It gets one frame if the owner answers with one small
+    JSON message and status 200. Otherwise it gets none, and the caller raises the result of `elsewhere`. `answered` is
+    called with the route when the frame is there.
     """
 
     __slots__ = ("_answered", "_route", "call", "headers", "replies")
@@ -51,7 +52,7 @@ class ForwardedAnswer:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """The owner's answer is there, or something else has become of the call."""
+        """Take the owner's answer, if it is one small message. Otherwise close the replies."""
         found = message_in(self.call.answer)
         if found is None:
             self.replies.close()
@@ -62,7 +63,7 @@ class ForwardedAnswer:
         self.replies.push(Frame(message, final=True))
 
     def elsewhere(self) -> OwnedByPeer:
-        """For the `Forwarder`, which goes on with this call."""
+        """Return the exception that has the `Forwarder` continue this call."""
         return OwnedByPeer(msgspec.structs.replace(self._route, begun=self))
 
     def cancel(self, reason: str) -> None:
@@ -78,11 +79,11 @@ class ForwardedAnswer:
         return (None,) * len(frames)
 
     def done(self) -> None:
-        """Do nothing: the call has ended, or `elsewhere` has it."""
+        """Do nothing: the call has ended, or the `Forwarder` continues it."""
 
 
 class RelayedReply:
-    """Passes the frames of an answer to the client, and records how far the answer has come.
+    """Passes the frames of a peer's answer to the client, and records how much of it was passed.
 
     `receive` and `send` are the client's ASGI channels.
     """
@@ -91,19 +92,20 @@ class RelayedReply:
         self.receive = receive
         self.send = send
         self.has_started = False
-        """The peer may have written something of the request upstream."""
+        """Set once the peer may have sent the request to a server."""
         self.has_begun = False
-        """The client has been sent the head of the answer."""
+        """Set once the client was sent the head of the answer."""
         self.is_stream = False
         self.is_plain = False
-        """The answer is one JSON message with status 200."""
+        """Set if the answer is JSON with status 200."""
 
     def start(self) -> None:
         """Record that the request may have taken effect from now on."""
         self.has_started = True
 
     async def pass_on(self, kind: bytes, payload: bytes) -> bool:
-        """Pass a frame on: `h` the head, else a piece of the body. False: it is no head that a client can be sent."""
+        """Pass a frame to the client: the head of the response (`kind` is `h`), or a piece of the body. False: the head
+        cannot be read, or its status is not from 200 to 599."""
         if kind == b"h":
             try:
                 status, headers = _heads.decode(payload)

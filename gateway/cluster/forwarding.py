@@ -34,12 +34,12 @@ __all__ = ["Forwarding"]
 logger = logging.getLogger(__name__)
 
 _HANDOVER_S: Final = 0.02
-"""How long a session has no owner in the store between its release and the next claim."""
+"""Time without an owner in the store, between the release of a session and the next claim."""
 
 _LOG_EVERY_S: Final = 60.0
 _UNTIL: Final = "mcp.again_until"
 _PATIENCE_S: Final = 15.0
-"""How long a request that may have taken effect waits for an owner or the store: an outage, and two leases."""
+"""Time for which a request that may have taken effect waits for an owner or the store: an outage, and two leases."""
 
 _AGAIN_S: Final = 0.2
 
@@ -53,7 +53,7 @@ _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF, Outcome.SILENT})
 
 
 def _start_begun(route: Route, reply: RelayedReply) -> None:
-    """Record that a call which was sent to the owner already, and which nobody follows, may have taken effect."""
+    """Record in `reply` that a call which was already sent to the owner may have taken effect."""
     if route.begun is not None and route.begun.call.may_have_run:
         reply.start()
 
@@ -65,8 +65,8 @@ def _unbegun(route: Route) -> Route:
 class Forwarding:
     """Forwards requests to the owners of their sessions, and takes sessions over from owners that are gone.
 
-    `take_over` is called with each session that this replica has claimed. `is_here` says whether this replica serves a
-    session. `stripped` takes the tokens of sessions out of headers: this replica has verified them.
+    `take_over` is called with each session that this replica has claimed. `is_here` returns True if this replica serves
+    the session of that id. `stripped` removes session tokens from headers: this replica has verified them.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Forwarding:
         return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
 
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
-        """Have the owner answer the client, and return None.
+        """Have the session's owner answer the client, and return None.
 
-        If the owner does not answer, the caller handles the request again, because this replica owns the session now or
-        may claim it: the result is the channel for that answer. `scope["mcp.again"]` is set to True if the request may
+        If the owner does not answer, return the ASGI `send` for another try. The caller then handles the request again,
+        because this replica owns the session by now or may claim it. `scope["mcp.again"]` is True if the request may
         have taken effect already.
 
         Raises:
@@ -119,8 +119,8 @@ class Forwarding:
             del self._streams[stream]
 
     def end_streams(self) -> None:
-        """End the event streams (GET) that clients have open, so that they ask another replica for them. Nobody else
-        ends them here: they are the owner's, and have no end of their own."""
+        """End the forwarded event streams (GET) of clients, so that clients open them at another replica. Nothing else
+        ends them here: the owner serves them, without a time limit."""
         now = asyncio.get_running_loop().time()
         for stream, reply in self._streams.items():
             if reply.has_begun:
@@ -143,14 +143,16 @@ class Forwarding:
         return await self._after(outcome, reply, scope)
 
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
-        """Send a POST to the owner, if the way there is known, and return its answer. None: nothing was sent."""
+        """Send a POST to the session's owner on an open channel, and return its answer to come. None: nothing was sent,
+        because no channel is ready, or the request may have taken effect earlier."""
         memory = route.memory
         if route.begun is not None:
-            return cast("ForwardedAnswer", route.begun)  # it was sent on its path
+            return cast("ForwardedAnswer", route.begun)  # `ForwardingPath` has sent it
         if memory is None or request.again:
             return None
         if not memory.common:
-            headers = (header for header in request.headers.items() if header[0] != "traceparent")  # each has its own
+            # Each request has its own `traceparent`.
+            headers = (header for header in request.headers.items() if header[0] != "traceparent")
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             common = Common.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
             memory.keep_common(common.packed())
@@ -163,7 +165,7 @@ class Forwarding:
         return self._peers.answer_to(self._peers.send(channel, route, trace, body), route)
 
     def _path(self, route: Route, request: Request, _: float) -> ForwardingPath:
-        """Make the path for calls that are like that request. The owner decides how long they may take."""
+        """Return the fast path to the owner for calls like that request. The owner decides how long they may take."""
         return ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
@@ -178,13 +180,13 @@ class Forwarding:
         )
 
     async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> Outcome:
-        """As `_outcome`. What may have taken effect is not refused: it waits for an owner or the store, for a while.
-        Raises `Refused`: nothing was sent to a server."""
+        """Forward a request, and return its outcome. A request that may have taken effect is not refused: it waits for
+        an owner or the store, up to `_PATIENCE_S`. Raises `Refused`: nothing was sent to a server."""
         while True:
             try:
                 outcome = await self._outcome(request, reply)
                 if outcome is not Outcome.ANSWERED and reply.has_started and not reply.has_begun:
-                    await self._cluster.beat()  # raises without the store, which has to say who serves it now
+                    await self._cluster.beat()  # fails without the store, which has to tell the session's next owner
                 return outcome
             except (StoreUnavailable, Refused) as error:
                 _start_begun(request.route, reply)
@@ -206,9 +208,8 @@ class Forwarding:
             outcome = await self._peers.ask(Peer(owner, address), request, reply)
         else:
             _start_begun(request.route, reply)
-            outcome = (
-                Outcome.CUT_OFF if leased else Outcome.GONE
-            )  # a lease without an address: no replica reaches the owner
+            # A lease without an address: no replica reaches the owner.
+            outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:
             cluster.found(session.id)
         elif cluster.is_reachable:
@@ -218,10 +219,11 @@ class Forwarding:
         return outcome
 
     async def _claim(self, session: Session, outcome: Outcome, refused_at: str | None) -> None:
-        """Claim the session of an owner that was not reached. `refused_at`: the owner's address, if its lease is valid.
+        """Claim the session of an owner that was not reached. `refused_at` is the owner's address, if its lease is
+        valid.
 
         Raises:
-            Refused: 503, the owner took the session from this replica, and runs.
+            Refused: 503, the owner runs, and took the session from this replica while this one ran.
         """
         if outcome is Outcome.GONE and refused_at:
             if await self._cluster.is_contested(session):
@@ -244,8 +246,8 @@ class Forwarding:
         )
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Have any other replica claim and serve a session. This replica may not claim it, because it leaves or is
-        unreachable for others."""
+        """Have any other replica claim and serve a session. This replica may not, because it leaves or others do not
+        reach it. Raises `Refused`: 503, no other replica is reached."""
         another = await self._cluster.another()
         if another is None:
             raise unreachable()

@@ -1,9 +1,9 @@
-"""Forwards calls that are like one before them to the owner of their session, from the connection they arrive on.
+"""Forwards repeated calls to the owner of their session on a fast path, from the connection they arrive on.
 
-A call that was forwarded in the general way leaves a `ForwardingPath` with the head of its request, as one that is
-served here leaves a `FastPath`. The owner decides all that concerns the session. A call for which anything is unusual
-takes the general way from its beginning; once it was sent, the `Forwarder` goes on with what was sent.
-docs/adr/0040-the-fast-path.md
+A call that was forwarded in the general way leaves a `ForwardingPath` with the HTTP head of its request. Calls that
+differ from it only in id, progress token and arguments take that path. The owner decides all that concerns the session.
+An unusual call takes the general way from its beginning. Once a call is sent, the `Forwarder` continues it.
+See docs/adr/0040-the-fast-path.md.
 """
 
 import logging
@@ -28,9 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardingPath:
-    """Forwards the calls of one connection that are like one before them (`transports.inbound_port.CallPath`). `route`
-    is the way that was found by their head and their caller. `is_here` says whether this replica serves a session.
-    """
+    """Forwards the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` was
+    found for their HTTP head and caller. `is_here` returns True if this replica serves the session of that id."""
 
     __slots__ = ("_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")
 
@@ -48,7 +47,7 @@ class ForwardingPath:
     def begin(
         self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
     ) -> "ForwardedCall | None":
-        """Send a call. None: nothing was done, and the call is to take the general way."""
+        """Send a call to the owner. None: nothing was done, and the call has to take the general way."""
         route, peers = self._route, self._peers
         memory, is_in_time = route.memory, monotonic() < self._until
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
@@ -66,7 +65,7 @@ class ForwardingPath:
 
 
 class ForwardedCall:
-    """One call on its way (`transports.inbound_port.CallInFlight`)."""
+    """A call that was sent to the owner, until it is answered (`transports.inbound_port.CallInFlight`)."""
 
     __slots__ = ("_began", "_call", "_connection", "_correlation", "_peers", "_route")
 
@@ -82,7 +81,7 @@ class ForwardedCall:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """The owner's answer is there, or something else has become of the call."""
+        """Pass the owner's answer to the client. If it is not one small message, have the `Forwarder` continue."""
         connection, found = self._connection, message_in(self._call.answer)
         if connection is None:
             return
@@ -97,17 +96,17 @@ class ForwardedCall:
             self._peers.answered(self._route)
         else:
             self.fall_back()
-            self._call.wake()  # who goes on has not heard of it
+            self._call.wake()  # the `Forwarder` was not told of what has come
 
     def fall_back(self) -> None:
-        """Have the `Forwarder` go on with the call. Does nothing the second time."""
+        """Have the `Forwarder` continue the call. Does nothing the second time."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.fall_back(self._began, self._elsewhere)
 
     def _elsewhere(self, request: Request) -> Answer:
-        """Raise what the general way raises: another replica serves the request. Called in a context of the request's
-        own."""
+        """Raise `OwnedByPeer`, as the general way does: another replica serves the request. Must run in a
+        `contextvars` context of the request's own."""
         CLIENT.set(request.client)
         CORRELATION.set(self._correlation)
         raise OwnedByPeer(replace(self._route, begun=self._peers.answer_to(self._call, self._route)))

@@ -1,7 +1,7 @@
-"""The liveness decision: what happens to a session whose owner cannot be reached. Pure: no I/O, no clock.
+"""Decides whether the sessions of an owner that cannot be reached may be taken over. Pure: no I/O, no clock.
 
-An owner that does not answer may have died, may be cut off from this replica, or may be slow. The state of its lease
-and the time since its last answer decide whether its sessions may be taken over.
+An owner that does not answer may have died, may be cut off from this replica, or may be slow. The decision depends on
+the state of its lease and the time since its last answer.
 """
 
 import enum
@@ -54,21 +54,21 @@ DECISIONS: Final = {
 
 
 def decide(lease: Lease, *, for_a_lease: bool) -> Liveness:
-    """The liveness decision about a peer that has timed out. `for_a_lease`: for at least `LEASE_S` seconds."""
+    """Return the decision about a peer that has timed out. `for_a_lease`: it was silent for at least `LEASE_S`."""
     return DECISIONS[lease, for_a_lease]
 
 
 class Outcome(enum.Enum):
-    """How a request to a peer ends."""
+    """The end of a request to a peer."""
 
     ANSWERED = enum.auto()
     MOVED = enum.auto()
-    """The peer does not serve the session (any more)."""
+    """The peer does not serve the session, or no longer does."""
     GONE = enum.auto()
-    """As `Liveness.GONE`."""
+    """The peer has died (`Liveness.GONE`)."""
     CUT_OFF = enum.auto()
-    """As `Liveness.CUT_OFF`."""
+    """The peer runs, but does not reach this replica (`Liveness.CUT_OFF`)."""
     SILENT = enum.auto()
-    """As `Liveness.SILENT`."""
+    """The peer neither answers nor renews its lease (`Liveness.SILENT`)."""
     UNKNOWN = enum.auto()
-    """The peer runs, and the connection was lost before the end of its answer."""
+    """The connection was lost before the end of the answer. The peer may run, and the request may have taken effect."""

@@ -1,4 +1,4 @@
-"""Makes this replica a member of its cluster: listens for peers, advertises the address, renews the lease."""
+"""Makes this replica a member of its cluster: listens for peers, advertises its address, renews its lease."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ __all__ = ["BEAT_S", "Beats", "Membership"]
 
 BEAT_S: Final = 1.0
 _LATE_S: Final = 0.25
-"""After how long without an answer of the store the other replicas are asked to hold."""
+"""Time without an answer of the store, after which the other replicas are asked to claim nothing from this one."""
 
 _AWAY_S: Final = 0.5
 
 
 class Beats:
-    """Renews the lease again and again. `ask_to_hold` asks replicas, whose addresses it is given by name, to take
-    nothing from this one for a while; True: all have agreed."""
+    """Renews the lease again and again. `ask_to_hold` gets the addresses of replicas by name, and asks them to claim no
+    session of this one for a while. It returns True if all have agreed."""
 
     def __init__(self, cluster: Cluster, bus: Bus, ask_to_hold: Callable[[Mapping[str, str]], Awaitable[bool]]) -> None:
         self._cluster = cluster
@@ -36,16 +36,17 @@ class Beats:
         self._ask_to_hold = ask_to_hold
 
     async def live(self) -> None:
-        """Renew the lease until cancelled. Sessions that others have claimed are closed at once."""
+        """Renew the lease until cancelled, every `BEAT_S` and whenever another replica asks for it. Sessions that
+        others have claimed are closed at once."""
         while True:
-            # The store may be away when the gateway starts. A replica without a lease owns nothing for long.
+            # The store may be unreachable when the gateway starts. A replica without a lease soon owns nothing.
             with contextlib.suppress(StoreUnavailable):
                 await self._live()
             await self.renew()
             await asyncio.sleep(_AWAY_S)
 
     async def _live(self) -> None:
-        """As `live`, until the store is away when it is asked to notify."""
+        """Renew the lease until cancelled. Raises `StoreUnavailable`: the bus of the store cannot be subscribed."""
         asked = asyncio.Event()
         async with self._bus.subscribed(BEAT + self._cluster.replica, lambda _: asked.set()):
             while True:
@@ -56,7 +57,8 @@ class Beats:
                 asked.clear()
 
     async def renew(self) -> bool:
-        """Renew the lease. While the store does not answer, have the other replicas hold. False: it has failed."""
+        """Renew the lease once. While the store does not answer, ask the other replicas to claim nothing from this
+        one. Return False if the renewal failed."""
         beating = asyncio.ensure_future(self._cluster.beat())
         try:
             while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:
@@ -80,9 +82,9 @@ class Beats:
 class Membership:
     """Joins the cluster and keeps the membership alive.
 
-    `listen` is the HOST:PORT to listen at for peers; `advertise` is the address peers reach it by, if that is another.
-    `store` is the URL of the store that they share, empty if `listen` was chosen by the operator: where neither was and
-    the store is on another machine, peers may be too, and this replica listens on the address that the store sees.
+    `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach it, if another.
+    `store` is the URL of the shared store; empty if the operator has set `listen`. If neither address was set and the
+    store is on another machine, peers may be too. Then this replica listens on the address that the store sees.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Membership:
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[None]:
-        """Accept the requests of peers inside the block, and advertise the address to them.
+        """Accept the requests of peers inside the block, and advertise this replica's address to them.
 
         Raises:
             ConfigurationError: the address cannot be bound, or peers could not reach it.
@@ -141,7 +143,7 @@ class Membership:
             yield
 
     def _not_heard(self, place: str, error: OSError) -> str:
-        # asyncio's own words for a number are longer. Names that are not found have negative numbers.
+        # asyncio's own texts for an errno are longer. Host names that are not found have negative numbers.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         what = f"cannot listen on {place}: {reason}"
         if self._listen == self._advertise:
@@ -152,6 +154,6 @@ class Membership:
         return f"gateway.internal: {what}: give a free port at an address of this machine"
 
     def upkeep(self) -> list[Coroutine[Any, Any, None]]:
-        """The coroutines that have to run during the membership: lease renewal, and the check that peers reach this
+        """Return the coroutines to run during the membership: lease renewal, and the check that peers reach this
         replica."""
         return [self._beats.live(), self._reachability.keep_checking()]

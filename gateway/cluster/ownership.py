@@ -1,7 +1,8 @@
-"""Ownership of sessions: this replica's lease, its claims, and the check before an answer is sent.
+"""Keeps this replica's ownership of sessions: its lease, its claims, and the check before an answer is sent.
 
-Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce); only an owner holds links
-of a session; an owner that may have lost a session (`lease.py`) asks the store before it sends an answer.
+Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce). Only the owner holds links
+(connections to servers) of a session. An owner that may have lost a session asks the store before it sends an answer
+(`lease.py`).
 """
 
 import asyncio
@@ -26,7 +27,8 @@ __all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 logger = logging.getLogger(__name__)
 
 BEAT: Final = "mcp:beat:"
-"""The bus topic, with the name of a replica, that has it renew its lease at once: it is silent, or lost sessions."""
+"""The bus topic, followed by the name of a replica, by which others ask it to renew its lease at once: it is silent, or
+has lost sessions."""
 
 _BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
@@ -34,14 +36,14 @@ _ASKED_EACH_S: Final = 0.1
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
 _FORGOTTEN: Final = "?"
-"""Before the id of a session whose claim the store has forgotten, in what its owner is told."""
+"""A prefix of session ids in messages to an owner: the store has forgotten that another replica claimed the session."""
 
 
 class RouteMemory:
-    """Holds what is known of the way to a session's owner, for the requests with one head.
+    """Keeps the known route to a session's owner, for all requests with one HTTP head.
 
-    `common` is what these requests have in common, for the owner; empty until it is needed. `place` is where the owner
-    has it. `is_stale`: the session's owner is to be looked up again.
+    `common` has the facts that these requests share, encoded for the owner; empty until needed. `place` tells where the
+    owner keeps them. `is_stale`: the session's owner has to be looked up again.
     """
 
     __slots__ = ("common", "is_stale", "place")
@@ -52,24 +54,24 @@ class RouteMemory:
         self.is_stale = False
 
     def packed(self) -> bytes:
-        """What the requests have in common."""
+        """Return the shared facts of the requests, as the owner reads them."""
         return self.common
 
     def keep_common(self, common: bytes) -> None:
-        """Keep what the requests have in common."""
+        """Keep the shared facts of the requests, as the owner reads them."""
         self.common = common
 
     def end(self) -> None:
-        """The owner did not answer."""
+        """Mark the route as stale: the owner did not answer."""
         self.is_stale = True
 
 
 class Route(msgspec.Struct, frozen=True):
     """The session of a request as the store returned it, the request's principal, and the claims of its credential.
 
-    `memory` is for requests with the same head. `is_read` is False if the record is that of an earlier one of these:
-    then the owner decides with its own. `begun`: the request was sent to the owner already. `until`: before that time
-    (Unix time), requests with the same head are the principal's and need not be authenticated anew.
+    `memory` is shared by requests with the same HTTP head. `is_read` is False if an earlier one of them has read the
+    record: then the owner decides with its own. `begun` is the answer to come, if the request was already sent to the
+    owner. Until `until` (Unix time), requests with the same head need no new authentication.
     """
 
     session: Session
@@ -82,11 +84,11 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a forwarded request that the sender has verified. The sender has just read the session's record
-    from the store, at that epoch and version.
+    """The facts about a forwarded request that the sender has verified. `epoch` and `version` come from the session's
+    record, which the sender has just read from the store.
 
-    `started` is called before the request is sent to a server. The epoch is -1 if the sender knows the session's owner
-    from an earlier request, and has not read the record.
+    Both are -1 if the sender knows the owner from an earlier request, and has not read the record. `started` is called
+    before the request is sent to a server.
     """
 
     session_id: str
@@ -98,10 +100,10 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster:
-    """This replica as a member of the replicas that share its store.
+    """Represents this replica among the replicas that share its store.
 
     `taken_over` is called with the id of each session that another replica has claimed from this one. `claims` counts
-    this one's claims, by whether a copy of the store had them soon.
+    the claims of this one: `copied` if a copy of the store soon had it, else `not copied`.
     """
 
     def __init__(
@@ -122,12 +124,12 @@ class Cluster:
         self._taken_over = taken_over
         self.lease = OwnLease()
         self._listed_at = -LEASE_S
-        self._asked_to_beat: dict[str, float] = {}  # the last one, and when
+        self._asked_to_beat: dict[str, float] = {}  # the replica that was asked last, and when
         self.is_leaving = False
         self.is_reachable = True
-        """Whether other replicas reach this one at its address. A replica that is not reached owns no session."""
+        """Set while other replicas reach this one at its address. A replica that is not reached owns no session."""
         self.doubted = asyncio.Event()
-        """Set when a session was taken from this replica while its lease was valid: others may not reach it."""
+        """Set when another replica has claimed a session while this one's lease was valid: others may not reach it."""
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
@@ -137,14 +139,14 @@ class Cluster:
     # -- this replica's life
 
     async def beat(self) -> None:
-        """Renew the lease."""
+        """Renew the lease, and end here the sessions that other replicas have claimed. Raises `StoreUnavailable`."""
         began = monotonic()
         taken = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
         lived = self.lease.renewed(began)
         for told in dict.fromkeys(taken):
             session_id = told.removeprefix(_FORGOTTEN)
             if told != session_id and session_id in self._told:
-                del self._told[session_id]  # what is live now is of after that failover, and not of after the next
+                del self._told[session_id]  # this loss was handled; what is live here now began after it
                 continue
             logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
             self.lose(session_id)
@@ -157,7 +159,7 @@ class Cluster:
             self._listed_at = began
 
     async def log_refusing(self) -> None:
-        """Log each replica whose address refused a connection and whose lease is still valid: the address is wrong."""
+        """Log each replica whose address refused a connection, if its lease is still valid: its address is wrong."""
         for replica, (address, since) in tuple(self._refusing.items()):
             if monotonic() - since > LEASE_S + 1:
                 del self._refusing[replica]
@@ -192,15 +194,16 @@ class Cluster:
     # -- owning
 
     def check_reachable(self) -> None:
-        """Raises `Refused`: 503, other replicas do not reach this one, so it opens no session."""
+        """Check that this replica may open sessions. Raises `Refused`: 503, other replicas do not reach this one."""
         if not self.is_reachable:
             raise not_found_by_others()
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """The session, owned by this replica.
+        """Return the session as owned by this replica, which claims it if it has no owner. A session that has ended is
+        returned unclaimed.
 
         Raises:
-            OwnedByPeer: another replica owns it, or has to, because this one leaves.
+            OwnedByPeer: another replica owns it, or has to, because this one leaves or others do not reach it.
         """
         while session.owner != self.replica:
             if session.owner or self.is_leaving or not self.is_reachable:
@@ -214,7 +217,7 @@ class Cluster:
         return session
 
     async def claim(self, session: Session) -> Session | None:
-        """Try to become the owner. Returns the session with its present owner; None if the session has ended."""
+        """Try to become the owner of a session. Return the session with its present owner; None if it has ended."""
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
             self._told.pop(session.id, None)
@@ -223,45 +226,46 @@ class Cluster:
         return await self._sessions.peek(session.id)
 
     def lose(self, session_id: str) -> None:
-        """End what is live here of a session that another replica has claimed, however this one has learned of that."""
+        """End the live session (its processes and links here), because another replica has claimed it."""
         self._told[session_id] = None
         self._taken_over(session_id)
 
     async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
-        """Tell the owner of sessions that this replica had claimed them since, which the store has forgotten. Of those
-        of whose loss it has not learned, it has processes of before the claim."""
+        """Tell the owner of sessions that this replica had claimed them, which the store has forgotten since. If the
+        owner did not notice a loss, it still has processes from before the claim."""
         await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
     def let_go(self, session: Session) -> None:
-        """Record that this replica does not serve a session any more, which it is about to release."""
+        """Record that this replica serves a session no more: it is about to release it."""
         self._released.add(session.id)
 
     def has_released(self, session_id: str) -> bool:
-        """True if this replica, which leaves, has released that session."""
+        """Return True if this replica leaves, and has released that session."""
         return session_id in self._released
 
     async def is_contested(self, session: Session) -> bool:
-        """Whether a session that is to be taken over was itself taken from this replica while this one was alive. Then
-        both replicas live and cannot reach each other, and the session would move back and forth."""
+        """Return True if another replica claimed the session while this one ran, so that this one must not claim it
+        back. Both replicas run then and cannot reach each other, and the session would move back and forth."""
         await self.beat()  # returns the sessions that were taken since the last beat
         return session.id in self._taken
 
     def refused_by(self, replica: str, address: str) -> None:
-        """Record that the address of a replica with a valid lease refuses connections: it has just died, or its
-        address is wrong."""
+        """Record that the address of a replica with a valid lease refuses connections. The replica has just died, or
+        its address is wrong."""
         self._refusing.setdefault(replica, (address, monotonic()))
 
     def found(self, session_id: str) -> None:
-        """Record that the owner of that session has answered. If the owner is unreachable later, the session may be
-        taken over."""
+        """Record that the owner of that session has answered. If it is unreachable later, the session may be taken
+        over."""
         if session_id in self._taken:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
-        """Claim a session from an owner that cannot be reached; the result is that of `claim`.
+        """Claim a session from an owner that cannot be reached. Return the session with its present owner; None if it
+        has ended.
 
-        An owner with a valid lease (`leased`) still answers clients that reach it. So this waits until the owner has
-        learned of its loss, with its next beat, or until its lease has expired.
+        An owner with a valid lease (`leased`) still answers clients that reach it. So wait until it has learned of its
+        loss, with its next heartbeat, or until its lease has expired.
         """
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
@@ -274,31 +278,32 @@ class Cluster:
         return claimed
 
     async def release(self, session: Session) -> None:
-        """Give a session up, for a replica that leaves. The next replica that is asked for it claims it."""
+        """Give up a session, because this replica leaves. The next replica that is asked for it claims it."""
         await self._directory.release(session.id, self.replica, epoch=session.epoch)
 
     # -- whether the lease is valid
 
     @property
     def is_fresh(self) -> bool:
-        """True while no replica can have taken a session without this one knowing."""
+        """Return True while no replica can have claimed a session from this one unnoticed."""
         return self.lease.is_fresh
 
     def may_have_lost(self, session_id: str) -> bool:
-        """Whether the store has to be asked before an answer of this session: the lease is old, or another replica has
-        claimed the session. Its calls in flight end a moment after that is known, with what has come meanwhile."""
+        """Return True if the store has to be asked before an answer of this session is sent: the lease is old, or
+        another replica has claimed the session. Calls in flight end only a moment after that is known, and may get an
+        answer before."""
         return not self.lease.is_fresh or session_id in self._told
 
     async def still_owns(self, session: Session) -> bool:
-        """Ask the store whether this replica owns the session. Used if it may have lost it."""
+        """Ask the store whether this replica still owns the session, at that epoch. Raises `StoreUnavailable`."""
         found = await self._sessions.peek(session.id)
         return found is not None and (found.owner, found.epoch) == (self.replica, session.epoch)
 
     # -- the others
 
     async def address_of(self, replica: str) -> tuple[str | None, bool]:
-        """The address of a replica (None: unknown), and whether its lease is valid. If the lease has expired, the
-        last known address."""
+        """Return the address of a replica, and True if its lease is valid. If it has expired, the address is the last
+        known one; None: unknown."""
         asked, answer = self._known.get(replica, (0.0, (None, False)))
         if monotonic() - asked < _KNOWN_S and answer[1]:
             return answer
@@ -310,23 +315,23 @@ class Cluster:
         return await self._directory.last_address(replica), False
 
     async def replicas(self) -> set[str]:
-        """The names of all replicas with a valid lease."""
+        """Return the names of all replicas with a valid lease."""
         return set(await self._directory.replicas())
 
     async def another(self) -> tuple[str, str] | None:
-        """Another replica with a valid lease, and its address."""
+        """Return the name and address of any other replica with a valid lease. None: there is none."""
         live = await self._directory.replicas()
         others = [(name, at) for name, at in live.items() if at and name != self.replica]
         return secrets.choice(others) if others else None
 
     async def have_beat(self, replica: str) -> None:
-        """Have that replica renew its lease at once, if it runs."""
+        """Ask that replica, by the bus, to renew its lease at once, if it runs."""
         now = monotonic()
         if now - self._asked_to_beat.get(replica, -LEASE_S) >= _BEAT_EACH_S:
             self._asked_to_beat = {replica: now}
             await self._bus.publish(BEAT + replica, b"")
 
     async def lease_age(self, replica: str) -> float | None:
-        """Seconds since that replica has renewed its lease; None: it has expired, or has ended."""
+        """Return the seconds since that replica renewed its lease. None: the lease has expired, or was ended."""
         left_s = await self._directory.lease_left(replica)
         return None if left_s is None else LEASE_S - left_s

@@ -1,8 +1,8 @@
-"""Sends a request to a peer, relays the answer to the client, and decides what a failure means for the peer.
+"""Sends requests to peers (other replicas), relays the answers to clients, and decides whether a failed peer is gone.
 
-A request that went out may have taken effect, unless the peer has said that it has not. It is sent to the same peer
-again, which executes one copy; but only for some seconds, because the peer remembers copies for a limited time. To
-another replica it is sent as one that may have taken effect.
+A request that was sent may have taken effect, unless the peer says that it has not. Copies may be sent to the same
+peer, which executes one of them. That is possible only for some seconds, because the peer remembers copies for a
+limited time. To another replica, the request is sent as one that may have taken effect.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ __all__ = ["Channels", "ForwardedRequest", "Peer", "PeerRequests"]
 logger = logging.getLogger(__name__)
 
 _SURELY_S: Final = HEARTBEAT_S + 0.1
-"""A lease that was renewed so long after the last frame of a peer was renewed after the peer fell silent: had it stood
-still since then, its last frame would have come up to a heartbeat earlier."""
+"""A lease renewed at least this long after a peer's last frame was renewed after the peer fell silent. A peer sends a
+frame each heartbeat, so it may still have run up to one heartbeat after its last frame."""
 
 _HOLD_WITHIN_S: Final = 0.5
 _AGAIN_S: Final = 0.1
-"""Between two tries, while the lease of a peer is valid whose address closes connections."""
+"""Pause between two tries, if a peer's address closes connections while its lease is valid."""
 
 _LOG_EVERY_S: Final = 60.0
 _CORRELATION: Final = CORRELATION_HEADER.encode()
@@ -77,7 +77,8 @@ class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channels:
-    """The channels to peers: of each, one that takes calls, and those that are full until their calls have ended."""
+    """Keeps the channels (connections) to peers: one for each peer takes new calls. Full ones stay until their calls
+    have ended."""
 
     def __init__(self, envelopes: Envelopes) -> None:
         self._envelopes = envelopes
@@ -87,21 +88,22 @@ class Channels:
         self._logged_at = -_LOG_EVERY_S
 
     def ready(self, replica: str) -> PeerChannel | None:
-        """The channel to a peer, if it is open, takes one more call, and the peer was heard of a moment ago."""
+        """Return the open channel to a peer, if it takes one more call and the peer sent something a moment ago."""
         channel = self._channels.get(replica)
         return channel if channel is not None and channel.has_room and channel.is_heard else None
 
     async def open(self, peer: Peer) -> PeerChannel:
-        """A channel to a peer which takes one more call in this turn, and whose peer was heard of a moment ago.
+        """Return a channel to a peer that takes one more call, if that is sent without an await in between. The peer
+        sent something a moment ago.
 
         Raises:
-            PeerRefused, PeerTimedOut, PeerConnectionLost: as `open_channel`. Nothing was sent.
+            PeerRefused, PeerTimedOut, PeerConnectionLost: no connection could be made. No request was sent.
         """
         while True:
             channel = self._channels.get(peer.replica)
             if channel is None or not channel.has_room:
                 await self._opening.share(peer, functools.partial(self._open, peer))
-                continue  # many may have waited for it
+                continue  # other waiting calls may have filled it
             if not channel.is_heard:
                 try:
                     await channel.hear()
@@ -130,7 +132,8 @@ class Channels:
 
 
 class Copies:
-    """One request to one peer. A later copy names the first that may have arrived, so the peer executes one at most."""
+    """Sends copies of one request to one peer. A later copy names the first that may have arrived, so that the peer
+    executes at most one."""
 
     def __init__(
         self, peer: Peer, request: ForwardedRequest, traced: Headers, envelopes: Envelopes, channels: Channels
@@ -148,7 +151,7 @@ class Copies:
 
     @property
     def may_have_run(self) -> bool:
-        """Whether the peer may have executed one of them, as far as it was heard of."""
+        """Return True if the peer may have executed a copy, as far as its frames tell."""
         return self._first is not None
 
     @property
@@ -157,24 +160,24 @@ class Copies:
 
     @property
     def is_late(self) -> bool:
-        """Whether too much time has passed for one more copy: the peer, which remembers for a while what it has
-        accepted, may take it for the first."""
+        """Return True if it is too late for another copy: the peer may have forgotten the first, and execute both."""
         first = self._first
         return first is not None and monotonic() - first.asked_at >= COPIES_S
 
     def returned(self) -> None:
-        """The peer has said that it has executed none of them, and will not."""
+        """Record that the peer has executed no copy and will not, as it has said."""
         self._sent.clear()
 
     def last_refused(self) -> None:
-        """The peer has refused the last one without a look at the nonce: it may have executed another."""
+        """Record that the peer refused the last copy without a check of its nonce: it may have executed another."""
         self._sent.pop()
 
     async def send(self) -> PeerCall:
         """Send a copy.
 
         Raises:
-            PeerRefused, PeerTimedOut, PeerConnectionLost: as `Channels.open`. Nothing was sent.
+            PeerRefused, PeerTimedOut, PeerConnectionLost: the peer was not reached. Nothing was sent.
+            Refused: 503, the request's head is too large for a frame.
         """
         sent, self._begun = self._begun, None
         if sent is None:
@@ -188,7 +191,7 @@ class Copies:
 
 
 class PeerRequests:
-    """Sends requests to peers. Decides nothing about sessions."""
+    """Sends requests to peers, and tells how they end. Decides nothing about sessions."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes, log: RequestLog) -> None:
         self._cluster = cluster
@@ -198,8 +201,8 @@ class PeerRequests:
         self._looks = Tasks("looks at leases")
 
     def channel_to(self, route: Route) -> PeerChannel | None:
-        """Return the channel to the session's owner for a POST that has its head in common with others, if there is
-        one. The lease is not asked for: the owner knows whether it owns the session."""
+        """Return the open channel to the session's owner, for a POST that shares its HTTP head with others. None: there
+        is none. The owner's lease is not read: the owner knows whether it owns the session."""
         memory = route.memory
         if memory is None or self._log.tracing is not None or len(memory.common) > MAX_DEFINITION_BYTES:
             return None
@@ -208,21 +211,22 @@ class PeerRequests:
     def send(
         self, channel: PeerChannel, route: Route, traceparent: str, body: bytes, correlation: str = ""
     ) -> PeerCall:
-        """Send a POST on the channel to the session's owner. `correlation` as for `Envelopes.facts`."""
+        """Send a POST on the channel to the session's owner. An empty `correlation` means the id of the request that is
+        served."""
         assert route.memory is not None
         return channel.ask(route.memory, self._envelopes.facts(route, traceparent, None, correlation), body)
 
     def answer_to(self, call: PeerCall, route: Route) -> ForwardedAnswer:
-        """Return the answer of the session's owner to a POST that was sent."""
+        """Return the answer to come of the session's owner, to a POST that was sent."""
         return ForwardedAnswer(call, route, self.answered)
 
     def answered(self, route: Route) -> None:
-        """Record that the session's owner has answered."""
+        """Count an answer of the session's owner, and record that the owner is reached."""
         self._log.metrics.forwarded["answered"] += 1
         self._cluster.found(route.session.id)
 
     async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Have that peer answer the client. Returns how the request has ended.
+        """Have that peer answer the client through `reply`. Return the end of the request.
 
         Raises:
             Refused: 503, the peer cannot be reached, and it is too early to say that it is gone.
@@ -262,17 +266,18 @@ class PeerRequests:
             if reply.has_started or reply.has_begun or fate is Outcome.GONE:
                 return fate
             if not has_lost:
-                has_lost = True  # the first was perhaps idle for too long
+                has_lost = True  # perhaps the first connection was idle for too long
                 continue
-            # Something else may accept connections at the address of a peer that is dead: the lease decides.
+            # Another program may accept connections at the address of a dead peer: the lease decides.
             timed_out_since = timed_out_since or monotonic()
             if (outcome := await self._before_next(peer, timed_out_since, is_lost=True)) is not None:
                 return outcome
         return Outcome.UNKNOWN
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
-        """Send a copy, as `Copies.send`. The lease of a peer that has been silent `since` then is looked at meanwhile:
-        it was asked to renew it, and the time-out of this try comes a second later. It may decide the outcome."""
+        """Send a copy. If the peer has been silent since `since`, read its lease meanwhile: the peer was asked to renew
+        it, and this try times out only a second later. Return the outcome if the lease decides it. Raises the errors of
+        `Copies.send`."""
         if since is None:
             return await copies.send()
         sending = asyncio.ensure_future(copies.send())
@@ -283,18 +288,19 @@ class PeerRequests:
                     return outcome
             return sending.result()
         finally:
-            sending.cancel()  # what has not been sent by now is not
+            sending.cancel()  # a copy that is not sent by now must not be sent later
 
     async def _before_next(self, peer: Peer, since: float, *, is_lost: bool) -> Outcome | None:
-        """The outcome for a peer that has not been reached `since` then, by a time-out or, if `is_lost`, because
-        connections to it end. None: it is time for the next try."""
+        """Return the outcome for a peer that was not reached `since` then, because it timed out or (`is_lost`) its
+        connections end. None: it is time for the next try."""
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
         if outcome is None and is_lost:
-            await asyncio.sleep(_AGAIN_S)  # a time-out has taken a while itself
+            await asyncio.sleep(_AGAIN_S)  # not needed after a timeout, which has taken time itself
         return outcome
 
     async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome | None:
-        """Relay the answer until the client leaves. None: the connection was lost first."""
+        """Relay the answer until its end, or until the client leaves. None: the connection to the peer was lost
+        first."""
         watch = ClientWatch(reply.receive, call.close)
         try:
             return await self._relay(call, peer, copies, reply)
@@ -333,8 +339,8 @@ class PeerRequests:
     # -- what a failure means for the peer
 
     async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> Outcome | None:
-        """The outcome for a peer that has been silent for so long, or closes connections (`is_lost`). None: wait on.
-        Raises `Refused`: it is unknown, and the client has waited long enough."""
+        """Return the outcome for a peer that was silent for that time, or closes connections (`is_lost`). None: keep
+        waiting. Raises `Refused`: 503, its state is unknown, and the client has waited long enough."""
         return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
 
     def _judged(self, lease: Lease, silent_s: float) -> Outcome | None:
@@ -344,7 +350,8 @@ class PeerRequests:
         return _OUTCOMES[decision]
 
     async def _look(self, peer: Peer, silent_s: float) -> Lease:
-        """The state of the lease of a peer that has been silent for so long. Requests that ask at once share a look."""
+        """Return the state of the lease of a peer that was silent for that time. Concurrent requests share one read of
+        the store."""
         try:
             return await self._lease_of(peer, silent_s)
         except StoreUnavailable:
@@ -363,11 +370,13 @@ class PeerRequests:
         return Lease.VALID
 
     async def _age_of(self, replica: str) -> tuple[float, float | None]:
-        """When the store was asked for the age of that replica's lease, and the age."""
+        """Return the time at which the store was asked for the age of a lease (monotonic clock), and the age in
+        seconds. The age is None if the lease has expired."""
         return monotonic(), await self._cluster.lease_age(replica)
 
     async def _after_loss(self, peer: Peer) -> Outcome:
-        """The outcome for a peer that lost the connection during its answer. A new connection shows whether it runs."""
+        """Return the outcome for a peer that lost the connection during its answer. A new connection shows whether it
+        runs."""
         try:
             await self._channels.open(peer)
         except PeerRefused:
@@ -385,7 +394,7 @@ class PeerRequests:
         raise unreachable()
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
-        """Ask replicas at their addresses to take nothing from this one for a while. True: all have agreed."""
+        """Ask replicas, given as addresses by name, to claim no session of this one for a while. True: all agreed."""
         agreed = False
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
             async with asyncio.timeout(_HOLD_WITHIN_S):
@@ -402,7 +411,7 @@ class PeerRequests:
             call.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to all peers."""
         self._channels.close()
 
 

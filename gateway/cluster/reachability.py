@@ -1,8 +1,8 @@
 """Checks whether other replicas reach a gateway at the address that it advertises.
 
-A replica that the others cannot reach must own no session: its address refuses connections, so the others take its
-sessions over while it still serves the clients that reach it directly. It sends itself a request at that address, as
-another replica would: periodically, and whenever a session was taken from it although it is alive.
+A replica that the others cannot reach must own no session. They would take its sessions over, while it still serves the
+clients that reach it directly. So each replica sends itself a request at its advertised address, as another replica
+would. It does so periodically, and whenever another one has claimed a session although this one is alive.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
 AGAIN_S: Final = 1.0
-"""How soon a replica checks again after a failure: networks come up a moment after the process."""
+"""Time until the next check after a failure: networks come up a moment after the process."""
 
 _PATIENCE_S: Final = 3.0
 _NO_ANSWER: Final = "no answer from that address"
@@ -36,7 +36,7 @@ _LOG_EVERY: Final = 60
 
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Why that replica does not answer at that address, as text for operators; empty if it does."""
+    """Return the reason why that replica does not answer at that address, as text for operators. Empty: it answers."""
     channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -67,7 +67,7 @@ class Reachability:
         self._failed = 0
 
     async def check(self) -> None:
-        """Check once. A first timeout changes nothing, because the machine may be busy: the check is soon repeated."""
+        """Check once. A first timeout changes nothing, because the machine may be busy. The check is repeated soon."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
         is_first_timeout = why == _NO_ANSWER and not self._has_timed_out
