@@ -1,1 +1,1 @@
-"""Tasks: calls that go on after they were answered with a handle, made here or by a server."""
+"""Handle tasks: calls that go on after their client was answered with a handle. The gateway or a server makes them."""

@@ -1,4 +1,4 @@
-"""What clients of both eras are told of a made task. Pure."""
+"""Build what clients of both eras get about a task that the gateway has made. Pure: no I/O."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -29,14 +29,15 @@ __all__ = [
 ]
 
 ACKNOWLEDGEMENT: Final = b'{"resultType":"complete"}'
-"""The result of `tasks/update` and `tasks/cancel`."""
+"""The result of `tasks/update` and `tasks/cancel` for modern clients."""
 
 VERSION: Final = "2025-11-25"
-"""The only version with these tasks."""
+"""The only legacy protocol version with tasks."""
 
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
-    """Return the fields of `DetailedTask`. `handle` is the task's id for its client."""
+    """Return the fields of a task for modern clients (ext-tasks, `DetailedTask`). `handle` is the task's id for its
+    client."""
     fields: dict[str, Any] = {"taskId": handle, "status": task.status}
     if task.message:
         fields["statusMessage"] = task.message
@@ -56,22 +57,22 @@ def task_fields(task: Task, handle: str) -> dict[str, Any]:
 
 
 def task_object(task: Task, handle: str) -> Object:
-    """`DetailedTask`."""
+    """Return a task for modern clients, each field encoded as JSON (ext-tasks, `DetailedTask`)."""
     return {name: msgspec.Raw(encode(value)) for name, value in task_fields(task, handle).items()}
 
 
 def created_result(task: Task, handle: str) -> Object:
-    """`CreateTaskResult`, in place of the result of the call."""
+    """Return the result of a modern client's call that has become a task (ext-tasks, `CreateTaskResult`)."""
     return {"resultType": msgspec.Raw(b'"task"')} | task_object(task, handle)
 
 
 def task_result(task: Task, handle: str) -> bytes:
-    """`GetTaskResult`."""
+    """Return the result of a modern client's `tasks/get`, as JSON (ext-tasks, `GetTaskResult`)."""
     return encode({"resultType": "complete"} | task_fields(task, handle))
 
 
 def declaring_tasks(discovery: bytes) -> bytes:
-    """Return a `server/discover` result that declares the extension, whatever the servers declare."""
+    """Return a `server/discover` result that declares the extension of tasks, even if the servers do not."""
     result = object_of(discovery)
     capabilities = object_of(result.get("capabilities"))
     extensions = {TASKS: msgspec.Raw(b"{}")} | object_of(capabilities.get("extensions"))
@@ -80,7 +81,7 @@ def declaring_tasks(discovery: bytes) -> bytes:
 
 
 def _modern(result: bytes) -> bytes:
-    """Return the result of a call, with the type that one of a legacy client does not have."""
+    """Return the result of a call with a `resultType`, which results in the legacy form lack."""
     members = object_of(result)
     return result if "resultType" in members else encode({"resultType": "complete"} | members)
 
@@ -91,8 +92,8 @@ def iso_time(at: float) -> str:
 
 
 def legacy_task(task: Task, handle: str) -> dict[str, Any]:
-    """`Task`. `handle` is the task's id for its client. `task` may be a head. A tool that has failed
-    is a task that has failed."""
+    """Return a task for legacy clients (MCP 2025-11-25, `Task`). `handle` is the task's id for its client. `task` may
+    be a record without its outcome. If the tool has reported an error, the status is `failed`."""
     status, message = str(task.status), task.message
     if task.is_tool_error:
         status, message = "failed", task.reason or message
@@ -108,12 +109,12 @@ def legacy_task(task: Task, handle: str) -> dict[str, Any]:
 
 
 def created_legacy_result(task: Task, handle: str) -> Object:
-    """`CreateTaskResult`, in place of the result of the call."""
+    """Return the result of a legacy client's call that has become a task (MCP 2025-11-25, `CreateTaskResult`)."""
     return {"task": msgspec.Raw(encode(legacy_task(task, handle)))}
 
 
 def legacy_outcome(task: Task, handle: str) -> Message:
-    """Return the answer to `tasks/result` about a task that is over: what the call would have been answered with."""
+    """Return the answer to `tasks/result` about a task that is over: the result or error of its call."""
     if task.status == "completed":
         result = legacy_result("tools/call", msgspec.json.decode(task.result, type=Object))
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(with_related(result, handle))))
@@ -122,7 +123,7 @@ def legacy_outcome(task: Task, handle: str) -> Message:
 
 
 def declaring_legacy_tasks(handshake: bytes) -> bytes:
-    """Return an `initialize` result which says that tools can be called as tasks, whatever the servers say."""
+    """Return an `initialize` result that says that tools can be called as tasks, even if the servers do not say it."""
     result = object_of(handshake)
     capabilities = object_of(result.get("capabilities"))
     tasks = object_of(capabilities.get("tasks"))

@@ -1,6 +1,6 @@
-"""The ids of tasks that clients get: signed, so that an id alone finds the session and the server of its task. Pure.
+"""Sign and read handles, the ids of tasks for clients. A handle names the session and the server of its task. Pure.
 
-A handle shows what it names, and nobody else can make one. Who holds it is checked against the session.
+A handle can be decoded by anybody, but only the gateway can make one. Its sender must be the principal of the session.
 """
 
 import base64
@@ -17,10 +17,10 @@ from session_store.tokens import Macs, is_canonical
 __all__ = ["MAX_ID_CHARS", "TaskHandle", "TaskHandles", "claimed"]
 
 MAX_ID_CHARS: Final = 512
-"""Characters of a server's own id. A task with a longer one cannot be named in a header."""
+"""Limit on the characters of a server's own task id. A task with a longer one cannot be named in a header."""
 
 _MAX_TEXT: Final = 6_144
-"""Characters of a handle that are read at most: those of the longest that is signed fit."""
+"""Limit on the characters of a handle. The longest handle that is signed fits."""
 
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{43}")
 
@@ -40,7 +40,7 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def log_facts(self) -> dict[str, str]:
-        """The fields of a log line about the task."""
+        """Return the fields of a log line about the task."""
         return {"session": redact(self.session_id), "server": self.server, "task": redact(self.id)}
 
 
@@ -58,8 +58,8 @@ class TaskHandles:
         self._macs = Macs(ring, Purpose.TASK)
 
     def sign(self, handle: TaskHandle) -> str:
-        """Return the handle for clients. Raises `ValueError`: the server's id is longer than `MAX_ID_CHARS`, or
-        empty."""
+        """Return the handle as text, for clients. Raises `ValueError`: `handle.id` is empty, or longer than
+        `MAX_ID_CHARS`."""
         if not 0 < len(handle.id) <= MAX_ID_CHARS:
             raise ValueError(f"the id of a task must have 1 to {MAX_ID_CHARS} characters")
         content = _base64url(msgspec.msgpack.encode(handle))
@@ -70,19 +70,19 @@ class TaskHandles:
         return self.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
 
     def read(self, text: str) -> TaskHandle | None:
-        """Return the task that a handle names; None if the text is none that `sign` made with a key of this ring."""
+        """Return the task that a handle names. None: the text was not signed with a key of this ring."""
         if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) or not is_canonical(text):
             return None
         content, _, signature = text.partition(".")
         if not self._macs.verify(content.encode(), _bytes(signature)):
             return None
-        return _decoded(content)  # None: another version of the gateway has signed it
+        return _decoded(content)  # None: another version of the gateway signed it
 
     def read_at(self, text: str, endpoint: str) -> TaskHandle:
-        """Return the task that a client names at that endpoint.
+        """Return the task that a handle names, for a client at that endpoint.
 
         Raises:
-            UnknownTask: the text is no handle (`read`), or the call was made at another endpoint.
+            UnknownTask: the text is no valid handle, or the task's call was made at another endpoint.
         """
         handle = self.read(text)
         if handle is None:
@@ -95,7 +95,8 @@ class TaskHandles:
 
 
 def claimed(text: str) -> TaskHandle | None:
-    """Return the task that a text claims to name, whoever has made it. For operators, who may see every task."""
+    """Return the task that a handle names, without a check of its signature. None: it cannot be decoded. Only for
+    operators, who may see every task."""
     return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
 
 

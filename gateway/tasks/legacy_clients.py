@@ -1,7 +1,7 @@
-"""Tasks for legacy clients (MCP 2025-11-25, Tasks): `params.task`, and the requests about tasks.
+"""Handle the tasks of legacy clients (MCP 2025-11-25, Tasks): calls with `params.task`, and requests about tasks.
 
-The tasks of servers are here: only what is about tasks is changed, each task has the gateway's handle as its id, in
-both directions. Those that the gateway makes are in `gateway.tasks.requested`.
+Messages about a server's task pass unchanged, except that the gateway's handle replaces the server's task id for the
+client. `gateway.tasks.requested` has the tasks that the gateway makes.
 """
 
 import asyncio
@@ -37,19 +37,19 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 __all__ = ["LegacyTasks"]
 
 _LIST_S: Final = 10.0
-"""How long a server may take to list its tasks."""
+"""Time that a server may take to list its tasks."""
 
 _MADE: Final = ""
-"""In place of a server's name, in cursors: the tasks that the gateway has made."""
+"""A name in cursors, in place of a server's: the tasks that the gateway has made."""
 
 _MOST_LISTED: Final = 1_024
-"""Tasks of one page of a server that are passed on."""
+"""Limit on the tasks of one server's page that are passed to the client."""
 
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
 
 
 class LegacyTasks:
-    """Handles what legacy clients send about tasks."""
+    """Handles the calls of legacy clients that ask for tasks, and their requests about tasks."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class LegacyTasks:
         self._endpoints = endpoints
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
-        """Answer a request that asks for a task: the gateway makes it, or its server does. A server without tasks may
-        answer as always. Raises as `Intake.accept` and `RequestedTasks.begin`."""
+        """Answer a call that asks for a task, which the gateway or the server makes. A server without tasks may answer
+        with an ordinary result. Raises the errors of `Calls.accept` and `RequestedTasks.begin`."""
         live = live_session_of(exchange)
         if live is not None:
-            await self._intake.admit(live, request)  # before anything is asked or stored for it
+            await self._intake.admit(live, request)  # the call counts before anything is asked or stored for it
         made = await self.requested.begin(exchange, request, who)
         if made is not None:
             return made
@@ -104,12 +104,11 @@ class LegacyTasks:
     async def _about(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
     ) -> Answer:
-        """Answer a request about one task. Raises as `call`."""
+        """Answer a request about one task. Raises the errors of `call`."""
         if handle.kind == "made":
             return await self.requested.call(request, who, resolved, handle, text)
         if handle.session_id != resolved.live.session.id:
-            # Another session of the same principal, such as a child session, or one from before the client started
-            # again.
+            # Another session of the same principal: a child session, or one from before a restart of the client.
             resolved = await session_of(handle, who, self._resolver, Era.LEGACY)
         live, is_result = resolved.live, message_of(request).method == "tasks/result"
 
@@ -127,11 +126,11 @@ class LegacyTasks:
     # -- tasks/list
 
     async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
-        """Return a page of tasks: those that the gateway has made for the principal, and then those of the session at
-        one server after the other. Servers that the session has not used have none of it.
+        """Return a page of tasks: first those that the gateway has made for the principal, then those of the session at
+        each server in turn. Servers that the session has not used are not asked.
 
         Raises:
-            Refused: no server lists its tasks, or the cursor is not one of the gateway.
+            Refused: no server lists its tasks, or the cursor was not made by the gateway.
         """
         live, used = resolved.live, self._listing(request.endpoint, resolved)
         [(name, cursor), *others] = (cursor_of(request.params) or {_MADE: ""}).items()
@@ -153,7 +152,11 @@ class LegacyTasks:
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
-        """Return the servers that list tasks and that the session has used, by name."""
+        """Return the servers that list tasks and that the session has used, by name, with their conversations.
+
+        Raises:
+            Refused: no server lists tasks, and the gateway makes none for this session.
+        """
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
         for name, upstream in self._endpoints[path].servers(resolved.context).items():
@@ -186,7 +189,7 @@ class LegacyTasks:
         page: dict[str, Any],
         endpoint: str,
     ) -> list[Any]:
-        """Return the tasks of a page that are the session's, under their handles."""
+        """Return the tasks of a server's page that belong to the session, with handles as their ids."""
         listed = page.get("tasks")
         named: list[Any] = []
         is_own = conversation.is_process and not upstream.settings.shared

@@ -1,7 +1,7 @@
-"""`subscriptions/listen` of modern clients with `taskIds`: subscribes at the servers of the tasks.
+"""Serve the `subscriptions/listen` of modern clients with `taskIds`: subscribe to the tasks at their servers.
 
-Each task is notified of by its own server, in the session that made it. Tasks that this replica cannot follow, because
-their session is unknown here or their server does not notify, are left out of the acknowledgement: clients poll them.
+Each server notifies of its own tasks, in the session that made them. If a task's session is unknown here, or its server
+does not notify, this replica cannot follow the task. The acknowledgement leaves such tasks out: clients poll them.
 """
 
 import asyncio
@@ -49,19 +49,19 @@ __all__ = ["MAX_LISTENED", "Named", "TaskListening", "TaskSubscriptions"]
 logger = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_S: Final = 2.0
-"""How long the acknowledgement waits for servers. Tasks of later ones are left out."""
+"""Time that the acknowledgement waits for servers. It leaves out the tasks of slower ones."""
 
 _UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
 
 Named = dict[str, tuple[TaskHandle, str]]
-"""The tasks at one server: by the server's own id, the task and the text of its handle."""
+"""The tasks at one server, by the server's own id: each the decoded handle, and its text."""
 
 MAX_LISTENED: Final = 64
-"""Tasks that one stream notifies of."""
+"""Limit on the tasks that one stream notifies of."""
 
 
 class TaskSubscriptions:
-    """The subscriptions at servers for one stream. They end with it."""
+    """Keeps the subscriptions at servers for one client's stream. They end with the stream."""
 
     def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
         self._stream = stream
@@ -71,7 +71,8 @@ class TaskSubscriptions:
         self._is_ended = False
 
     async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
-        """Subscribe to tasks of one session at one server. Returns the handles of those that it will notify of."""
+        """Subscribe to tasks of one session at one server. Return the handles of the tasks that the server will notify
+        of; none if it cannot be reached or does not acknowledge in time."""
         honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
         def receive(frame: Frame) -> None:
@@ -111,7 +112,8 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """Return the handles of the tasks that a server will notify of, as it acknowledges them."""
+        """Return the handles of the tasks that a server acknowledges. From now on the stream has to wait for the end of
+        its notifications."""
         handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
         if handles and part not in self._notifying:
             self._notifying.add(part)
@@ -119,7 +121,7 @@ class TaskSubscriptions:
         return handles
 
     def _ended(self, part: Exchange) -> None:
-        """Note that a server notifies no more, or never has."""
+        """Record that a server's subscription is over, or never began."""
         if part in self._open:
             self._open.remove(part)
         if part in self._notifying and not self._is_ended:
@@ -144,7 +146,7 @@ def _honoured(params: Object) -> list[str]:
 
 
 class TaskListening:
-    """Serves streams that notify of tasks."""
+    """Serves the streams that notify modern clients of tasks."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class TaskListening:
         """Answer a `subscriptions/listen` that names tasks.
 
         Raises:
-            Refused: the client does not declare the extension.
+            Refused: the client does not declare the extension of tasks, or `taskIds` is no array of strings.
             OwnedByPeer: another replica owns the session of the client, or that of its tasks.
             StoreUnavailable: the store does not answer.
         """
@@ -203,7 +205,8 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """Return the tasks that a client names, by the texts of their handles."""
+        """Return the tasks that a client names, by the texts of their handles. Invalid handles are left out. Raises
+        `Refused`: 400, `raw` is no array of strings."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
         except msgspec.MsgspecError:
@@ -217,7 +220,8 @@ class TaskListening:
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
-        """Return the session that the request carries, or else that of the first task."""
+        """Return the session that the request carries, else the session of the first task that has one, else a new
+        one."""
         resolved = await self._resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
@@ -237,7 +241,7 @@ class TaskListening:
         request: Request,
         who: RequestContext,
     ) -> list[str]:
-        """Subscribe at all servers. Returns the handles that will be notified of."""
+        """Subscribe to tasks at all their servers. Return the handles of those that will be notified of."""
         places: dict[tuple[LiveSession, ConfiguredUpstream], Named] = {}
         for text, handle in tasks.items():
             try:

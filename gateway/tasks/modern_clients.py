@@ -1,8 +1,7 @@
-"""Tasks for modern clients: of which of their calls, and what they ask about one (`tasks/get`, `update`, `cancel`).
+"""Give modern clients tasks for their calls, and answer `tasks/get`, `tasks/update` and `tasks/cancel`.
 
-The id alone says where a task is: it names the session and the server, and whoever holds it needs nothing else but
-the credential of the principal that made the call. So no answer tells the session: an id may be kept where a token of
-the session must not be.
+A task's id names its session and its server. A client needs only the id, and the credential of the principal that made
+the call. So no answer contains the session's token: ids may be kept where such a token must not be.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -32,8 +31,8 @@ __all__ = ["ModernTasks"]
 
 
 class ModernTasks:
-    """Gives calls of modern clients their tasks, and answers what these clients ask about tasks. `maker` is None where
-    no tasks are made (`gateway.tasks.enabled`): earlier ones are still answered."""
+    """Gives modern clients tasks for their calls, and answers their requests about tasks. `maker` is None if no tasks
+    are made (`gateway.tasks.enabled`). Requests about earlier tasks are still answered then."""
 
     def __init__(
         self,
@@ -56,35 +55,36 @@ class ModernTasks:
 
     @property
     def exchange(self) -> type[Exchange]:
-        """The kind of exchange for the call of a client that takes tasks."""
+        """Return the class of exchange (call of a client) for clients that declare the extension of tasks."""
         return Exchange if self._maker is None else TaskExchange
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """Return the `CreateTaskResult` for the client, which a server has sent or the gateway has made. `is_declared`:
-        the client takes tasks.
+        """Return the `CreateTaskResult` for the client, from the one that a server has sent or the gateway has made.
+        `is_declared`: the client declares the extension of tasks.
 
         Raises:
-            Refused: the client cannot have the server's task.
+            Refused: the client cannot have the server's task, which is cancelled.
         """
         if isinstance(exchange, TaskExchange) and exchange.work is not None:
             return result
         return self._relayed.created(exchange, result, endpoint, is_declared=is_declared)
 
     def declared(self, discovery: bytes) -> bytes:
-        """Return a `server/discover` result that says that calls may become tasks, if they may."""
+        """Return a `server/discover` result that declares the extension of tasks, unless no tasks are made."""
         return discovery if self._maker is None else declaring_tasks(discovery)
 
     async def answer(
         self, exchange: Exchange, request: Request, headers: HeaderList, accepting: Awaitable[Answer]
     ) -> Answer:
-        """Return the reply to a call of a client that takes tasks. `accepting` sends it to its server. Raises as
-        `accepting` does."""
+        """Return the reply to a call of a client that declares the extension of tasks. `accepting` sends the call to
+        its server. Raises the errors of `accepting`."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
             return await accepting
         return await self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
-        """Return the reply to a client that takes tasks, and is back with answers to what its call has asked."""
+        """Return the reply to a client that answers questions of its call. `reply` is the reply if the call becomes no
+        task."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
             return reply
         return self._maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))
@@ -95,10 +95,10 @@ class ModernTasks:
     # -- requests about a task
 
     async def call(self, request: Request, who: RequestContext) -> Answer:
-        """Answer a request about a task.
+        """Answer a `tasks/get`, `tasks/update` or `tasks/cancel`.
 
         Raises:
-            Refused: the client does not declare the extension, or the task is unknown.
+            Refused: the client does not declare the extension of tasks, or the task is unknown.
             OwnedByPeer: another replica owns the session of the task.
             StoreUnavailable: the store does not answer.
         """

@@ -1,6 +1,6 @@
-"""Notifies streams of the tasks that the gateway makes (ext-tasks, Task Status Notifications).
+"""Notify streams of clients about the tasks that the gateway makes (ext-tasks, Task Status Notifications).
 
-Whichever replica has the stream reads the record when it has changed: each notification is the whole task.
+The replica that has the stream reads a task's record whenever it has changed. Each notification is the whole task.
 """
 
 import asyncio
@@ -37,31 +37,31 @@ __all__ = ["TaskNotices", "TaskStream", "task_notification"]
 logger = logging.getLogger(__name__)
 
 _MAX_EARLY: Final = 256
-"""Frames that may wait for the acknowledgement."""
+"""Limit on the frames that wait for the acknowledgement."""
 
 _AGAIN_S: Final = 1.0
-"""How long after a failure of the store the tasks of a stream are read again."""
+"""Time after a failure of the store until the tasks of a stream are read again."""
 
 
 class TaskStream(Exchange):
-    """A `subscriptions/listen` that names tasks.
+    """A client's `subscriptions/listen` that names tasks.
 
-    Its first frame names the tasks that the client will be notified of, beside what the servers honour of the rest.
-    Frames that come before both are known wait. A stream about nothing but tasks ends once nobody notifies of them any
-    more.
+    Its first frame, the acknowledgement, names the tasks that it will notify of, and the other subscriptions that the
+    servers accept. Earlier frames wait until both are known. A stream only about tasks ends once nothing notifies of
+    them any more.
     """
 
     _is_all_tasks = False
     _followers = 0  # servers and sessions that still notify of tasks
     _was_followed = False
 
-    _acknowledgement: bytes | None = None  # of the servers
+    _acknowledgement: bytes | None = None  # the one of the servers
     _accepted: Sequence[str] | None = None  # the handles of the tasks
     _early: tuple[bytes, ...] = ()
 
     @property
     def is_acknowledged(self) -> bool:
-        """Return True if the client has the first frame."""
+        """Return True if all of the first frame is known, so that it is sent."""
         return self._acknowledgement is not None and self._accepted is not None
 
     def emit(self, frame: bytes) -> bool:
@@ -76,22 +76,22 @@ class TaskStream(Exchange):
         return True
 
     def accept(self, handles: Sequence[str]) -> None:
-        """Name the tasks that the client will be notified of."""
+        """Set the handles of the tasks that the client will be notified of."""
         self._accepted = handles
         self._begin()
 
     def followed(self) -> None:
-        """Note that a server, or the store, notifies of tasks from now on, until `unfollowed` is called."""
+        """Record that one more source (a server, or a session's records) notifies of tasks, until `unfollowed`."""
         self._followers += 1
         self._was_followed = True
 
     def unfollowed(self) -> None:
-        """Note that one of those notifies no more."""
+        """Record that one source of notifications has ended. If it was the last, a stream only about tasks ends."""
         self._followers -= 1
         self._end_if_silent()
 
     def about_nothing_else(self) -> None:
-        """Note that the client wants no notifications but those of tasks."""
+        """Record that the client wants only notifications of tasks."""
         self._is_all_tasks = True
 
     def _end_if_silent(self) -> None:
@@ -99,7 +99,8 @@ class TaskStream(Exchange):
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def _begin(self) -> bool:
-        """Send the first frame, and those that came before, once all is known. False if the client does not read."""
+        """Send the first frame and the frames that waited for it, once all of it is known. False: the client does not
+        read."""
         if self._acknowledgement is None or self._accepted is None:
             return True
         early, self._early = self._early, ()
@@ -116,15 +117,15 @@ def _with_tasks(acknowledgement: bytes, handles: Sequence[str]) -> bytes:
 
 
 def task_notification(task: Object, handle: str, client_id: int | str) -> bytes:
-    """`notifications/tasks` for a client: `task` is the whole task, `handle` its id for the client, and `client_id` the
-    id of the client's `subscriptions/listen`."""
+    """Return a `notifications/tasks` for a client. `task` is the whole task, `handle` its id for the client, and
+    `client_id` the id of the client's `subscriptions/listen`."""
     meta = meta_of(task) | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}
     params = task | {"taskId": msgspec.Raw(encode(handle)), "_meta": msgspec.Raw(encode(meta))}
     return encode_notification("notifications/tasks", splice(encode(params)))
 
 
 class TaskNotices:
-    """Follows the records of tasks for streams."""
+    """Notifies streams of tasks, from the tasks' records in the store."""
 
     def __init__(self, made: MadeTasks, store: TaskStore, bus: Bus) -> None:
         self._made = made
@@ -133,11 +134,11 @@ class TaskNotices:
         self._tasks = Tasks("notices of tasks")
 
     async def follow(self, stream: TaskStream, tasks: Mapping[str, TaskHandle], who: RequestContext) -> list[str]:
-        """Notify a stream of tasks, by the texts of their handles, until it ends. The first notification of each is its
-        present state. Returns the handles of those that are known.
+        """Notify a stream of tasks, given by the texts of their handles, until the stream ends. The first notification
+        of each task is its present state. Return the handles of the tasks that this client may see.
 
         Raises:
-            Refused: 429, the sessions of the tasks get too many requests.
+            Refused: 429, a session of these tasks gets too many requests.
             StoreUnavailable: the store does not answer.
         """
         sessions: dict[str, dict[str, str]] = {}
@@ -161,7 +162,7 @@ def _cancel(following: asyncio.Task[None]) -> None:
 
 
 class _Following:
-    """The tasks of one session that a stream is notified of. `texts`: their handles, by id."""
+    """Notifies a stream of the tasks of one session. `texts` has their handles, by id."""
 
     def __init__(self, stream: TaskStream, session_id: str, texts: Mapping[str, str]) -> None:
         self._stream = stream
@@ -172,7 +173,8 @@ class _Following:
         self._wake = asyncio.Event()
 
     async def run(self, store: TaskStore, bus: Bus) -> None:
-        """Notify until all tasks are over or gone, or cannot be read."""
+        """Notify the stream until all tasks are over or deleted, or an error other than an outage of the store
+        occurs."""
         try:
             await self._run(store, bus)
         except Exception:
@@ -183,7 +185,7 @@ class _Following:
         while self._texts:
             try:
                 async with bus.subscribed(topic_of(self._session_id), self._receive):
-                    # What has changed before the subscription is read as well.
+                    # Changes before the subscription were missed: read all tasks.
                     self._changed |= self._texts.keys()
                     while self._texts:
                         self._wake.clear()
@@ -193,7 +195,7 @@ class _Following:
                 await asyncio.sleep(_AGAIN_S)
 
     def _receive(self, data: bytes | None) -> None:
-        """Note which task has changed; None: messages may have been lost."""
+        """Record the id of a task that has changed. None: messages were perhaps lost, so any task may have changed."""
         self._changed |= self._texts.keys() if data is None else {data.decode()} & self._texts.keys()
         if self._changed:
             self._wake.set()

@@ -1,4 +1,4 @@
-"""What tasks need of the rooms above: how a call is sent, and which servers there are (`gateway.relay` has both)."""
+"""Define what tasks need of higher rooms: the sending of calls, and the servers of an endpoint (`gateway.relay`)."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -18,7 +18,7 @@ __all__ = ["Calls", "Endpoint"]
 
 
 class Calls(Protocol):
-    """Accepts the calls of clients (`gateway.relay.call.Intake`, which says what each method raises)."""
+    """Accepts the calls of clients (`gateway.relay.call.Intake`, which names the errors of each method)."""
 
     async def accept(
         self,
@@ -30,47 +30,51 @@ class Calls(Protocol):
         *,
         server: str = "",
     ) -> Answer:
-        """Send a call to its server."""
+        """Count a call, and send it to its server. Return the answer to come. `headers` are for the client. `server` is
+        the name of the call's server; empty if the call itself tells it. Raises `Refused`."""
         ...
 
     async def accept_counted(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer:
-        """Do as `accept`, for a call that was counted."""
+        """Send a call that was already counted to its server. Return the answer to come. Raises `Refused`."""
         ...
 
     def begin(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> tuple[Answer, Object]:
-        """Begin to answer a call that was counted, and that no server gets."""
+        """Begin to answer a call that was already counted. Nothing is sent to a server. Return the reply, and the
+        `_meta` for a server. Raises `Refused`."""
         ...
 
     async def admit(self, live: LiveSession, request: Request) -> None:
-        """Count a call for which something is made before it is accepted."""
+        """Count a call against the rate of its session, before work is done for it. Raises `Refused`: 429, too many
+        calls; 404, the session has ended."""
         ...
 
     async def count(self, live: LiveSession) -> None:
-        """Count a message of a session that is no call."""
+        """Count a message of a session that is no call. Raises `Refused`: 429, too many; 404, the session has ended."""
         ...
 
     def waiting(
         self, live: LiveSession, request: Request, exchange: Exchange | None = None
     ) -> AbstractContextManager[None]:
-        """Return what to put around the time that a request waits before it is accepted or answered."""
+        """Return a context manager that keeps a request in flight while it waits to be accepted or answered. With
+        `exchange`, its client can cancel it meanwhile. Raises `Refused`: 429, too many calls are in flight."""
         ...
 
 
 class Endpoint(Protocol):
-    """The servers behind one URL (`gateway.relay.endpoint.Endpoint`)."""
+    """Knows the servers behind one URL of the gateway (`gateway.relay.endpoint.Endpoint`)."""
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """Return the servers that a session with this context sees here, by name."""
         ...
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """Return the server of that name; None if there is none here that a session with this context sees."""
+        """Return the server of that name. None: a session with this context sees no such server here."""
         ...
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return the tool of a call of a client of that era, as far as it is known without a request to its server."""
+        """Return the tool that a call of a client of that era names, as far as known without a request to a server."""
         ...

@@ -1,4 +1,4 @@
-"""The errors that clients get about tasks (`gateway.errors` has the codes)."""
+"""Build the errors that clients get about tasks (`gateway.errors` has the codes)."""
 
 from gateway.errors import OUTCOME_UNKNOWN, TOO_OFTEN
 from transports.inbound_port import Refused
@@ -8,16 +8,16 @@ __all__ = ["UnknownTask", "no_task_of", "task_is_over", "tasks_not_declared", "t
 
 
 class UnknownTask(Refused):
-    """The id is forged or expired, or of another principal, endpoint or server, or its session has ended: one answer
-    for all, which reveals nothing about the tasks of others."""
+    """Refuses a request about a task that the client may not see. The id is forged or expired, or of another principal,
+    endpoint or server, or its session has ended. One answer for all reveals nothing about the tasks of others."""
 
     def __init__(self) -> None:
         super().__init__(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
 
 
 def tasks_not_declared(what: str) -> Refused:
-    """Return the refusal of a request that does not declare the extension of tasks, and cannot be served without
-    (ext-tasks, Protocol Errors). `what` says what needs it."""
+    """Return the refusal of a request that needs the extension of tasks but does not declare it (ext-tasks, Protocol
+    Errors). `what` is a clause that names the reason for the need."""
     return Refused(
         400,
         MISSING_CAPABILITY,
@@ -27,7 +27,7 @@ def tasks_not_declared(what: str) -> Refused:
 
 
 def unreadable_task(server: str) -> Refused:
-    """Return the error for a task of a server whose id is missing, empty or too long to be passed on."""
+    """Return the error for a server's task whose own id is missing, empty or too long for a handle."""
     return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
 
 
@@ -37,11 +37,11 @@ def task_is_over(status: str) -> Refused:
 
 
 def no_task_of(tool: str) -> Refused:
-    """Return the refusal to make a task of a call whose tool forbids it (MCP 2025-11-25, Tasks §Tool-Level
+    """Return the refusal to make a task of a call, because its tool forbids it (MCP 2025-11-25, Tasks §Tool-Level
     Negotiation)."""
     return Refused(200, METHOD_NOT_FOUND, f"Tool {tool} is not to be called as a task. Call it without params.task.")
 
 
 def too_many_tasks() -> Refused:
-    """Return the refusal of a task whose session or principal has as many tasks as it may have."""
+    """Return the refusal to make a task, because its session or principal has as many tasks as it may have."""
     return Refused(429, TOO_OFTEN, "Too many tasks are stored: wait until some have expired.")

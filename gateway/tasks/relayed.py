@@ -1,7 +1,7 @@
-"""The tasks of servers that pass through this replica: under which ids, and what each keeps alive.
+"""Relay the tasks that servers make: give them ids for clients, and keep their sessions and links alive.
 
-A task keeps its session, and the link to its server, until it is over or its time to live has passed. What is known of
-it comes from the messages that pass: a task that nobody asks for stays until its time to live has passed.
+A task keeps its session and the link (connection) to its server, until it is over or its time to live has passed. Its
+state is known only from the messages that pass. So a task that nobody asks for stays until its time to live has passed.
 """
 
 import asyncio
@@ -39,30 +39,31 @@ __all__ = ["KNOWN", "MAX_KEPT", "MAX_KNOWN", "KnownEvent", "KnownState", "KnownT
 logger = logging.getLogger(__name__)
 
 Shape = Callable[[Exchange, Object], Object]
-"""Turns a server's result into the client's."""
+"""A function that turns a server's result into the client's."""
 
 MAX_KEPT: Final = 64
-"""Tasks of one session that keep it alive. Of more, the oldest ones are still found, but keep nothing alive."""
+"""Limit on the tasks that keep one session alive. If there are more, the oldest keep nothing alive, but can be asked
+for."""
 
 MAX_KNOWN: Final = 256
-"""Tasks of one session that are known."""
+"""Limit on the tasks of one session that are known here. The oldest one is forgotten."""
 
 _MOST_S: Final = 86_400.0
-"""How long a task without a time to live keeps its session: as long as sessions live by default."""
+"""Longest time that a task keeps its session, also without a time to live: the default life of a session."""
 
 
 class KnownState(StrEnum):
-    """What this replica holds of a server's task."""
+    """The states of a server's task, as this replica knows it."""
 
     FOUND = "found"
-    """Its handle leads to it. It keeps nothing alive: it is over, or too many others are kept."""
+    """It is found by its handle, but keeps nothing alive: it is over, or too many others are kept."""
     KEPT = "kept"
-    """It works, and keeps its session and its link."""
+    """It works, and keeps its session and its link alive."""
     FORGOTTEN = "forgotten"
 
 
 class KnownEvent(StrEnum):
-    """What happens to a server's task that is known here."""
+    """The events of a server's task that is known here."""
 
     KEEP = "keep"
     """Its server says that it works."""
@@ -82,7 +83,7 @@ KNOWN: Final[Mapping[KnownState, Mapping[KnownEvent, KnownState]]] = {
 
 
 class _KnownTask:
-    """One task of a session, under the server's own id."""
+    """A server's task in one session, known by the server's own id. It holds its session and link while it is kept."""
 
     __slots__ = ("_live", "_own_id", "_timer", "_use", "link", "owned", "since", "state")
 
@@ -98,12 +99,13 @@ class _KnownTask:
 
     @property
     def is_of_link(self) -> bool:
-        """Return True if the present link knows this task under its id."""
+        """Return True if the server still has this task under its id, over the same link."""
         tasks = self.link.known_tasks
         return tasks is not None and tasks.get(self._own_id) is self.owned
 
     def step(self, event: KnownEvent) -> None:
-        """Take a step of `KNOWN`: hold the session and the link while the task is kept."""
+        """Take a step in the table `KNOWN`. Hold the session and the link while the task is kept. Raises `IllegalStep`:
+        the event cannot happen in this state."""
         before, self.state = self.state, step(KNOWN, self.state, event)
         if self.state is KnownState.KEPT and before is not KnownState.KEPT:
             self._use = self._live.in_use(is_movable=not self.link.is_process)
@@ -119,27 +121,27 @@ class _KnownTask:
                 tasks.discard(self._own_id, self.owned.handle)
 
     def forget_at(self, timer: asyncio.TimerHandle) -> None:
-        """Have `timer` forget it, in place of an earlier one."""
+        """Let `timer` forget the task. It replaces an earlier timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
 
 
 class KnownTasks:
-    """The tasks of servers, by session and handle."""
+    """Keeps the known tasks of servers, by session and handle."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[LiveSession, dict[TaskHandle, _KnownTask]] = WeakKeyDictionary()
 
     def owned(self, live: LiveSession, handle: TaskHandle) -> OwnedTask | None:
-        """Return what is known of a task of that session."""
+        """Return the task of that session with that handle. None: it is not known here."""
         known = self._known.get(live, {}).get(handle)
         return None if known is None else known.owned
 
     def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
-        """Return True if the task may be asked for at its server. A server that sessions share gives an id again once
-        it was started anew, and then to any of them: there only a task is reached that was made in this session, by the
-        process that the server has now."""
+        """Return True if requests about the task may be sent to its server. A server that sessions share may give the
+        same id again after a restart, to a task of any session. There a task is reached only if this session made it,
+        in the present process of the server."""
         if not upstream.settings.shared:
             return True
         known = self._known.get(live, {}).get(handle)
@@ -155,8 +157,8 @@ class KnownTasks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record the state of a task, as its server says it over that link; None: it could not be read. `text` is the
-        handle of its client. `is_new`: the server has just made it."""
+        """Record the state of a task that its server has sent over that link. A `state` of None could not be read, and
+        is ignored. `text` is the handle of the task's client. `is_new`: the server has just made the task."""
         if state is None or live.ended:
             return
         tasks = self._known.setdefault(live, {})
@@ -166,7 +168,7 @@ class KnownTasks:
             known = None
         if known is None:
             if state.is_over and not is_new:
-                return  # nothing more comes of it
+                return  # the server will send nothing more about it
             known = self._add(live, link, handle, text)
         if state.is_over:
             known.step(KnownEvent.RELEASE)
@@ -198,7 +200,7 @@ class KnownTasks:
             kept[0].step(KnownEvent.RELEASE)
 
     def over(self, live: LiveSession, handle: TaskHandle) -> None:
-        """Release a task that is over: its client has the result."""
+        """Release the session and link of a task that is over: its client has the result."""
         known = self._known.get(live, {}).get(handle)
         if known is not None:
             known.step(KnownEvent.RELEASE)
@@ -209,13 +211,13 @@ class KnownTasks:
             known.step(KnownEvent.FORGET)
 
     def forget(self, live: LiveSession) -> None:
-        """Forget the tasks of a session that is closed on this replica."""
+        """Forget all tasks of a session that is closed on this replica."""
         for known in self._known.pop(live, {}).values():
             known.step(KnownEvent.FORGET)
 
 
 class RelayedTasks:
-    """Gives the tasks of servers their handles, and sends servers what clients ask about them."""
+    """Gives the tasks of servers their handles, and sends the requests of clients about these tasks to the servers."""
 
     def __init__(
         self, handles: TaskHandles, calls: Calls, endpoints: Mapping[str, Endpoint], *, result_meta: bool
@@ -229,7 +231,8 @@ class RelayedTasks:
     # -- a task that a server has made
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """Return the result of a call that a modern server has made a task of, with the handle for the client.
+        """Return a modern server's `CreateTaskResult` with the client's handle as the task's id. `is_declared`: the
+        client declares the extension of tasks.
 
         Raises:
             Refused: the client cannot have a task for this call, or the task has no usable id. The task is cancelled.
@@ -247,8 +250,9 @@ class RelayedTasks:
         }
 
     def created_legacy(self, exchange: Exchange, result: Object, endpoint: str) -> Object:
-        """Do as `created`, for the task that a legacy server has made of a call that has asked for a task (MCP
-        2025-11-25, Tasks). A server without tasks has answered as always."""
+        """Return a legacy server's result with the client's handle as the task's id, if the server has made a task of
+        the call (MCP 2025-11-25, Tasks). Any other result is returned unchanged. Raises `Refused`: the task has no
+        usable id."""
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
@@ -260,15 +264,15 @@ class RelayedTasks:
     def _named(
         self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None, cancellation: bytes
     ) -> str:
-        """Return the handle of a task that the server of that exchange has just made. `cancellation`: the params that
-        cancel it, if it cannot have a handle."""
+        """Return the handle of a task that the exchange's server has just made. If it cannot have a handle, cancel it
+        with the params `cancellation`, and raise `Refused`."""
         live, link = live_session_of(exchange), task_link_of(exchange)
         assert live is not None and link is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id(task))
         try:
             text = self.handles.sign(handle)
         except ValueError:
-            if handle.id:  # nobody can name it to cancel it
+            if handle.id:  # without a handle, no client can cancel it
                 link.request("tasks/cancel", cancellation)
             raise unreadable_task(link.name) from None
         self.known.note(live, link, handle, text, state, is_new=True)
@@ -285,10 +289,10 @@ class RelayedTasks:
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str, shape: Shape
     ) -> Answer:
         """Send a request about a task to the server that has made it, in the session of the task. `text` is the handle
-        that the client has sent, `shape` turns the answer into the client's.
+        that the client has sent. `shape` turns the server's result into the client's.
 
         Raises:
-            Refused: no such task is to be reached there; or as `Calls.accept`.
+            Refused: the task is unknown or cannot be reached, or the request is refused by `Calls.accept`.
         """
         message, live = message_of(request), resolved.live
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)
@@ -318,27 +322,28 @@ class RelayedTasks:
         return await self._calls.accept(exchange, request, who, params, [], server=handle.server)
 
     def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
-        """Return what turns the server's answer about a task into the client's: `text` is the handle that the client
-        has."""
+        """Return the function that turns a server's answer about a task into the client's, and records the task's
+        state. `text` is the handle that the client has."""
         own = msgspec.Raw(encode(text))
 
         def shaped(exchange: Exchange, result: Object) -> Object:
             if "taskId" not in result:
-                return result  # an acknowledgement
+                return result  # an acknowledgement: it has no state
             self.note(exchange, handle, text, result)
             return result | {"taskId": own}
 
         return shaped
 
     def note(self, exchange: Exchange, handle: TaskHandle, text: str, task: Object, ttl: str = "ttlMs") -> None:
-        """Record the state of a task, as a message of its server for that exchange says it. `ttl`: see `state_of`."""
+        """Record the state of a task from a message of its server, which came for that exchange. `ttl` is the key of
+        the time to live in the message."""
         live, link = live_session_of(exchange), task_link_of(exchange)
         if live is not None and link is not None:
             self.known.note(live, link, handle, text, state_of(task, ttl))
 
     def text_of(self, live: LiveSession, link: TaskLink, endpoint: str, own_id: str, *, is_own: bool) -> str | None:
-        """Return the handle of a task that a server lists; None if the session must not see the task. `is_own`:
-        whatever that server lists is the session's own."""
+        """Return the handle of a task that a server lists. None: the session must not see the task. `is_own`: all tasks
+        that this server lists belong to the session."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)
         if owned is not None:

@@ -1,7 +1,7 @@
-"""The gateway's own tasks for clients of 2025-11-25, which ask for each task (MCP 2025-11-25, Tasks).
+"""Make tasks for the calls of 2025-11-25 clients that ask for one, and answer these clients' requests about them.
 
-What a task is, and what becomes of it, is in `gateway.tasks`, as for modern clients. Here stands which calls can have
-one, and how the requests about tasks are answered in this version's form.
+Decides which calls can become tasks, and answers in the form of MCP 2025-11-25, Tasks. The tasks themselves are run as
+for modern clients (`gateway.tasks.made`).
 """
 
 from collections.abc import Mapping
@@ -41,16 +41,16 @@ __all__ = ["RequestedTasks", "kept_s"]
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
 _LEAST_S: Final = 60.0
-"""How long an outcome is kept at least, if the settings keep it that long: a client may have asked for less than it
-takes to fetch the outcome."""
+"""Least time for which an outcome is kept, unless the settings allow less. A client may ask for too little time to
+fetch it."""
 
 _NULL: Final = b"null"
 _NUMBER: Final = frozenset(b"-0123456789")
 
 
 class RequestedTasks:
-    """Makes tasks for clients that ask for them, and answers for these tasks. `maker` is None where no tasks are made
-    (`gateway.tasks.enabled`): earlier ones are still answered."""
+    """Makes tasks for clients that ask for them, and answers requests about these tasks. `maker` is None if no tasks
+    are made (`gateway.tasks.enabled`). Requests about earlier tasks are still answered then."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RequestedTasks:
         self._intake = intake
         self._endpoints = endpoints
         self.has_offers = maker is not None and bool(settings.offered)
-        """Whether lists of tools have to be changed."""
+        """Set if lists of tools have to say which tools are offered as tasks."""
 
     # -- what clients are told
 
@@ -80,13 +80,14 @@ class RequestedTasks:
         return self._maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
-        """Return an `initialize` result that says that tools can be called as tasks, if they can."""
+        """Return an `initialize` result that says that tools can be called as tasks. If they cannot, return it
+        unchanged."""
         if self._maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)
 
     def offer(self, exchange: Exchange, endpoint: str) -> None:
-        """Have a list of tools say which of them are offered as tasks."""
+        """Make the result of a `tools/list` say which tools are offered as tasks, if the client can use that."""
         live = live_session_of(exchange)
         if live is not None and self.is_for(live):
             exchange.filter_result(lambda made, result: self._with_offers(made, result, endpoint))
@@ -99,7 +100,7 @@ class RequestedTasks:
         return result | {"tools": msgspec.Raw(encode(shown))}
 
     def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
-        """Return a tool of a list, which says that it may be called as a task, if that is so and it says nothing of
+        """Return a listed tool, marked as callable as a task if the settings offer that and the server says nothing of
         it."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
@@ -112,8 +113,8 @@ class RequestedTasks:
     # -- a call that asks for a task
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer | None:
-        """Make a task of a counted call that asks for one, and answer it. None: its server makes the task, or the call
-        has to be refused.
+        """Make a task of a counted call that asks for one, send the call, and answer with the handle. None: the gateway
+        makes no task, so the call has to be sent to its server as it is.
 
         Raises:
             Refused: there are too many tasks, or the tool forbids them, is unknown or not allowed.
@@ -133,7 +134,8 @@ class RequestedTasks:
             plain = {key: value for key, value in params.items() if key != "task"}
             call = msgspec.structs.replace(request, params=plain)
             asked = RequestedExchange.of(live, exchange.context, granted=exchange.granted, kept_s=for_s)
-            running = await self._maker.begin(asked, call, tool)  # the session stays in use until its call is counted
+            # `waiting` keeps the session in use until `accept_counted` does.
+            running = await self._maker.begin(asked, call, tool)
         created, handle = running.task, self._handles.of_record(running.task)
         asked.known_as(handle)
         try:
@@ -147,8 +149,8 @@ class RequestedTasks:
         return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), log_facts=facts)
 
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
-        """Return the tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: nobody
-        does."""
+        """Return the tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: neither
+        the gateway nor the server can make one."""
         endpoint = self._endpoints[request.endpoint]
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
@@ -158,11 +160,11 @@ class RequestedTasks:
             conversation = upstream.conversation(live, await upstream.era_for(Era.LEGACY) or Era.LEGACY, correlation)
             await upstream.inventory.listed("tools/list", conversation, tool.name)
         except _UNAVAILABLE:
-            return None  # the call is about to fail
+            return None  # the call itself is about to fail
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         if _makes_tasks(upstream) and (tool.task_support or tool.is_unlisted):
             return None
-        if tool.is_unlisted:  # an ordinary answer, which the server may have, is none for a client that wants a task
+        if tool.is_unlisted:  # the server might answer, but a client that wants a task cannot use an ordinary answer
             raise unknown_tool(tool.name)
         if tool.task_support == "forbidden":
             raise no_task_of(tool.name)
@@ -199,7 +201,7 @@ class RequestedTasks:
         try:
             return await self._made.current(handle, who, counts=counts)
         except OwnedByPeer:
-            # The request belongs to another session, which is here. The record is current enough.
+            # Another replica owns the task's session, but the session of this request is here. The record is enough.
             return await self._made.find(handle, who)
 
     def _result(
@@ -219,7 +221,8 @@ class RequestedTasks:
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
-        """Return a page of the tasks that the session may be told of (`MadeTasks.page`)."""
+        """Return a page of the tasks that this client may see, in this version's form, and the end of the page for
+        `after`; empty if no page follows (`MadeTasks.page`)."""
         tasks, more = await self._made.page(live.session, endpoint, who, after)
         return [legacy_task(task, self._handles.of_record(task)) for task in tasks], more
 
@@ -233,7 +236,8 @@ def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return how long the outcome is kept, in seconds. `raw` is `params.task`. Raises `InvalidMessage`."""
+    """Return the seconds for which the outcome is kept, at most `most_s`. `raw` is `params.task`. Raises
+    `InvalidMessage`: it cannot be read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

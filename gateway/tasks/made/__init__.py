@@ -1,1 +1,1 @@
-"""Tasks that the gateway makes of calls of ordinary servers."""
+"""Make and run the gateway's own tasks, for calls to servers that make none."""
