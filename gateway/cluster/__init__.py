@@ -1,1 +1,1 @@
-"""Decides which replica owns each session, and forwards requests to the owners."""
+"""Decide which replica owns each session, and forward requests to the owners."""

@@ -1,4 +1,4 @@
-"""Defines the envelope of a forwarded request: the facts that one replica sends to another beside the body.
+"""Define the envelope of a forwarded request: the facts that one replica sends to another beside the body.
 
 An envelope is valid for some seconds, and is accepted once. The connection has authenticated both replicas, and
 encrypts and signs all frames (`transports/sealed_wire.py`).

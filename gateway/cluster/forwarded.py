@@ -1,4 +1,4 @@
-"""Serves the requests that other replicas forward to this one, the owner of their sessions.
+"""Serve the requests that other replicas forward to this one, the owner of their sessions.
 
 A POST is begun on arrival, without a task and without ASGI. A call that differs from an earlier one with the same HTTP
 head only in id, progress token and arguments takes the fast path. An answer that is one small JSON message is sent as

@@ -1,4 +1,4 @@
-"""Passes the answers of owners to clients: on the connection of a POST that was begun on arrival, or by ASGI."""
+"""Pass the answers of owners to clients: on the connection of a POST that was begun on arrival, or by ASGI."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Forwards requests to the replicas that own their sessions, and takes sessions over from owners that are gone.
+"""Forward requests to the replicas that own their sessions, and take sessions over from owners that are gone.
 
 This is the side of the replica that the client is connected to. `forwarded.py` is the owner's side.
 """

@@ -1,4 +1,4 @@
-"""Forwards repeated calls to the owner of their session on a fast path, from the connection they arrive on.
+"""Forward repeated calls to the owner of their session on a fast path, from the connection they arrive on.
 
 A call that was forwarded in the general way leaves a `ForwardingPath` with the HTTP head of its request. Calls that
 differ from it only in id, progress token and arguments take that path. The owner decides all that concerns the session.

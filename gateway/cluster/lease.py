@@ -1,4 +1,4 @@
-"""Decides, from this replica's lease, until when it serves its sessions without asking the store.
+"""Decide, from this replica's lease, until when it serves its sessions without asking the store.
 
 A replica that has not renewed its lease for `DOUBT_S` and does not answer a peer loses its sessions to that peer. So
 `TRUST_S` after its last renewal it asks the store before it answers. If the store does not answer, it asks all other

@@ -1,4 +1,4 @@
-"""Decides whether the sessions of an owner that cannot be reached may be taken over. Pure: no I/O, no clock.
+"""Decide whether the sessions of an owner that cannot be reached may be taken over. Pure: no I/O, no clock.
 
 An owner that does not answer may have died, may be cut off from this replica, or may be slow. The decision depends on
 the state of its lease and the time since its last answer.

@@ -1,4 +1,4 @@
-"""Makes this replica a member of its cluster: listens for peers, advertises its address, renews its lease."""
+"""Make this replica a member of its cluster: listen for peers, advertise its address, renew its lease."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Keeps this replica's ownership of sessions: its lease, its claims, and the check before an answer is sent.
+"""Keep this replica's ownership of sessions: its lease, its claims, and the check before an answer is sent.
 
 Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce). Only the owner holds links
 (connections to servers) of a session. An owner that may have lost a session asks the store before it sends an answer

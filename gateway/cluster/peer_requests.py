@@ -1,4 +1,4 @@
-"""Sends requests to peers (other replicas), relays the answers to clients, and decides whether a failed peer is gone.
+"""Send requests to peers (other replicas), relay the answers to clients, and decide whether a failed peer is gone.
 
 A request that was sent may have taken effect, unless the peer says that it has not. Copies may be sent to the same
 peer, which executes one of them. That is possible only for some seconds, because the peer remembers copies for a

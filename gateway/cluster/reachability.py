@@ -1,4 +1,4 @@
-"""Checks whether other replicas reach a gateway at the address that it advertises.
+"""Check whether other replicas reach a gateway at the address that it advertises.
 
 A replica that the others cannot reach must own no session. They would take its sessions over, while it still serves the
 clients that reach it directly. So each replica sends itself a request at its advertised address, as another replica

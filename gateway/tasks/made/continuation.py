@@ -1,7 +1,6 @@
-"""Goes on with tasks whose gateway is gone: follows the task that the server has made of the call, or sends the call
-again.
+"""Continue tasks whose gateway is gone: follow the task that the server has made of the call, or send the call again.
 
-Does not know which of the two may be done (`gateway.tasks.made.recovery`).
+`gateway.tasks.made.recovery` decides which of the two may be done.
 """
 
 import logging
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskContinuation:
-    """Makes this replica the one that runs a task. Of several that try, one succeeds. `calls` sends a call as if its
+    """Makes this replica run a task that no replica runs. If several try, one succeeds. `calls` sends a call as if its
     client had sent it."""
 
     def __init__(
@@ -70,8 +69,8 @@ class TaskContinuation:
     # -- the server's own task
 
     async def follow(self, task: Task, session: Session, call: StoredCall, lost: Callable[[RunningTask], None]) -> bool:
-        """Follow the task that a server has made of the call. `lost` is called if the server does not know that task
-        any more: then the call is still in flight here, and has no end. False: the server cannot be reached from here.
+        """Follow the task that a server has made of the call. False: this server cannot be reached from here. `lost` is
+        called if the server has forgotten that task. The call is then still in flight here, and `lost` has to end it.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -118,7 +117,8 @@ class TaskContinuation:
     # -- the call
 
     async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
-        """Send the call again. The record says so first: if this replica dies as well, nobody sends it a third time.
+        """Send the call again, if this replica gets to run the task. The record says so first: if this replica dies as
+        well, the call is not sent a third time.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -132,7 +132,8 @@ class TaskContinuation:
             self._tasks.spawn(self._send(running, call))
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
-        """Do as `run_again`, for a task that is in flight here, and whose server has lost its own task."""
+        """Send the call again for a task that is in flight here, because its server has forgotten its own task. The
+        record says so first; if it cannot be written, give the task up."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
@@ -159,7 +160,7 @@ class TaskContinuation:
         request = Request(era=era, endpoint=task.endpoint, headers={}, params=call.params, meta=meta)
         try:
             running.hold(await self._calls.accept(exchange, request, who, call.params, []))
-        except Exception as error:  # nobody else would end the task
+        except Exception as error:  # nothing else would end the task
             fail_unsent(exchange, error)
 
     # -- both
@@ -173,7 +174,7 @@ class TaskContinuation:
         return live
 
     def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
-        """Return the call of a task, as its client has made it: of no client's request."""
+        """Return an exchange (call of a client) for the stored call of a task. No request of a client waits for it."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self._handles.of_record(task))
         return TaskExchange(
@@ -186,25 +187,25 @@ class TaskContinuation:
         )
 
     async def _take(self, changed: Task, exchange: TaskExchange) -> RunningTask | None:
-        """Make this replica the one that runs a task, under that exchange, by writing its changed record. None: the
-        task is another replica's."""
+        """Write the changed record of a task, so that this replica runs it with that exchange. None: another replica
+        has written the record first."""
         changed = replace(changed, updated_at=self._table.clock())
         await self._table.names.add(changed.name)
         if not await self._table.store.replace(changed):
             self._table.forget_name(changed.name)
             return None
-        # Not before: whoever wants to cancel the task waits for the decision, and finds it here.
+        # Only now: a request to cancel the task waits for this decision, and then finds the task in the table.
         running = self._table.add(replace(changed, version=changed.version + 1), exchange)
         exchange.run_as(running, changed.asked)
         return running
 
     async def settled(self) -> None:
-        """Wait until the calls that are being sent again are sent."""
+        """Wait until all calls that are being sent again were sent."""
         await self._tasks.settled()
 
 
 def _again(task: Task) -> dict[str, Any]:
-    """Return the fields that say of a task that it runs again."""
+    """Return the changed fields of a task that runs again."""
     runs = task.runs + 1
     status = after(task.status, TaskEvent.RUN_AGAIN)
     return {"runs": runs, "status": status, "answers": b"", "message": message_of(runs), "upstream_id": ""}

@@ -1,6 +1,6 @@
-"""A call that can become a task: the client's present request is answered with a handle, and the call goes on.
+"""Let a call become a task: its client's request is answered with a handle, and the call goes on.
 
-Only the calls of clients that declare the extension, or ask for a task, are of this kind; others pay nothing for it.
+Only clients that declare the extension of tasks, or ask for a task, have such calls. Other calls cost nothing more.
 """
 
 import logging
@@ -36,7 +36,7 @@ _STATUS = "notifications/tasks/status"
 
 
 class TaskSink(ReplyQueue):
-    """Hands each frame to `receive` at once: nothing waits for a reader, because there is none."""
+    """Passes each frame of a task's call to `receive` at once. Nothing is queued, because no client reads."""
 
     __slots__ = ("_receive",)
 
@@ -45,7 +45,7 @@ class TaskSink(ReplyQueue):
         self._receive = receive
 
     def detach(self) -> None:
-        """Take no more frames, and forget who received them."""
+        """Take no more frames, and forget `receive`."""
         self.close()
         self._receive = _nobody
 
@@ -59,29 +59,29 @@ class TaskSink(ReplyQueue):
 
 
 def _nobody(_: Frame) -> None:
-    """Receives nothing: the sink is closed."""
+    """Do nothing: the sink is closed."""
 
 
 class TaskWork(Protocol):
-    """The task that a call has become."""
+    """Represents, to a call, the task that it has become."""
 
     @property
     def log_facts(self) -> LogFacts:
-        """The fields by which log lines name it."""
+        """Return the fields that name the task in log lines."""
         ...
 
     @property
     def answer_s(self) -> float:
-        """How long the client may take to answer a question, in seconds."""
+        """Return the seconds that the client has to answer a question."""
         ...
 
     @property
     def call_s(self) -> float:
-        """How long the call may go without a message of its server, in seconds."""
+        """Return the seconds that the call may last without a message of its server."""
         ...
 
     def receive(self, frame: Frame) -> None:
-        """Take a message of the call: a notification, or its end."""
+        """Take a frame of the call: a notification, or its last answer (`frame.final`)."""
         ...
 
     def asks(self) -> None:
@@ -89,7 +89,8 @@ class TaskWork(Protocol):
         ...
 
     def rounds(self, result: Object) -> None:
-        """Ask what a result of the server asks for (MCP 2026-07-28, Multi Round-Trip Requests)."""
+        """Ask the client the questions in a server's `input_required` result (MCP 2026-07-28, Multi Round-Trip
+        Requests)."""
         ...
 
     def follow(self, created: Object) -> None:
@@ -98,21 +99,21 @@ class TaskWork(Protocol):
 
     @property
     def is_followed_elsewhere(self) -> bool:
-        """Return True if a later process follows the task that the server has made of the call."""
+        """Return True if another process has to follow the task that the server has made of the call."""
         ...
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Record that the server has made that task of the call. A later process can follow it."""
+        """Record that the server has made that task of the call, so that a later process can follow it."""
         ...
 
     def withdrawn(self) -> None:
-        """Record that the server has withdrawn questions."""
+        """Record that the server has withdrawn some of its questions."""
         ...
 
 
 class TaskQuestions(SuspendedCall):
-    """The questions of a call that is a task, or may become one. `first`: how many its earlier runs have asked, so
-    that no key is used twice."""
+    """The questions of a call that is a task, or may become one. `first` is the number of questions that its earlier
+    runs have asked. So no key is used twice."""
 
     def __init__(self, exchange: "TaskExchange", first: int = 0) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class TaskQuestions(SuspendedCall):
 
     @property
     def count(self) -> int:
-        """How many questions were asked so far, those of earlier runs included."""
+        """Return the number of questions asked so far, including those of earlier runs."""
         return self._last
 
     def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
@@ -132,15 +133,15 @@ class TaskQuestions(SuspendedCall):
 
 
 class TaskExchange(Exchange):
-    """A client's tool call that can become a task. `work` is the task that it is."""
+    """A client's tool call that can become a task. `work` is its task, or None while it has none."""
 
     work: TaskWork | None = None
-    request: tuple[Object, Object] | None = None  # params and `_meta` as the server got them first
+    request: tuple[Object, Object] | None = None  # params and `_meta` of the first request to the server
     asked_before = 0  # questions of earlier runs
-    kept_s = 0.0  # how long the outcome is kept, if its client has said
+    kept_s = 0.0  # seconds that the client wants the outcome kept; 0: it has not said
     _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
     task_at_server: TaskAtServer | None = None
-    _is_quiet = False  # the client has asked for no progress
+    _is_quiet = False  # the client has not asked for progress
     _progress: bytes | None = None  # the last notification before it became a task
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
@@ -193,12 +194,12 @@ class TaskExchange(Exchange):
         super().settle(message)
 
     def become(self, work: TaskWork, result: Object) -> None:
-        """Answer the client's present request with `result`, the handle of the task. What comes of the call from now on
-        goes to the task."""
+        """Become the task `work`: answer the client's present request with `result`, which has the task's handle. All
+        later frames of the call go to the task."""
         self._work_as(work)
         data = encode(result if self.shape is None else self.shape(self, result))
         answered, self.replies = self.replies, TaskSink(work.receive)
-        self.shape = None  # the outcome is stored, and no token of a session may be
+        self.shape = None  # it may add a session token, and the outcome is stored, which a token must not be
         answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
         if self.task_at_server is not None:
             work.has_become(self.task_at_server)
@@ -206,21 +207,22 @@ class TaskExchange(Exchange):
             self._report(work, self._progress)
 
     def _report(self, work: TaskWork, progress: bytes) -> None:
-        """Tell the task its progress so far. The client has the handle: nothing may undo the task from here on."""
+        """Pass the progress so far to the task. Errors are only logged: the client has the handle, so nothing may undo
+        the task."""
         try:
             work.receive(Frame(progress))
         except Exception as error:
             logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
 
     def open_questions(self) -> Object:
-        """Return the questions that wait for its client (`inputRequests`)."""
+        """Return the questions that wait for the client's answers, by key (`inputRequests`)."""
         return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
 
     def stored(self, task: Task) -> None:
-        """Take note that the store has this version of its task."""
+        """Record that this version of the task's record was stored. Does nothing; a subclass notifies its client."""
 
     def forget_work(self) -> None:
-        """Forget the task, which is over."""
+        """Forget the task, because it is over."""
         self.work = None
         if isinstance(self.replies, TaskSink):
             self.replies.detach()
@@ -230,8 +232,8 @@ class TaskExchange(Exchange):
         return super().take_replay(digest) if known is None else known
 
     def run_as(self, work: TaskWork, asked_before: int, recorded: RecordedAnswers | None = None) -> None:
-        """Begin as a task that an earlier owner may have left: no request of a client waits. Questions that are
-        `recorded` are not asked again."""
+        """Begin the call as the task `work`; no request of a client waits for it. Earlier runs have asked
+        `asked_before` questions. Questions with answers in `recorded` are not asked again."""
         self._recorded = recorded
         self.replies = TaskSink(work.receive)
         self._work_as(work)
@@ -243,7 +245,7 @@ class TaskExchange(Exchange):
 
 
 def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
-    """End a task whose call could not be sent."""
+    """End a task whose call could not be sent, with that error."""
     if isinstance(error, StoreError):
         error = store_refused(error)
     if isinstance(error, Refused):
@@ -255,12 +257,13 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
 
 
 class RequestedExchange(TaskExchange):
-    """The call. `owned` says under which handle the client knows the task, and which of its calls waits for the
-    result: the progress and the log messages of the call reach the client there, or on the stream of its session."""
+    """A legacy client's tool call that asked for a task. `owned` has the client's handle of the task, and the client's
+    `tasks/result` that waits for it. Progress and log messages reach the client on that call, or on the stream of its
+    session."""
 
     takes_rounds = True
     owned: OwnedTask | None = None
-    _status = "working"  # the client was notified of, or knows from the answer to its call
+    _status = "working"  # the last status that the client was told
 
     @classmethod
     def of(
@@ -272,11 +275,11 @@ class RequestedExchange(TaskExchange):
         handle: str = "",
         kept_s: float = 0.0,
     ) -> "RequestedExchange":
-        """Return a call in that session, with the rights of that context. `handle` is empty until the task is
-        stored."""
+        """Return a call in that session, with the rights of that context. `handle` is empty until the task is stored.
+        `kept_s` is the time in seconds that the client wants the outcome kept."""
         exchange = cls(
             method="tools/call",
-            client_id=fallback_id(),  # there is `tasks/cancel`
+            client_id=fallback_id(),  # the client cancels by `tasks/cancel`, not by a request id
             live=live,
             replies=ReplyQueue(),
             context=context,
@@ -303,8 +306,8 @@ class RequestedExchange(TaskExchange):
         request: tuple[Object, Object] | None,
         written_at: float,
     ) -> None:
-        """From now on its questions are those of a call whose client is not there. Not before: the link of the session
-        is that of a legacy client."""
+        """Record the sent request. Set the caller (the client's declared capabilities) only now: the questions need it,
+        but the session's link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is None and (live := live_session_of(self)) is not None:
             self.caller = caller_of(live)
@@ -318,13 +321,13 @@ class RequestedExchange(TaskExchange):
         return super().emit(frame) if is_progress else True
 
     def _pass_on(self, message: Message) -> None:
-        """Send the client a notification of the call, with the id of the task."""
+        """Send the client a notification of the call, related to the task by its handle."""
         if self.owned is not None:
             params = self.owned.named(message.params_object())
             self._send(encode_notification(str(message.method), splice(encode(params))))
 
     def stored(self, task: Task) -> None:
-        """Notify the client that the task has another status."""
+        """Notify the client if the stored task has another status than it was told last."""
         if self.owned is None:
             return
         told = legacy_task(task, self.owned.handle)
@@ -333,11 +336,11 @@ class RequestedExchange(TaskExchange):
             self._send(encode_notification(_STATUS, splice(encode(told))))
 
     def _send(self, frame: bytes) -> None:
-        """Send a frame if the client reads: nothing depends on it, and a client that polls needs none."""
+        """Send a frame to the client if it reads. A lost frame does no harm, because the client may poll."""
         stream, live = None if self.owned is None else self.owned.stream, live_session_of(self)
         if (stream is None or not stream.emit(frame)) and live is not None and live.open_streams:
             live.send_to_client(frame)
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: what is known of the task is in its record."""
+    """Do nothing: the task's state is in its record."""

@@ -1,7 +1,7 @@
-"""What clients ask about tasks that the gateway has made.
+"""Answer the requests of clients about tasks that the gateway has made.
 
-A task that is over is answered by any replica, from the store alone. What needs the call goes to the replica that runs
-it: the owner of the session, or the one that takes the session over from an owner that is gone.
+Any replica answers about a task that is over, from the store alone. Other requests go to the replica that runs the
+task: the owner of the session, or the replica that takes the session over from a dead owner.
 """
 
 import asyncio
@@ -34,24 +34,24 @@ from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
 __all__ = ["PAGE", "MadeTasks", "MaySee", "TaskVisibility", "found_session", "session_of"]
 
 _STORED_S: Final = 10.0
-"""How long a request about a task waits until its outcome is stored."""
+"""Time that a request about a task waits until its outcome is stored."""
 
 PAGE: Final = 64
-"""Tasks of one page at most. A page has fewer, or none, where tasks have expired or are hidden: so many are read."""
+"""Number of records read for a page. A page has fewer tasks, or none, if some have expired or are hidden."""
 
 _ELSEWHERE: Final = "/"
-"""Begins what a page ends with, in other sessions: the rest is the name of a task. A place in the session
-itself begins otherwise."""
+"""The first character of a cursor into the principal's other sessions. The name of a task follows. Cursors into the
+session itself begin otherwise."""
 
 _FIRST: Final = (0.0, "")
 
 MaySee = Callable[[Task, Session | None, RequestContext], bool]
-"""Whether the credential of a request may use the tool of a task today. The session is that of the task; None if it has
-ended."""
+"""A function that returns True if the credential of a request may use the tool of a task today. It gets the task's
+session; None if that has ended."""
 
 
 class TaskVisibility:
-    """Decides by the credential of the request, as for a call. `endpoints` are by path."""
+    """Decides by a request's credential, as for a call, whether it may see a task. `endpoints` are by path."""
 
     def __init__(self, rules: ContextRules, endpoints: Mapping[str, Endpoint], policy: Policy) -> None:
         self._rules = rules
@@ -59,8 +59,8 @@ class TaskVisibility:
         self._policy = policy
 
     def may_see(self, task: Task, session: Session | None, who: RequestContext) -> bool:
-        """Return True if a request of the task's principal may learn of the task. `session` is that of the task. If it
-        has ended, what its client had announced counts no more."""
+        """Return True if a request of the task's principal may see the task. `session` is the task's session. If it has
+        ended (None), the workspace that its client had announced counts no more."""
         try:
             if session is None:
                 context = self._rules.context(who.principal, who.claims, "")
@@ -89,8 +89,13 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
 
 
 async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
-    """Return the session of that id. Raises as `session_of`; None if there is no such session, or it is of another
-    principal."""
+    """Return the session of that id. None: there is no such session, or it belongs to another principal.
+
+    Raises:
+        Refused: the session cannot be used now.
+        OwnedByPeer: another replica owns the session.
+        StoreUnavailable: the store does not answer.
+    """
     try:
         return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:
@@ -100,8 +105,8 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
 
 
 class MadeTasks:
-    """Answers for the tasks of all sessions. A handle that is not the principal's names an unknown task, and so does
-    one whose tool the request's credential may not use."""
+    """Answers requests about the made tasks of all sessions. A task is unknown to the requests of other principals, and
+    to those whose credential may not use the task's tool."""
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class MadeTasks:
         self._may_see = may_see
 
     async def get(self, handle: TaskHandle, text: str, who: RequestContext) -> bytes:
-        """Return the task, as the result of `tasks/get`. `text` is the handle that the client has sent.
+        """Return the result of `tasks/get` as JSON. `text` is the handle that the client has sent.
 
         Raises:
             Refused: the task is unknown; 429, its session sends too many requests.
@@ -135,22 +140,22 @@ class MadeTasks:
         return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count a request about tasks of a session, once, however often it looks at them. Whoever asks must be known to
-        be the principal of the session: else anybody could use up its rate. Raises `Refused`: 429."""
+        """Count one request about tasks against the rate of their session. First check that its sender is the session's
+        principal: otherwise others could use up that rate. Raises `Refused`: 429, too many requests."""
         await self._rates.call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Do as `find`; the request is counted, unless the task is unknown to this request. Raises as `get`, but never
-        `OwnedByPeer`."""
+        """Return the record of a task as it stands, and count the request unless the task is unknown to it. Raises the
+        errors of `get`, but never `OwnedByPeer`."""
         task = await self.find(handle, who)
         await self.count(task.session_id)
         return task
 
     async def current(self, handle: TaskHandle, who: RequestContext, *, counts: bool = False) -> Task:
-        """Return the record of a task, decided on if its owner is gone. An outcome is stored before it is returned: it
-        is what any replica says from then on. `counts`: the request is counted.
+        """Return the record of a task. If its owner is gone, first decide on the task. An outcome is stored before it
+        is returned, so that every replica returns it from then on. `counts`: count the request.
 
-        Raises: as `get`; `StoreUnavailable` also if the store does not take the outcome.
+        Raises the errors of `get`; `StoreUnavailable` also if the outcome is not stored in time.
         """
         task = await (self.counted(handle, who) if counts else self.find(handle, who))
         running = self._run_here(task.name)
@@ -165,7 +170,8 @@ class MadeTasks:
         return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
 
     async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task that is run here. Raises as `current`."""
+        """Return the record of a task that runs here, once its outcome, if any, is stored. Raises `StoreUnavailable`:
+        not in time; `Refused`: the task is unknown."""
         if (told := running.record.told) is not None:
             return told
         try:
@@ -173,11 +179,11 @@ class MadeTasks:
                 await running.settled()
         except TimeoutError:
             raise StoreUnavailable("the outcome of a task is not stored yet") from None
-        return await self.find(handle, who)  # the store may have no room for the outcome, or another one's
+        return await self.find(handle, who)  # the stored outcome may differ: no room for it, or another replica's
 
     async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
-        """Pass on the client's answers (`inputResponses`). Answers to what is not asked are ignored. Raises as
-        `get`."""
+        """Pass the client's answers (`inputResponses`) to the task, and return the acknowledgement. Answers without a
+        waiting question are ignored. Raises the errors of `get`."""
         responses = decode_object(params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         running = await self._running(handle, who)
         if running is not None:
@@ -185,18 +191,18 @@ class MadeTasks:
         return ACKNOWLEDGEMENT
 
     async def cancel(self, handle: TaskHandle, who: RequestContext) -> bytes:
-        """Cancel the call of a task. Raises as `get`."""
+        """Cancel the call of a task, if it still works, and return the acknowledgement. Raises the errors of `get`."""
         running = await self._running(handle, who)
         if running is not None:
             running.cancel("the client has cancelled the task")
         return ACKNOWLEDGEMENT
 
     async def cancelled(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Do as `cancel`; returns the task, which is cancelled.
+        """Cancel the call of a task, and return the cancelled task.
 
-        Raises:
-            Refused: also, the task is over already.
-            StoreUnavailable: also, another replica runs the task by now.
+        Raises the errors of `get`, and:
+            Refused: the task is over already.
+            StoreUnavailable: another replica runs the task by now.
         """
         running = await self._running(handle, who)
         if running is None or running.task.is_over:
@@ -210,13 +216,13 @@ class MadeTasks:
         return task
 
     async def page(self, session: Session, endpoint: str, who: RequestContext, after: str) -> tuple[list[Task], str]:
-        """Return a page of the tasks that `get` finds (MCP 2025-11-25, Tasks): those of a session, oldest first, and
-        then those of the principal's other sessions, by their names. All anonymous clients are one principal, and get
-        those of their session. The second value is what the next page comes `after`: empty if there is none. Tasks
-        have no outcome here (`TaskStore`). Not counted.
+        """Return a page of the tasks that `get` finds (MCP 2025-11-25, Tasks), and the cursor for the next page; empty
+        if none follows. First come the session's tasks, oldest first, then those of the principal's other sessions, by
+        name. Anonymous clients share one principal, and get only the tasks of their session. The tasks have no outcome
+        here (`TaskStore`). `after` is the cursor, empty at first. The request is not counted.
 
         Raises:
-            Refused: `after` is no end of a page.
+            Refused: `after` is no valid cursor.
             StoreUnavailable: the store does not answer.
         """
         heads: list[Task] = []
@@ -242,44 +248,46 @@ class MadeTasks:
         return await self.seen(heads, endpoint, who), more
 
     async def seen(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
-        """Return those of these tasks that were made at that endpoint, as far as this request may see them. Not
-        counted. Raises `StoreUnavailable`."""
+        """Return the tasks among `heads` that were made at that endpoint and that this request may see. The request is
+        not counted. Raises `StoreUnavailable`."""
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
         ids = sorted({task.session_id for task in own})
         sessions = dict(zip(ids, await asyncio.gather(*map(self._sessions.peek, ids)), strict=True))
         return [self._as_it_works(task) for task in own if self._may_see(task, sessions[task.session_id], who)]
 
     def _as_it_works(self, task: Task) -> Task:
-        """Return a stored task, or what is known of it here as long as it has no outcome that is not stored."""
+        """Return the newer version of a stored task, if it works on this replica; otherwise the task itself."""
         return self._told(task.name) or task
 
     def _told(self, name: str) -> Task | None:
-        """Return what is known here of a task that runs here, and may be told."""
+        """Return the newest record of a task that works on this replica. None: only the store's record counts."""
         running = self._table.get(name)
         return None if running is None else running.record.told
 
     def _run_here(self, name: str) -> RunningTask | None:
-        """Return the task of that name, if it is this replica's. The call of one that another replica has taken over
-        can still be in flight here, and knows nothing of its outcome."""
+        """Return the running task of that name, if this replica still owns it. After another replica has taken the task
+        over, its call can still be in flight here, but tells nothing of the task's outcome."""
         running = self._table.get(name)
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
-        """Return the task, if it still works; this replica runs it."""
+        """Return the task as this replica runs it, after taking it over if necessary; the request is counted. None: the
+        task is over. Raises the errors of `get`."""
         task = await self.counted(handle, who)
         if task.is_over:
             return None
         return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task as it stands, without an outcome that is not stored. Not counted. Raises as
-        `get`, but never `OwnedByPeer`."""
+        """Return the record of a task as it stands, without an outcome that is not stored. The request is not counted.
+        Raises the errors of `get`, but never `OwnedByPeer`."""
         told = self._told(f"{handle.session_id}/{handle.id}")
         task = told or await self._table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return that task, which was read for the handle. Raises `Refused`: this request may not learn of it."""
+        """Return `task`, the record read for the handle, if this request may see it. Raises `Refused`: it may not, or
+        there is no record (None)."""
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self._may_see(task, await self._sessions.peek(task.session_id), who):
@@ -289,7 +297,8 @@ class MadeTasks:
         raise UnknownTask()
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
-        """Make this replica the one that runs a task, or decide on the task if nobody runs it."""
+        """Return the task as this replica runs it. If no replica runs it, take over its session if necessary, and
+        decide on the task. None: it does not run here then."""
         if session is not None and not self._recovery.is_here(session):
             found = await found_session(session.id, who, self._resolver, Era(session.era))
             session = None if found is None else found.live.session
@@ -299,7 +308,8 @@ class MadeTasks:
 
 
 def _place_of(after: str) -> tuple[float, str]:
-    """Return where a page has ended. Raises `Refused`: it is nothing that the gateway has said."""
+    """Return the position that a cursor names: creation time and id of a task. Raises `Refused`: it is no cursor of the
+    gateway."""
     try:
         place: tuple[float, str] = msgspec.json.decode(after, type=tuple[float, str])
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""Makes tasks of slow calls: the client gets a handle, and the call goes on.
+"""Make tasks of slow calls: the client gets a handle, and the call goes on.
 
-The order is the promise: the store has the task before the handle leaves. If the store cannot be written, or the client
-has as many tasks as it may have, the call stays an ordinary call.
+A task is stored before its handle is sent. If the store cannot be written, or the client has as many tasks as it may
+have, the call stays an ordinary call.
 """
 
 import asyncio
@@ -36,32 +36,32 @@ __all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskMaker", "TaskableReply", "T
 logger = logging.getLogger(__name__)
 
 _GONE_AFTER_S: Final = 0.05
-"""How long a stored task is kept that has no client."""
+"""Time after which a stored task expires if no client got its handle."""
 
 ToolOf = Callable[[], Called]
-"""The tool of a call, as far as it is known now."""
+"""A function that returns the tool of a call, as far as it is known now."""
 
 
 class ReplyState(StrEnum):
-    """What the client of a call that can become a task gets."""
+    """The states of the reply to a call that can become a task."""
 
     SENDING = "sending"
-    """Nothing yet: the call is on its way to its server."""
+    """The client gets nothing yet: the call is on its way to its server."""
     ACCEPTED = "accepted"
-    """The reply of the call, once there is one. A slow call may still become a task."""
+    """The client gets the call's own reply. A slow call may still become a task."""
     TASK = "task"
-    """The handle of the task."""
+    """The client gets the handle of the task."""
     REFUSED = "refused"
-    """An error: the call was not sent."""
+    """The client gets an error: the call was not sent."""
 
 
 class ReplyEvent(StrEnum):
-    """What happens to such a call."""
+    """The events of a call that can become a task."""
 
     ACCEPT = "accept"
-    """It was sent. Its reply is the client's, or its task's."""
+    """It was sent. Its reply goes to the client, or to its task."""
     REFUSE = "refuse"
-    """It could not be sent. The error is the client's, or its task's."""
+    """It could not be sent. The error goes to the client, or to its task."""
     MAKE_TASK = "make task"
 
 
@@ -76,10 +76,10 @@ REPLY: Final[Mapping[ReplyState, Mapping[ReplyEvent, ReplyState]]] = {
 
 
 class TaskableReply:
-    """Stands between the wire and the reply of the call (`transports.inbound_port.Answer`).
+    """Passes the reply of a call to the HTTP layer, until the call becomes a task (`transports.inbound_port.Answer`).
 
-    `answered` is set once the client can be answered: the call was accepted or refused, or is a task. Whoever runs
-    the task gets the reply of the call, and has to end it.
+    `answered` is set once the client can be answered: the call was accepted or refused, or is a task. The running task
+    then gets the reply of the call, and has to end it.
     """
 
     def __init__(self, exchange: TaskExchange, headers: HeaderList) -> None:
@@ -95,25 +95,25 @@ class TaskableReply:
 
     @property
     def is_task(self) -> bool:
-        """Return True if the client was answered with a task."""
+        """Return True if the client was answered with the handle of a task."""
         return self._state is ReplyState.TASK
 
     @property
     def is_gone(self) -> bool:
-        """Return True if the client has left, or has its answer, or gets an error."""
+        """Return True if the client has left, or has its answer, or gets an error: then it is too late for a task."""
         return self._is_done or self._state is ReplyState.REFUSED or self.replies.abandoned or self.replies.is_closed
 
     def begin_after(self, seconds: float, begin: Callable[[], None]) -> None:
-        """Call `begin` after that time, if the wire is not done by then."""
+        """Call `begin` after that time, unless the reply is done by then."""
 
         def due() -> None:
-            self._timer = None  # it would keep what `begin` refers to in a circle
+            self._timer = None  # or `begin` and this reply would keep each other in memory
             begin()
 
         self._timer = asyncio.get_running_loop().call_later(seconds, due)
 
     def accepted(self, inner: Answer) -> None:
-        """Take the reply of the call."""
+        """Take `inner`, the reply of the call, which was sent to its server."""
         self._step(ReplyEvent.ACCEPT)
         self._inner = inner
         if self._hold is not None:
@@ -129,7 +129,8 @@ class TaskableReply:
             self.answered.set_exception(error)
 
     def became_task(self, hold: Callable[[Answer], None]) -> None:
-        """Answer the client with a handle. `hold` gets the reply of the call."""
+        """Record that the client was answered with a handle. `hold` gets the reply of the call, now or once it is
+        there."""
         self._step(ReplyEvent.MAKE_TASK)
         self._hold = hold
         if self._inner is not None:
@@ -193,10 +194,8 @@ class TaskMaker:
         accepting: Awaitable[Answer],
         tool_of: ToolOf,
     ) -> Answer:
-        """Return the reply to a call. `accepting` sends the call to its server, and returns the reply that the client
-        gets if the call becomes no task.
-
-        Raises: as `accepting` does.
+        """Return the reply to a call, once it is accepted or is a task. `accepting` sends the call to its server, and
+        returns the reply that the client gets if the call becomes no task. Raises the errors of `accepting`.
         """
         reply = self._begin(exchange, request, headers, tool_of)
         sending = self._tasks.spawn(_accept(reply, accepting))
@@ -209,8 +208,8 @@ class TaskMaker:
         return reply
 
     def resumed(self, exchange: TaskExchange, request: Request, inner: Answer, tool_of: ToolOf) -> Answer:
-        """Return the reply to a client that is back with answers to a question that was asked before the call became a
-        task."""
+        """Return the reply to a client that has answered a question of its call, which may still become a task. The
+        client gets `inner` if it does not."""
         reply = self._begin(exchange, request, inner.headers, tool_of)
         reply.accepted(inner)
         return reply
@@ -226,7 +225,7 @@ class TaskMaker:
         return reply
 
     async def begin(self, exchange: TaskExchange, request: Request, tool: Called) -> RunningTask:
-        """Store the task of a call that is about to be sent, and whose answer nobody waits for.
+        """Make and store the task of a call that is about to be sent. No client waits for the call's answer.
 
         Raises:
             Refused: the session or its principal has as many tasks as it may have.
@@ -249,7 +248,7 @@ class TaskMaker:
         return running
 
     async def undo(self, running: RunningTask) -> None:
-        """Forget a task whose call was refused, and whose handle nobody has."""
+        """Delete a task whose call was refused, and whose handle no client has."""
         task = running.task
         await running.settled()
         with contextlib.suppress(StoreError):  # it stays until it expires
@@ -260,16 +259,17 @@ class TaskMaker:
         self._tasks.spawn(self._make(exchange, request, reply, tool_of))
 
     async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
-        """Make a task of a call, unless it is answered or asks something meanwhile."""
+        """Make a task of a call, unless the call is answered or asks its client something meanwhile. If that fails, the
+        call stays an ordinary call."""
         live = live_session_of(exchange)
         if live is None or _is_settled(exchange, reply):
             return
         if request.forwarded is not None:
-            # The handle ends what is said to the sender, who has to agree before the call takes effect.
+            # The handle is the last frame to the replica that forwarded the call. It has to agree to the call before.
             try:
                 await request.forwarded.started()
             except Refused:
-                return  # so does the call itself
+                return  # the call itself fails too
         task = self._new(live, exchange, request, tool_of())
         try:
             if not await self._quotas.hold(task):
@@ -290,7 +290,7 @@ class TaskMaker:
             await self._delete(task)
             await self._forget(running)
         else:
-            # No await from here on: the client gets the handle, and all that comes of the call goes to the task.
+            # No await from here on: the client gets the handle, and all later frames of the call go to the task.
             exchange.become(running, created_result(task, self._handles.of_record(task)))
             reply.became_task(running.hold)
             logger.info("a call has become a task", extra=log_fields_of(task))
@@ -305,7 +305,7 @@ class TaskMaker:
         await self._quotas.give_back(running.task)
 
     async def _delete(self, task: Task) -> None:
-        """Have a stored task expire at once: no client has its handle."""
+        """Let a stored task expire at once, because no client has its handle."""
         try:
             await self._table.store.replace(
                 replace(task, status="cancelled", ttl_s=self._table.clock() - task.created_at + _GONE_AFTER_S)
@@ -350,5 +350,5 @@ async def _accept(reply: TaskableReply, accepting: Awaitable[Answer]) -> None:
 
 
 def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
-    """Return True if nobody waits for a task: the call is answered, waits for its client, or its client has left."""
+    """Return True if the call needs no task: it is answered, waits for its client, or its client has left."""
     return exchange.is_over or exchange.is_suspended or reply.is_gone

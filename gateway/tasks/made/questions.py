@@ -1,6 +1,6 @@
-"""Asks the client of a task what its server asks by a result, or by a task of its own.
+"""Ask the client of a task the questions that its server asks by a result, or by a task of the server's own.
 
-The client finds the questions at its task, and answers them with `tasks/update` (ext-tasks).
+The client reads the questions from its task, and answers them with `tasks/update` (ext-tasks).
 """
 
 from collections.abc import Mapping, Set
@@ -25,11 +25,11 @@ from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, 
 __all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]
 
 MAX_ROUNDS: Final = 32
-"""How often a server may ask during one task. A task may take hours, so more often than during a call."""
+"""Limit on the rounds of questions of a server during one task: more than during a call, as a task may take hours."""
 
 
 def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
-    """Return True if the client has declared that it answers all of these. If not, the call has failed."""
+    """Return True if the client has declared that it answers all of these questions. Otherwise fail the call."""
     assert exchange.caller is not None
     for method, params in questions.values():
         if not may_be_asked(exchange.caller.capabilities, method, params or {}):
@@ -39,9 +39,9 @@ def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
 
 
 def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, questions: Mapping[str, Question]) -> None:
-    """Ask the client of a call that is suspended for it (event `ASK`), unless it has answered the same question of an
-    earlier run. The call is cancelled if too many questions wait already. `server` gets the answers, under the keys of
-    the questions as JSON."""
+    """Ask the client of a call that has taken the step `ASK`. A question that the client has answered in an earlier run
+    is not asked again. If too many questions wait already, cancel the call. `server` gets each answer, with the
+    question's key as JSON in place of a request id."""
     live = live_session_of(exchange)
     assert live is not None
     known: list[tuple[InputRequest, str]] = []
@@ -64,7 +64,8 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
 
 
 class Rounds(RoundTrips):
-    """The rounds of one task. To its questions, this is the server (`gateway.calls.suspended_call.AskingServer`)."""
+    """Runs the rounds of one task, in which its server asks by results. Receives the client's answers in place of the
+    server (`gateway.calls.suspended_call.AskingServer`)."""
 
     max_rounds = MAX_ROUNDS
     poll_s = 1.0
@@ -77,7 +78,7 @@ class Rounds(RoundTrips):
         self._work = work
 
     def ask(self, result: Object) -> None:
-        """Ask the client what the server's result asks for."""
+        """Ask the client the questions of a server's result. If they cannot be read, fail the call."""
         try:
             self.begin(result)
         except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -90,7 +91,8 @@ class Rounds(RoundTrips):
         ask_client(self, self._exchange, self._work, questions)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Take one answer of the client. Its error ends the call: no error can be passed to the server."""
+        """Take the client's answer to the question with that key (`request_id`, as JSON). An error ends the call,
+        because no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
@@ -105,13 +107,14 @@ class Rounds(RoundTrips):
 
 
 def conversation_of(exchange: TaskExchange) -> Conversation:
-    """Return the conversation of a call, which itself names only what it needs of that."""
+    """Return the conversation (requests over one link) of a call as its full type: the call knows only a protocol."""
     assert isinstance(exchange.conversation, Conversation)
     return exchange.conversation
 
 
 class ServerTask(TaskFollower):
-    """The server's task of one call. To its questions, this is the server (`AskingServer`)."""
+    """Follows the task that a server has made of one call. Receives the client's answers in place of the server
+    (`AskingServer`)."""
 
     _exchange: TaskExchange
 
@@ -127,7 +130,7 @@ class ServerTask(TaskFollower):
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
-        """Do nothing: the message of the client's task stays as it is."""
+        """Do nothing: the client's task keeps its message."""
 
     def _ask(self, questions: Mapping[str, Question]) -> None:
         if may_ask(self._exchange, questions):
@@ -140,7 +143,8 @@ class ServerTask(TaskFollower):
             self._exchange.suspendable().withdraw(self, encode(key))
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send one answer on. An error of the client ends the call: no error can be passed to the server."""
+        """Pass the client's answer to the question with that key (`request_id`, as JSON) to the server. An error ends
+        the call, because no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:

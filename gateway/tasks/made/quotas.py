@@ -1,7 +1,7 @@
-"""Bounds how many tasks a session and a principal may have, and how many bytes of them, on all replicas together.
+"""Limit the tasks of a session and of a principal, in number and in bytes, on all replicas together.
 
-Names in the store say which replica runs which tasks. The number of tasks times the size of a result allows each
-principal gigabytes in a store that all share: so bytes are counted in units, each a name of a quota.
+The limit on the number alone would allow each principal gigabytes of results in the shared store. So bytes are counted
+too, in units, each a name in a quota. Names in the store also tell which replica runs which tasks.
 """
 
 import asyncio
@@ -19,36 +19,37 @@ from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, 
 __all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]
 
 _FULL_S: Final = 2.0
-"""How long a full quota is not searched again: not every slow call may cost a search."""
+"""Time until a full quota is searched again for expired tasks, so that not every slow call costs a search."""
 
 _MAX_CHECKED: Final = 32
-"""How many tasks of a full quota one search looks up."""
+"""Number of tasks that one search of a full quota looks up."""
 
 LEAST_KEPT_S: Final = 259_200.0
-"""How long the names of tasks are kept at least after the last one was added: longer than sessions live."""
+"""Least time for which the names of tasks are kept after the last one was added: longer than sessions live."""
 
 LEFT: Final = "left"
-"""In place of a replica: tasks that a living replica has left, for whoever finds them first."""
+"""A name in place of a replica's: tasks that a living replica has left, for the replica that finds them first."""
 
 _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
 _UNITS: Final = 1_024
-"""Units of a principal. What is smaller than one is not counted: there are `max_per_principal` of that at most."""
+"""Units of bytes that a principal may have. A task's remainder below one unit is not counted. `max_per_principal`
+limits the number of such remainders."""
 
 _REMEMBERED: Final = 4_096
-"""Tasks of which the units are remembered here: a task is written many times."""
+"""Tasks whose units are cached here, because a task is written many times."""
 
 
 def names_kept_s(settings: TaskSettings) -> float:
-    """Return how long the names of tasks are kept after the last one was added, or one was renewed: no task is kept
-    longer, and one that works is renewed when half of its time has passed."""
+    """Return the seconds for which the names of tasks are kept after one was added or renewed. No record is kept longer
+    without a renewal: a task that works is renewed when half of its time has passed."""
     return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
 
 
 class Places:
-    """The places of tasks in quotas. A task that expires does not release its places: such places are found when a
-    quota appears exhausted. The places of a key are kept for `kept_s` after the last one was taken."""
+    """Takes and releases the places of tasks in quotas. A task that expires does not release its places: they are found
+    when a quota appears exhausted. The places of a key are kept for `kept_s` after the last one was taken."""
 
     def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float = LEAST_KEPT_S) -> None:
         self._quotas = quotas
@@ -57,8 +58,8 @@ class Places:
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
 
     async def hold(self, key: str, name: str, most: int) -> bool:
-        """Take one of `most` places. `name` is that of a task (`Task.name`), or begins with it and a `#`. False: there
-        are as many already. Raises `StoreUnavailable`."""
+        """Take one of `most` places under `key`. `name` is `Task.name`, or begins with it and a `#`. False: all are
+        taken. Raises `StoreUnavailable`."""
         if key in self._full:
             return False
         held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
@@ -70,17 +71,17 @@ class Places:
         return not held
 
     async def names(self, key: str) -> list[str]:
-        """Return the names of all places that are taken. Raises `StoreUnavailable`."""
+        """Return the names of all taken places under that key. Raises `StoreUnavailable`."""
         return await _all(self._quotas, key)
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
-        """Release places. Those that an unreachable store keeps are found later."""
+        """Release places. If the store cannot be reached, a later search of the full quota finds them."""
         self._full.pop(key, None)
         with contextlib.suppress(StoreUnavailable):
             await self._quotas.give_back(key, names)
 
     async def _gone(self, names: list[str]) -> list[str]:
-        """Return the places of tasks that the store has forgotten, among those of some tasks."""
+        """Return the places of expired tasks. Only some tasks are looked up, chosen at random."""
         tasks = sorted({name.partition("#")[0] for name in names})
         some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
         gone = {task for task in some if await self._store.get(*parts_of(task)) is None}
@@ -88,14 +89,15 @@ class Places:
 
 
 class TaskQuotas:
-    """Counts the tasks that are stored."""
+    """Counts the stored tasks of each session and principal, and limits them."""
 
     def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
         self._settings = settings
         self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
-        """Count a task that is about to be stored. False: there are too many already. Raises `StoreUnavailable`."""
+        """Count a task that is about to be stored. False: its session or principal has too many already. Raises
+        `StoreUnavailable`."""
         session, principal = _keys(task)
         if not await self._places.hold(session, task.name, self._settings.max_per_session):
             return False
@@ -116,9 +118,9 @@ class TaskQuotas:
 
 
 class RunningNames:
-    """Which replica runs which tasks, for the case that it dies. `replica` is this one.
+    """Records which replica runs which tasks, so that others find its tasks if it dies. `replica` is this one.
 
-    The names are kept in sets of the quotas, which nobody counts.
+    The names are kept in quotas without a limit, which serve as sets.
     """
 
     def __init__(self, quotas: Quotas, replica: str, kept_s: float = LEAST_KEPT_S) -> None:
@@ -135,14 +137,15 @@ class RunningNames:
         await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
 
     async def renew(self, task: Task) -> None:
-        """Keep the name of a task that works for longer than its record was to be kept, also among those of its session
-        and principal. Raises `StoreUnavailable`."""
+        """Keep the names of a task longer, because it works longer than expected: those for this replica, its session
+        and its principal. Raises `StoreUnavailable`."""
         await self.add(task.name)
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def add_left(self, name: str) -> None:
-        """Note a task that this replica has begun and nobody runs, although it lives. Raises `StoreUnavailable`."""
+        """Record that this replica has left a task while it lives, so that no replica runs it. Raises
+        `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
 
@@ -151,22 +154,22 @@ class RunningNames:
         await self._quotas.give_back(_running(replica or self.replica), [name])
 
     async def replicas(self) -> list[str]:
-        """Return the replicas that have run tasks and were not forgotten. Raises `StoreUnavailable`."""
+        """Return the replicas, and `LEFT`, that have names of tasks. Raises `StoreUnavailable`."""
         return await _all(self._quotas, _OWNERS)
 
     async def of(self, replica: str) -> list[str]:
-        """Return the names of the tasks of a replica. Raises `StoreUnavailable`."""
+        """Return the names of the tasks that a replica runs. Raises `StoreUnavailable`."""
         return await _all(self._quotas, _running(replica))
 
     async def forget(self, replica: str) -> None:
-        """Forget a replica that is gone and has left no task. Raises `StoreUnavailable`."""
+        """Forget a dead replica without tasks. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_OWNERS, [replica])
         if await self.of(replica):  # one was added meanwhile
             await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=self._kept_s)
 
 
 async def _all(quotas: Quotas, key: str) -> list[str]:
-    """Return the names of a set."""
+    """Return all names in a quota. Raises `StoreUnavailable`."""
     return await quotas.hold(key, "", 0, for_s=0.0)  # a set that may hold none is always full
 
 
@@ -183,16 +186,16 @@ def _of_principal(counted_as: str) -> str:
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """Session and id of the task of that name (`Task.name`)."""
+    """Return the ids of the session and of the task in a task's name (`Task.name`)."""
     session_id, _, task_id = name.partition("/")
     return session_id, task_id
 
 
 class BoundedTasks:
-    """A task store that raises `StoreFull` for what would take a principal beyond its bytes.
+    """Wraps a task store, and raises `StoreFull` for a write beyond the bytes of its principal.
 
-    Anonymous clients are counted by their network (`Task.counted_as`). A task counts with the most that it had, until
-    it expires.
+    Anonymous clients are counted by their network (`Task.counted_as`). A task counts with the largest size that it had,
+    until it expires.
     """
 
     def __init__(
@@ -223,14 +226,14 @@ class BoundedTasks:
         if len(units) <= self._held.get(task.name, 0):
             return
         key = f"tasks/bytes/{task.counted_as}"
-        async with self._turns:  # or several would each take a part of the room, and none would have enough
+        async with self._turns:  # or several tasks would each take a part of the room, and none would get enough
             for number, unit in enumerate(units):
                 if number < self._held.get(task.name, 0):
                     continue
                 if await self._places.hold(key, unit, _UNITS):
                     self._held[task.name] = number + 1
                     continue
-                if task.is_over:  # its outcome is not kept
+                if task.is_over:  # its outcome will not be stored
                     self._held.pop(task.name, None)
                     await self._places.give_back(key, units)
                 raise StoreFull(f"the tasks of its principal have {self._bytes} bytes (gateway.tasks.principal_bytes)")

@@ -1,6 +1,6 @@
-"""The record of one task on the replica that runs it, and its changes on their way to the store.
+"""Keep the record of one task on the replica that runs it, and write its changes to the store.
 
-Changes are written in order, one at a time, by compare-and-set: if another replica has taken the task over, nothing
+Changes are written in order, one at a time, by compare-and-set. Once another replica has taken the task over, nothing
 more is written.
 """
 
@@ -23,13 +23,13 @@ __all__ = ["TaskRecord"]
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-"""How often a change that can wait, such as progress, is written at most."""
+"""Least time between two writes of changes that can wait, such as progress."""
 
 _AGAIN_S: Final = 0.5
-"""How long after a failure of the store a change is written again."""
+"""Time after a failure of the store until a change is written again."""
 
 _FAILURES: Final = 5
-"""How often a change is written again that the store answers with a failure. An unreachable store is tried for ever."""
+"""Retries of a change that the store answers with a failure. An unreachable store is retried for ever."""
 
 _FULL: Final = (
     "The store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): what the server "
@@ -47,18 +47,18 @@ _NOT_KEPT: Final[dict[str, Any]] = {
     "is_tool_error": False,
     "reason": "",
 }
-"""What a full store keeps in place of an outcome. It always has room for that."""
+"""The fields that a full store gets in place of an outcome. It always has room for them."""
 
 _LEFT_OUT: Final = (("answers",), ("request", "upstream_id"))
-"""What a full store does not get of a task that still works, the least useful first: what saves its client a question
-if the call runs again, and what its next owner needs to follow the task of its server."""
+"""Fields of a working task that a full store does not get, the least useful first. `answers` saves its client a question
+if the call runs again. The others let its next owner follow the task of its server."""
 
 
 class TaskRecord:
-    """A task whose owner is this replica.
+    """Keeps the record of a task whose owner is this replica, and writes it to the store.
 
-    `task` has all changes, those included that are not written yet. `changed` is called with each version that was
-    written, and `no_room` when the store has none for the questions of the call. `clock` is in seconds since the epoch.
+    `task` has all changes, including those not written yet. `changed` is called with each written version. `no_room` is
+    called when the store has no room for the questions of the call. `clock` returns Unix time in seconds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TaskRecord:
     ) -> None:
         self.task = task
         self.is_lost = False
-        """Whether another replica has taken the task over, or the task was deleted, or the store does not take it."""
+        """Set once another replica has taken the task over, or it was deleted, or the store refuses its record."""
         self._stored = task
         self._store = store
         self._changed = changed
@@ -85,17 +85,18 @@ class TaskRecord:
 
     @property
     def told(self) -> Task | None:
-        """The task as clients may be told of it. None: the store decides, because an outcome counts once it is stored,
-        and a lost task is another owner's."""
+        """Return the task as clients may see it. None: they must see the stored record, because the task is over or
+        lost. An outcome counts only once it is stored."""
         return None if self.task.is_over or self.is_lost else self.task
 
     @property
     def now(self) -> float:
-        """The present time, in seconds since the epoch."""
+        """Return the present Unix time in seconds."""
         return self._clock()
 
     def change(self, *, can_wait: bool = False, **fields: Any) -> None:
-        """Set fields. The store gets them in the background, at once or, if they `can_wait`, with the next change."""
+        """Set fields of the task. They are written in the background: at once or, if they `can_wait`, within `EVERY_S`
+        of the last write. Does nothing if the task is lost."""
         if self.is_lost:
             return
         fields["updated_at"] = self._clock()
@@ -106,15 +107,15 @@ class TaskRecord:
         self._tasks.start("write", self._write)
 
     async def written(self) -> bool:
-        """Wait until the store has every change. False if the task is lost, or the store does not take it."""
+        """Wait until the store has every change. Return False if the task is lost, or the store refuses its record."""
         self._urgent.set()
         while (writing := self._tasks.running("write")) is not None:
             await asyncio.wait((writing,))
         return not self.is_lost and not self._waiting
 
     def renew(self, kept_s: float) -> bool:
-        """Keep a task that still works for that long again, in seconds, once half of the time has passed. False: that
-        has time, or the task is not this replica's."""
+        """Extend the life of a task that works to `kept_s` seconds from now, if less than half of that is left. Return
+        False if it was not extended."""
         now = self._clock()
         is_due = not self.is_lost and not self.task.is_over and self.task.expires_at - now < kept_s / 2
         if is_due:
@@ -122,7 +123,7 @@ class TaskRecord:
         return is_due
 
     async def close(self, within_s: float = 0.0) -> None:
-        """Write nothing more, once the store has every change or that time has passed, in seconds."""
+        """Stop writing, once the store has every change or `within_s` seconds have passed."""
         if within_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
@@ -165,12 +166,13 @@ class TaskRecord:
             self._tell(written)
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
-        """Have changes wait again without what the store has no room for. False: there is nothing to leave out."""
+        """Queue changes again without the fields that the store has no room for. Return False if nothing can be left
+        out."""
         tried = replace(self._stored, **fields)
         left_out: dict[str, Any] = {}
         if tried.is_over:
             left_out = _NOT_KEPT
-        elif not self.task.is_over:  # else its outcome is next, and may need less
+        elif not self.task.is_over:  # otherwise its outcome is written next, and may need less room
             left_out = self._too_large(tried)
         self.task = replace(self.task, **left_out)
         waiting = fields | self._waiting | left_out
@@ -178,7 +180,7 @@ class TaskRecord:
         return is_less
 
     def _too_large(self, tried: Task) -> dict[str, Any]:
-        """Return what is left out of a task that still works, as it is stored."""
+        """Return the fields to leave out of a task that works, with the values that the store has of them."""
         for names in _LEFT_OUT:
             if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
                 logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))
@@ -189,7 +191,7 @@ class TaskRecord:
         return {}
 
     def _tell(self, written: Task) -> None:
-        """Whatever becomes of the notification, the changes after this one are written."""
+        """Call `changed`. Its errors are only logged, so that later changes are still written."""
         try:
             self._changed(written)
         except Exception:
@@ -205,12 +207,13 @@ class TaskRecord:
                 waiting.cancel()
 
     async def _replace(self, fields: dict[str, Any]) -> Task | None:
-        """Return the record with these fields, as it is stored now. None: it is no longer this replica's."""
+        """Write the record with these fields, and return it as stored. None: it no longer belongs to this replica.
+        Raises `StoreFull`, `StoreUnavailable`."""
         for _ in range(2):
             after = replace(self._stored, **fields)
             if await self._store.replace(after):
                 return replace(after, version=after.version + 1)
-            # Either it is another owner's, or an earlier write was executed although the store did not answer.
+            # Either another replica owns it, or an earlier write took effect although the store did not answer.
             found = await self._store.get(after.session_id, after.id)
             if found is not None and replace(found, version=after.version) == after:
                 return found

@@ -1,8 +1,8 @@
-"""What becomes of tasks whose owner is gone: nothing runs twice silently, and nothing stays unknown for ever.
+"""Decide on tasks whose owner is gone: no call runs twice silently, and no task stays without an outcome for ever.
 
-If the server has made a task of its own of the call, and lives on, the outcome of that is the outcome. Otherwise a task
-of a tool that says that calling it twice does no more than calling it once runs again, once, if its principal has today
-the rights that the call had. Any other fails: its outcome is unknown.
+If the server made a task of its own of the call, and still runs, that task is followed. Otherwise the call is sent
+again, once, if its tool is idempotent and its principal still has the rights of the call. Any other task fails: its
+outcome is unknown.
 """
 
 import functools
@@ -34,10 +34,10 @@ __all__ = ["TaskRecovery"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 32
-"""How many tasks of lost owners one `sweep` looks at."""
+"""Limit on the tasks of lost owners that one `sweep` decides on."""
 
 _UNDECIDED: Final = 1_000
-"""How many tasks are remembered whose failure was logged."""
+"""Limit on the remembered tasks whose failure was logged."""
 
 _UNKNOWN: Final = (
     "Outcome unknown: the gateway that ran this task ended without an answer; the call may have taken effect"
@@ -53,8 +53,8 @@ _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not
 
 
 class TaskRecovery:
-    """Decides on the tasks that nobody runs. No client is there whose credential says what it may do: `rights` decide,
-    from the present configuration."""
+    """Decides on the tasks that no replica runs. No client is connected whose credential grants rights. So `rights`
+    decides, from the present configuration."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class TaskRecovery:
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
-        """Return True if this replica owns a session, so that it decides on its tasks."""
+        """Return True if this replica owns the session, and so decides on its tasks."""
         return self._cluster is None or session.owner == self._cluster.replica
 
     async def is_run_by_another(self, session: Session, task: Task) -> bool:
-        """Return True if another replica runs the task, as far as the store tells."""
+        """Return True if another replica runs the task, according to the store."""
         cluster = self._cluster
         if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
             return False
@@ -88,8 +88,8 @@ class TaskRecovery:
         return is_leased
 
     async def decide(self, task: Task, session: Session | None) -> None:
-        """Decide on a task that works by its record and is run by nobody. `session` is this replica's; None if it has
-        ended. Concurrent callers share one decision.
+        """Decide on a task that still works according to its record, but that no replica runs. This replica owns
+        `session`; None if it has ended. Concurrent callers share one decision.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -105,7 +105,7 @@ class TaskRecovery:
         if task.upstream_id:
             why = self._why_not(self._rights.why_ended, task, session, call)
             if why:
-                # Not started again either: that needs more rights.
+                # The call is not sent again either: that needs more rights.
                 await self._give_up(task, _NOT_FOLLOWED.format(why=why))
                 return
             lost = functools.partial(self._lost, session=session, call=call)
@@ -124,7 +124,7 @@ class TaskRecovery:
         return why(task.principal, call.context) or why(task.principal, session.context)
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
-        """Decide on a task in flight here, whose server does not know its own task of the call any more."""
+        """Decide on a task that this replica follows, because its server has forgotten its own task of the call."""
         why = self._why_not(self._rights.why_lost, running.task, session, call)
         if not _may_run_again(running.task):
             running.give_up(_FORGOTTEN)
@@ -150,10 +150,10 @@ class TaskRecovery:
             self._table.reported(failed, "unknown")
             logger.warning("the outcome of a task is unknown: its gateway is gone", extra=log_fields_of(task))
 
-    # -- tasks that nobody asks for
+    # -- tasks about which no client asks
 
     async def sweep(self) -> None:
-        """Decide on tasks of replicas that are gone, some at a time.
+        """Decide on up to `AT_ONCE` tasks of replicas that are gone.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -179,8 +179,8 @@ class TaskRecovery:
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
-        """Do as `_is_settled`. A task that cannot be decided on, such as one of another version, keeps no other from
-        being decided on, and its failure is logged once."""
+        """Decide on one task, and return True if nothing more is to do for it here. A failure, as with a record of
+        another version, is logged once and returns False, so that it does not stop the decisions on other tasks."""
         try:
             is_settled = await self._is_settled(name, alive)
         except StoreUnavailable:
@@ -196,7 +196,7 @@ class TaskRecovery:
         return is_settled
 
     async def _is_settled(self, name: str, alive: set[str]) -> bool:
-        """Decide on one task, if this replica may. False if another one has to."""
+        """Decide on one task, if this replica may. Return False if another one has to."""
         session_id, task_id = parts_of(name)
         task = await self._table.store.get(session_id, task_id)
         if task is None or task.is_over or self._table.get(name) is not None:
@@ -204,7 +204,7 @@ class TaskRecovery:
         session = await self._sessions.peek(session_id)
         if session is not None and not self.is_here(session):
             if session.owner in alive:
-                return session.epoch == task.epoch  # else its owner decides, which sweeps as well
+                return session.epoch == task.epoch  # otherwise the session's owner decides, in its own sweep
             if task.upstream_id or _may_run_again(task):
                 assert self._cluster is not None
                 session = await self._cluster.claim(session)
@@ -216,13 +216,13 @@ class TaskRecovery:
         return True
 
     async def settled(self) -> None:
-        """Wait until what was begun is done."""
+        """Wait until all decisions that were begun are carried out."""
         await self._tasks.settled()
         await self._continuation.settled()
 
 
 def _call_of(task: Task) -> StoredCall | None:
-    """Return the call of a task. None: it was not stored, or by another version, and nobody can go on with it."""
+    """Return the stored call of a task. None: it was not stored, or by another version, and cannot go on."""
     try:
         return StoredCall.read(task.request) if task.request else None
     except (msgspec.MsgspecError, RecursionError):
@@ -234,7 +234,7 @@ def _may_run_again(task: Task) -> bool:
 
 
 def _unknown(task: Task, session: Session | None) -> str:
-    """Return why nobody knows what has become of a task."""
+    """Return the reason, as text, why the outcome of a task is unknown."""
     if task.runs > 1:
         return _UNKNOWN_AGAIN
     return _NO_SESSION if session is None else _UNKNOWN

@@ -1,7 +1,8 @@
-"""Answers `tasks/result` of a 2025-11-25 client about a task that the gateway has made (MCP 2025-11-25, Tasks).
+"""Answer the `tasks/result` of 2025-11-25 clients about tasks that the gateway has made (MCP 2025-11-25, Tasks).
 
-The call is open until the task is over, and the task asks its client on it. A question waits in the record until some
-session of the principal asks for the result at the replica that runs the task; the first answer counts.
+A `tasks/result` stays open until the task is over, and the task asks its client questions on it. A question waits in
+the record until a session of the principal asks for the result at the replica that runs the task. The first answer
+counts.
 """
 
 import asyncio
@@ -44,8 +45,9 @@ __all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingC
 logger = logging.getLogger(__name__)
 
 Look = Callable[[Task | None], Awaitable[Task]]
-"""Reads a task, with the rights of the request that asks for its result. If it is over, its outcome is stored. It gets
-the task if another request has just read that it is over: then it only decides whether this one may see it.
+"""A function that returns a task, with the rights of the request that asks for its result. If the task is over, its
+outcome is stored. If another request has just read that the task is over, the function gets that task, and only checks
+that this request may see it.
 
 Raises:
     Refused: the task is unknown.
@@ -55,17 +57,17 @@ Raises:
 _NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
 
 _LOOK_S: Final = 5.0
-"""How often a task is looked at of which nobody tells anything: its owner may be gone."""
+"""Time without news of a task, after which it is read again: its owner may be gone."""
 
 _AGAIN_S: Final = 1.0
-"""How long after a failure of the store a task is looked at again."""
+"""Time after a failure of the store until a task is read again."""
 
 _Read = Callable[[], Awaitable[Task | None]]
 
 
 class Outcomes:
-    """The outcomes that calls wait for. `most` bytes of them wait for the client of one session to read them, and
-    `bodies` counts those of all sessions."""
+    """Keeps the outcomes that calls wait for. At most `most` bytes of them wait until the client of one session reads
+    them. `bodies` limits the bytes of all sessions."""
 
     def __init__(self, bodies: Bodies, most: int) -> None:
         self._bodies = bodies
@@ -74,14 +76,14 @@ class Outcomes:
         self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
 
     def of(self, name: str) -> "SharedOutcome":
-        """Return the outcome of the task of that name, for as long as somebody refers to it."""
+        """Return the shared outcome of the task of that name. It is kept only while a caller refers to it."""
         shared = self._shared.get(name)
         if shared is None:
             shared = self._shared[name] = SharedOutcome()
         return shared
 
     def room_of(self, live: LiveSession) -> "Room":
-        """Return the room for what the client of that session has not read."""
+        """Return the room (limit in bytes) for outcomes that the client of that session has not read."""
         room = self._rooms.get(live)
         if room is None:
             counted_as = live.session.principal.counted_as(live.session.origin)
@@ -90,7 +92,7 @@ class Outcomes:
 
 
 class SharedOutcome:
-    """The outcome of one task, encoded for the calls that wait for it."""
+    """Reads the outcome of one task, and encodes it once for all calls that wait for it."""
 
     __slots__ = ("__weakref__", "_message", "_over", "_text", "_turn")
 
@@ -101,8 +103,8 @@ class SharedOutcome:
         self._message: Message | None = None
 
     async def look(self, text: str, look: Look) -> Task | Message:
-        """Return the task as it works, or what `tasks/result` with the handle `text` is answered with. Raises as
-        `look`."""
+        """Return the task while it works. Once it is over, return the answer to `tasks/result` with the handle `text`.
+        Raises the errors of `look`."""
         async with self._turn:
             await others_first()
             message = self._message if self._text == text else None
@@ -118,10 +120,10 @@ class SharedOutcome:
 
 
 class Room:
-    """The outcomes that the client of one session is sent and has not read.
+    """Limits the bytes of outcomes that the client of one session was sent and has not read.
 
-    `turn` is held from the time when a task is looked at until its outcome has room, so that one outcome of a session
-    at most waits for room.
+    `turn` is held from the read of a task until its outcome has room. So at most one outcome of a session waits for
+    room.
     """
 
     def __init__(self, bodies: Bodies, counted_as: str, most: int) -> None:
@@ -133,7 +135,7 @@ class Room:
         self._freed = asyncio.Event()
 
     async def settle(self, call: Exchange, message: Message) -> None:
-        """Answer a call, once its client has read enough of the earlier answers.
+        """Answer a call with that message, once its client has read enough of the earlier answers.
 
         Raises:
             Refused: the clients of all sessions have too much to read.
@@ -157,8 +159,8 @@ class Room:
 
 
 class WaitingCalls:
-    """Has their event streams begin and kept alive, as those of calls that a server has. They are never late: what they
-    wait for has its own limits."""
+    """Begins the event streams of waiting `tasks/result` calls, and keeps them alive, as a server's conversation does.
+    These calls never time out: their tasks have their own limits."""
 
     name = ""
     deadlines = _NO_LIMITS
@@ -169,7 +171,7 @@ class WaitingCalls:
         self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
 
     def add(self, exchange: Exchange) -> None:
-        """Watch a call until its reply is done."""
+        """Keep a call's event stream alive until its reply is done."""
         exchange.queue_at(self, next(self._numbers))
         self.calls.wait(exchange)
         exchange.when_done(lambda: self._end(exchange))
@@ -188,7 +190,7 @@ class WaitingCalls:
         """Do nothing: no server has asked."""
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Do nothing, as `answer`."""
+        """Do nothing: no server has asked."""
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Do nothing: no server waits for progress."""
@@ -206,7 +208,8 @@ class ResultCalls:
         self._tasks = Tasks("results of tasks")
 
     def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
-        """Answer that call once the task is over. `text` is the handle that its client has sent."""
+        """Answer a `tasks/result` in the background, once the task is over. `text` is the handle that its client has
+        sent."""
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
@@ -217,7 +220,8 @@ class ResultCalls:
 
 
 async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
-    """Return the task, as long as it works. Otherwise answer the call, whose client has sent the handle `text`."""
+    """Return the task while it works. Once it is over, answer the call, whose client has sent the handle `text`, and
+    return None."""
     async with room.turn:
         if call.is_over:
             return None
@@ -229,8 +233,8 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
 
 
 class _Asked:
-    """The questions that the client of a session has, by the name of the task and their key, and its calls that wait,
-    which are woken when one of them takes its questions back."""
+    """The questions that the client of a session was asked, each by its task's name and its key. `waiting` wakes the
+    client's waiting calls when one of them withdraws its questions."""
 
     def __init__(self) -> None:
         self.names: set[tuple[str, str]] = set()
@@ -242,7 +246,7 @@ class _Asked:
 
 
 class _Waiting:
-    """One call. `asked`: what the client of its session has been asked."""
+    """One `tasks/result` that waits for its task. `asked` has the questions that its session's client was asked."""
 
     def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _Asked) -> None:
         self._call = call
@@ -272,7 +276,7 @@ class _Waiting:
         except Refused as refused:
             error = error_of(refused.code, str(refused), self._call.correlation)
             self._call.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(error))))
-        except Exception as error:  # nobody else would answer the call
+        except Exception as error:  # nothing else would answer the call
             logger.error("the result of a task could not be told", exc_info=error, extra=self._call.log_fields())
             self._call.fail(INTERNAL_ERROR, "the result of the task could not be read")
         finally:
@@ -299,7 +303,7 @@ class _Waiting:
     # -- questions
 
     def _ask(self, running: RunningTask) -> None:
-        """Ask the client what the task asks now, unless the client has the question already."""
+        """Ask the client the task's open questions, except those that it was asked already or cannot answer."""
         questions = running.exchange.open_questions()
         if self._own and not self._own.keys() & questions.keys():
             self._withdraw()
@@ -317,7 +321,7 @@ class _Waiting:
     def _answered(self, running: RunningTask, key: str, message: Message) -> None:
         self._forget(key)
         if isinstance(message.result, msgspec.Raw):
-            with contextlib.suppress(msgspec.MsgspecError):  # the server refuses what it cannot read
+            with contextlib.suppress(msgspec.MsgspecError):  # the server refuses a result that it cannot read
                 result = without_related(msgspec.json.decode(message.result, type=Object))
                 message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result)))
         running.answer_one(key, message)
@@ -328,7 +332,7 @@ class _Waiting:
             self._asked.names.discard(name)
 
     def _withdraw(self) -> None:
-        """Withdraw what this call has asked: it needs no answer any more."""
+        """Withdraw the questions that this call has asked: they need no answer on it any more."""
         for key in [*self._own]:
             self._forget(key)
         self._live.withdraw_questions(self._call)

@@ -1,4 +1,4 @@
-"""A task while its call is in flight here: what happens to the call becomes the state of the task's record."""
+"""Run a task while its call is in flight here: record each event of the call as a change of the task."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ __all__ = ["RunningTask"]
 logger = logging.getLogger(__name__)
 
 _LAST_WRITE_S: Final = 2.0
-"""How long the store may take to store what the next owner needs."""
+"""Time that the last write may take, which the next owner of the task needs."""
 
 _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
 
@@ -39,8 +39,8 @@ _TOOL_ERROR: Final = "the tool has reported an error"
 
 
 class RunningTask:
-    """One task and its call. `ended` is called once the outcome is stored, or the task is left to another owner.
-    `is_kept`: the store outlives this process, so that there can be another owner."""
+    """Runs one task with its call. `ended` is called once the outcome is stored, or the task is left to another owner.
+    `is_kept`: the store outlives this process, so that another owner can follow."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class RunningTask:
         self.exchange = exchange
         self.record = record
         self.is_left = False
-        """Whether the call was ended here without an outcome, because another replica continues the session."""
+        """Set if the call was ended here without an outcome, because another replica continues the session."""
         self.is_unknown = False
-        """Whether it ended because nobody knows what has become of its call."""
+        """Set if the task has failed because the outcome of its call is unknown."""
         self._settings = settings
         self.kept_s = settings.outcome_ttl_s(record.task.kept_s)
         self._ended = ended
@@ -68,12 +68,12 @@ class RunningTask:
 
     @property
     def task(self) -> Task:
-        """Its record, with all changes."""
+        """Return the record of the task, including changes that are not stored yet."""
         return self.record.task
 
     @property
     def name(self) -> str:
-        """Names it among the tasks of all sessions."""
+        """Return the name of the task, which is unique among all sessions."""
         return self.record.task.name
 
     @property
@@ -89,13 +89,13 @@ class RunningTask:
         return self._settings.call_timeout_s
 
     def hold(self, reply: Answer) -> None:
-        """Keep the reply of the call until the end of the task: the session is in use for as long."""
+        """Keep the reply of the call until the end of the task, so that the session stays in use."""
         self._reply = reply
         if self._has_ended:
             self._release()
 
     async def settled(self) -> None:
-        """Wait until its outcome is stored, if it has one."""
+        """Wait until the outcome of the task is stored, if its call has ended."""
         await self._tasks.settled()
 
     # -- what happens to the call (gateway.tasks.made.exchange.TaskWork)
@@ -110,7 +110,7 @@ class RunningTask:
                 text = progress_text(message.params_object())
                 self.record.change(can_wait=True, message=message_of(self.task.runs, text))
         except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError):
-            return  # a notification that cannot be read says nothing about the task
+            return  # an unreadable notification does not change the task
 
     def asks(self) -> None:
         suspended = self.exchange.suspendable()
@@ -137,8 +137,8 @@ class RunningTask:
         return self.is_left and bool(self.task.upstream_id)
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Store which task the server has made of the call: its next owner follows it. The store has this no later than
-        anything else that comes of the task."""
+        """Store the task that the server has made of the call, so that the next owner can follow it. It is stored no
+        later than any other change that comes of that task."""
         exchange = self.exchange
         followed = FollowedCall(task, exchange.caller)
         call = StoredCall({}, exchange.context, exchange.era == "legacy")
@@ -156,7 +156,7 @@ class RunningTask:
             self._step(TaskEvent.RESUME, questions=b"")
 
     def _over(self, frame: Frame) -> None:
-        """End the task with its call, whatever the end looks like: nothing else would end the task."""
+        """End the task with the last frame of its call, even an unreadable one: nothing else would end the task."""
         try:
             self._decide(parse(frame.data))
         except Exception as error:
@@ -169,7 +169,7 @@ class RunningTask:
     def _decide(self, message: Message) -> None:
         live = live_session_of(self.exchange)
         if live is not None and live.is_elsewhere:
-            # Whoever continues the session decides on the task: what its call has come to is unknown here.
+            # The replica that continues the session decides on the task. Here the outcome of the call is unknown.
             self.is_left = True
         elif isinstance(message.error, msgspec.Raw):
             error, text = splice(message.error), error_text(message.error)
@@ -193,7 +193,7 @@ class RunningTask:
                 self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error, reason=why)
 
     def _cannot_tell(self, text: str) -> None:
-        """Fail the task: the server's answer cannot be handed on."""
+        """Fail the task, because the server's answer cannot be passed on."""
         self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
 
     def _fail(self, error: bytes, text: str) -> None:
@@ -202,8 +202,8 @@ class RunningTask:
         self._end_as(TaskEvent.FAIL, text, error=error)
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
-        """End the task. Its message is about the outcome: the last progress says nothing of it."""
-        ttl_s = self.record.now - self.task.created_at + self.kept_s  # from its creation
+        """End the task with these fields. `text`, about the outcome, replaces the last progress as its message."""
+        ttl_s = self.record.now - self.task.created_at + self.kept_s  # counts from the creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 
     def _step(self, event: TaskEvent, **fields: Any) -> None:
@@ -221,29 +221,29 @@ class RunningTask:
         self._release()
         self._ended(self)
         self._rounds = None
-        self.exchange.forget_work()  # no circle is left: collections are rare
+        self.exchange.forget_work()  # no reference cycle is left: garbage collections are rare
 
     def _release(self) -> None:
         reply, self._reply = self._reply, None
         if reply is not None:
             reply.done()
 
-    # -- what clients and operators want of it
+    # -- requests of clients and operators
 
     def answer(self, responses: Object) -> None:
-        """Take answers of the client, by the keys of their questions. Unknown keys are ignored."""
+        """Pass the client's answers, by the keys of their questions, to the call. Unknown keys are ignored."""
         suspended = self.exchange.suspended
         if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
             return
         answers: dict[str, Any] = {}
-        if self.may_run_again:  # its server would ask the same then
+        if self.may_run_again:  # in a second run, the server would ask the same
             most = self._settings.result_bytes
             answers["answers"] = answered(self.task.answers, suspended.questions, responses).encoded(most)
-        answer_suspended(self.exchange, responses)  # which asks again for what is missing
+        answer_suspended(self.exchange, responses)  # asks again for missing answers
         self._go_on(answers)
 
     def answer_one(self, key: str, message: Message) -> None:
-        """Do as `answer`, with what a client has responded to one question: a result, or an error."""
+        """Pass the client's answer to one question, a result or an error, to the call. An unknown key is ignored."""
         if isinstance(message.result, msgspec.Raw):
             self.answer({key: message.result})
         elif key in self.exchange.open_questions():
@@ -260,7 +260,7 @@ class RunningTask:
 
     @property
     def may_run_again(self) -> bool:
-        """Return True if a later owner may send the call again."""
+        """Return True if a later owner may send the call again: its tool is idempotent, and this is the first run."""
         return self.task.is_repeatable and self.task.runs == 1
 
     def cancel(self, reason: str) -> None:
@@ -271,7 +271,7 @@ class RunningTask:
             self.exchange.fail(CANCELLED, f"Cancelled: {reason}")
 
     def give_up(self, reason: str, *, tells: bool = False) -> None:
-        """Fail the task: its call was sent, and nobody knows what has become of it. `tells`: the server is notified."""
+        """Fail the task: its call was sent, and its outcome is unknown. `tells`: notify the server."""
         self.is_unknown = True
         if tells:
             self.exchange.cancel(reason, OUTCOME_UNKNOWN)

@@ -1,6 +1,4 @@
-"""The states of a made task, and what is read of them: its message, and whether any reader can decode its outcome.
-
-Pure.
+"""Define the states of a made task. Build its message, and check that any reader can decode its outcome. Pure: no I/O.
 """
 
 from collections.abc import Mapping
@@ -30,15 +28,15 @@ __all__ = [
 ]
 
 MAX_MESSAGE_CHARS: Final = 1_024
-"""Characters of a task's message."""
+"""Limit on the characters of a task's message. Longer ones are cut."""
 
 AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
-"""How each message of a task begins that runs again, and that of its outcome."""
+"""The beginning of each message of a task that runs again, also of the message about its outcome."""
 
 MAX_LEVELS: Final = 500
-"""Arrays and objects inside each other in an outcome that is kept. How deep a reader could go depends on its Python
-(3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 what the memory of the stack holds), and replicas of one
-store may run different ones. This is what each of them reads from any depth of the stack."""
+"""Limit on the nesting of arrays and objects in a stored outcome. The depth that a reader can decode depends on its
+Python (3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 as many as the stack's memory holds). Replicas of
+one store may run different versions. Each of them reads this depth, however deep its stack is."""
 
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -47,7 +45,7 @@ _ALIKE: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 
 _COLLAPSED: Final = 4
-"""How many innermost levels are removed before the others are counted: of the rows of a table nothing is left."""
+"""Innermost levels that are removed before the others are counted. It makes wide data, such as a table, small."""
 
 
 class TaskState(StrEnum):
@@ -65,7 +63,7 @@ class TaskState(StrEnum):
 
 
 class TaskEvent(StrEnum):
-    """What happens to a task."""
+    """The events of a task."""
 
     ASK = "ask"
     RESUME = "resume"
@@ -99,18 +97,19 @@ TASK: Final[Mapping[TaskState, Mapping[TaskEvent, TaskState]]] = {
 
 
 def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
-    """Return the status after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
+    """Return the status of a task after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
     return step(TASK, TaskState(status), event).value
 
 
 def message_of(runs: int, text: str = "") -> str:
-    """Return the message of a task that was started `runs` times. `text` says how far it is, or what it has come to."""
+    """Return the message of a task that was started `runs` times. `text` is its progress, or describes its outcome."""
     parts = (AGAIN if runs > 1 else "", text)
     return ": ".join(part for part in parts if part)[:MAX_MESSAGE_CHARS]
 
 
 def progress_text(params: Object) -> str:
-    """Return a progress notification as text. Raises `msgspec.MsgspecError`: it cannot be read."""
+    """Return the params of a progress notification as text for people; empty if they have no message and no number.
+    Raises `msgspec.MsgspecError`: they cannot be read."""
     decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
     text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
     steps = _number_text(progress)
@@ -130,7 +129,7 @@ class _Content(msgspec.Struct):
 
 
 def reason_of(result: bytes) -> str:
-    """Return how a tool says that it has failed: the first text of its result, cut. Empty if there is none."""
+    """Return the reason that a failed tool gives: the first text of its result, cut. Empty if there is none."""
     try:
         content = msgspec.json.decode(result, type=_Content).content
     except (msgspec.MsgspecError, RecursionError):
@@ -139,22 +138,22 @@ def reason_of(result: bytes) -> str:
 
 
 def _number_text(number: object) -> str:
-    """Return a number for people; empty if there is none, or one that is too large for any."""
+    """Return a number as text for people; empty if it is no number, or too large for a float."""
     try:
         return f"{number:g}" if isinstance(number, (int, float)) else ""
-    except OverflowError:  # an integer has any number of digits
+    except OverflowError:  # integers in JSON have any number of digits
         return ""
 
 
 class _Error(msgspec.Struct):
-    """What a client reads of an error."""
+    """The fields of a JSON-RPC error that a client reads."""
 
     code: int = INTERNAL_ERROR
     message: str = ""
 
 
 def can_be_read(outcome: bytes) -> bool:
-    """Return True if an outcome, which is JSON, is nested so little that any later reader can decode it."""
+    """Return True if an outcome (JSON) is nested at most `MAX_LEVELS` deep, so that any reader can decode it."""
     if outcome.count(b"[") + outcome.count(b"{") <= MAX_LEVELS:
         return True
     without_escapes = outcome.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -165,8 +164,7 @@ def can_be_read(outcome: bytes) -> bool:
 
 
 def error_text(error: msgspec.Raw) -> str | None:
-    """Return the message of an error. None: a client could not read the error. What its `data` says is not looked
-    at."""
+    """Return the message of a JSON-RPC error, cut. None: a client could not read the error. `data` is not checked."""
     try:
         return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

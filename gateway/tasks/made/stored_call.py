@@ -1,7 +1,7 @@
-"""The call of a task as it is stored, so that a later owner can go on with it with the rights that it had. Pure.
+"""Encode the call of a task for the store, so that a later owner can continue it with the same rights. Pure: no I/O.
 
-A task whose gateway dies may run again. Its server then asks from the beginning, and gets the answers that were given:
-a person is asked once.
+If a gateway dies, its tasks may run again. The server then asks its questions again, and gets the recorded answers. So
+people are asked only once.
 """
 
 from collections.abc import Mapping
@@ -17,21 +17,21 @@ from transports.jsonrpc import Object, encode
 __all__ = ["MAX_BYTES", "FollowedCall", "RecordedAnswers", "StoredCall", "answered", "following", "stored"]
 
 MAX_BYTES = 256 << 10
-"""Bytes of a call that is stored. A larger one does not run again, and the task of its server is not followed."""
+"""Limit on the bytes of a stored call. A larger one does not run again, and its server's task is not followed."""
 
 
 class FollowedCall(msgspec.Struct, frozen=True):
-    """The task that a server has made of the call. `caller` is what the client has declared to the server, if it did so
-    with the call."""
+    """The task that a server has made of the call. `caller` has the client's declared capabilities, if the client has
+    sent them with the call."""
 
     task: TaskAtServer
     caller: Caller | None
 
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the client has sent, `_meta` included, and the context of its request: the session's may be another one by
-    the time the call runs again, and may grant more. `params` are empty if the call cannot run again. `is_legacy`: the
-    client is of a version before 2026-07-28."""
+    """The params that the client has sent, including `_meta`, and the context (rights) of its request. The session's
+    context may change before the call runs again, and may grant more. `params` is empty if the call cannot run again.
+    `is_legacy`: the client's protocol version is before 2026-07-28."""
 
     params: Object
     context: Context
@@ -40,12 +40,13 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, data: bytes) -> "StoredCall":
-        """Return the call that `stored` has made bytes of."""
+        """Decode a call that `stored` or `following` has encoded. Raises `msgspec.MsgspecError`: it cannot be read."""
         return msgspec.json.decode(data, type=cls)
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """Return the bytes of a call, without answers to what it has asked: it begins anew. Empty if it is too large."""
+    """Encode a call for the store. Empty if it is larger than `MAX_BYTES`. Answers to its questions are left out,
+    because it would begin anew."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -53,8 +54,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """Return the bytes of a call, `request`, that its server has made a task of. Empty if that is too large: then no
-    later owner follows the task."""
+    """Return `request`, an encoded call, with the task that its server has made of it. Empty if that is too large: then
+    no later owner follows the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
@@ -62,8 +63,9 @@ def following(request: bytes, followed: FollowedCall) -> bytes:
 
 
 class RecordedAnswers:
-    """Answers as JSON, by the digest of the question (`gateway.calls.suspended_call.question_digest`), those to equal
-    questions in order. `data` is what `encoded` has returned; empty or of another version: there are none."""
+    """Keeps a client's answers, by the digests of the questions (`gateway.calls.suspended_call.question_digest`). Equal
+    questions have several answers, in order. `data` comes from `encoded`. If it is empty or of another version, there
+    are no answers."""
 
     def __init__(self, data: bytes = b"") -> None:
         try:
@@ -73,30 +75,31 @@ class RecordedAnswers:
 
     @classmethod
     def of(cls, answers: Mapping[str, str]) -> "RecordedAnswers":
-        """Return one answer to each question."""
+        """Return the record of one answer (JSON) for each question, given by its digest."""
         recorded = cls()
         for digest, answer in answers.items():
             recorded.add(digest, msgspec.Raw(answer.encode()))
         return recorded
 
     def add(self, digest: str, answer: msgspec.Raw) -> None:
-        """Record the answer to a question."""
+        """Record the answer to the question with that digest."""
         self._answers.setdefault(digest, []).append(answer.copy())  # a slice would keep the whole message in memory
 
     def take(self, digest: str) -> str | None:
-        """Return the next answer to such a question; None if it has to be asked. Each is returned once."""
+        """Remove and return the next answer (JSON) to the question with that digest. None: it has to be asked."""
         known = self._answers.get(digest)
         return bytes(known.pop(0)).decode() if known else None
 
     def encoded(self, most_bytes: int) -> bytes:
-        """Return all answers, for a record. Empty if there are none, or if they are larger than that: they are asked
-        again."""
+        """Return all answers as JSON, for the task's record. Empty if there are none, or if they are larger than
+        `most_bytes`: then the questions are asked again."""
         data = encode(self._answers) if self._answers else b""
         return data if len(data) <= most_bytes else b""
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
-    """Return the recorded answers of `data` with those that a client gives to these questions now, by their keys."""
+    """Return the recorded answers in `data`, with the client's new answers added. `questions` and `responses` are by
+    the keys of the questions."""
     recorded = RecordedAnswers(data)
     for key, question in questions.items():
         if key in responses:

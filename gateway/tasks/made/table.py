@@ -1,4 +1,4 @@
-"""The tasks whose calls are in flight on this replica, and who is told when one has changed."""
+"""Keep the tasks whose calls are in flight on this replica, and tell all replicas when one has changed."""
 
 import contextlib
 import logging
@@ -35,15 +35,15 @@ def topic_of(session_id: str) -> str:
 
 
 def log_fields_of(task: Task) -> dict[str, str]:
-    """Return the fields of a log line about a task."""
+    """Return the fields of a log line about a task, with shortened ids."""
     return {"session": redact(task.session_id), "task": redact(task.id), "server": task.server, "tool": task.tool}
 
 
 class TaskTable:
-    """Runs tasks. A task stands here before the store has it, and until the store has its outcome.
+    """Runs the tasks of this replica. Each is in the table from before it is stored until its outcome is stored.
 
-    `noted` counts and records what becomes of a task: one of `gateway.observability.metrics.TASK_EVENTS`. `clock` is in
-    seconds since the epoch. `is_kept`: the store outlives this process.
+    `noted` counts and records an event of a task, one of `gateway.observability.metrics.TASK_EVENTS`. `clock` returns
+    Unix time in seconds. `is_kept`: the store outlives this process.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class TaskTable:
         return iter(tuple(self._running.values()))
 
     def get(self, name: str) -> RunningTask | None:
-        """Return the task of that name (`Task.name`)."""
+        """Return the running task of that name (`Task.name`). None: it does not run here."""
         return self._running.get(name)
 
     def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
-        """Begin to run a task, which the store has or gets."""
+        """Begin to run a task. The caller stores its record."""
 
         def changed(written: Task) -> None:
             self._publish(written)
@@ -93,7 +93,7 @@ class TaskTable:
         return running
 
     def cancel(self, name: str, reason: str) -> bool:
-        """Cancel a task by order of an operator. False if it is not run here, or is over."""
+        """Cancel a task for an operator. Return False if it does not run here, or is over."""
         running = self._running.get(name)
         if running is None or running.task.is_over:
             return False
@@ -101,8 +101,8 @@ class TaskTable:
         return True
 
     def stop(self) -> None:
-        """End the tasks that still work, because the gateway stops: their records say at once what is known. Those stay
-        with which their next owners go on."""
+        """End the tasks that still work, because the gateway stops, so that their records tell the outcome at once.
+        Tasks that a next owner can continue are left as they are."""
         left = [running for running in self if not running.task.is_over]
         if left:
             ended = sum(_is_ended(running) for running in left)
@@ -114,13 +114,14 @@ class TaskTable:
             )
 
     def reported(self, task: Task, what: str) -> None:
-        """Note and publish a change that was written without running the task here."""
+        """Count and publish a change that was written to the store directly. `what` is one of
+        `gateway.observability.metrics.TASK_EVENTS`."""
         self.noted(task, what)
         self._publish(task)
 
     def _publish(self, task: Task) -> None:
-        """Tell all replicas that the store has another version of the task. A message that is lost does no harm:
-        subscribers read the record, and clients may poll."""
+        """Tell all replicas that the store has a new version of the task. A lost message does no harm: subscribers read
+        the record, and clients may poll."""
         self._tasks.spawn(self._tell(task))
 
     async def _tell(self, task: Task) -> None:
@@ -128,13 +129,13 @@ class TaskTable:
             await self._bus.publish(topic_of(task.session_id), task.id.encode())
 
     def remove(self, running: RunningTask) -> None:
-        """Stop running a task whose call has become none, or that another replica runs."""
+        """Remove a task that does not become one after all, or that another replica runs."""
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self.forget_name(running.name)
 
     def forget_name(self, name: str) -> None:
-        """Have the store forget that this replica runs a task of that name."""
+        """Delete from the store, in the background, that this replica runs the task of that name."""
         self._tasks.spawn(self._forget_name(name))
 
     def _ended(self, running: RunningTask) -> None:
@@ -144,11 +145,11 @@ class TaskTable:
         self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))
 
     async def _renew_names(self, task: Task) -> None:
-        with contextlib.suppress(StoreUnavailable):  # the next renewal comes long before they expire
+        with contextlib.suppress(StoreUnavailable):  # the next renewal comes long before the names expire
             await self.names.renew(task)
 
     async def _forget_name(self, name: str) -> None:
-        with contextlib.suppress(StoreUnavailable):  # whoever finds the name finds that the task is over
+        with contextlib.suppress(StoreUnavailable):  # a replica that finds the name sees that the task is over
             await self.names.remove(name)
 
     async def _pass_on(self, name: str) -> None:
@@ -157,7 +158,7 @@ class TaskTable:
             await self.names.remove(name)
 
     def renew(self) -> None:
-        """Keep the records of the tasks that still work."""
+        """Extend the life of the records of all tasks that still work, where it is due."""
         for running in self:
             if running.record.renew(self.settings.working_ttl_s(running.kept_s)):
                 self._tasks.spawn(self._renew_names(running.task))
@@ -170,7 +171,7 @@ class TaskTable:
 
 
 def _what_became_of(running: RunningTask) -> str:
-    """Return what became of a task that runs here no more: one of `gateway.observability.metrics.TASK_EVENTS`."""
+    """Return the end of a task that runs here no more: one of `gateway.observability.metrics.TASK_EVENTS`."""
     if running.is_left or running.record.is_lost:
         return "left"
     if running.is_unknown:
@@ -179,7 +180,7 @@ def _what_became_of(running: RunningTask) -> str:
 
 
 def _is_ended(running: RunningTask) -> bool:
-    """End a task, because the gateway stops. False: its next owner goes on with it, and its record stays."""
+    """End a task, because the gateway stops. Return False if its next owner can continue it: its record stays then."""
     exchange = running.exchange
     if running.task.upstream_id or running.may_run_again or exchange.work is not running:
         return False
