@@ -1,7 +1,7 @@
 """Define the envelope of a forwarded request: the facts that one replica sends to another beside the body.
 
-An envelope is valid for some seconds, and is accepted once. The connection has authenticated both replicas, and
-encrypts and signs all frames (`transports/sealed_wire.py`).
+It is valid for some seconds, and accepted once. The connection authenticates both replicas and protects their frames
+(`transports/sealed_wire.py`).
 """
 
 import enum
@@ -151,7 +151,7 @@ class Envelopes:
     def facts(
         self, route: Route | None, traceparent: str = "", copy_of: Nonce | None = None, correlation: str = ""
     ) -> bytes:
-        """Return the facts of a call that is sent now, as msgpack. An empty `correlation` means the id of the request
+        """Return the facts of a call that is sent now, as msgpack. The default `correlation` is that of the request
         that is served. Epoch and version are -1 unless `route` was just read from the store."""
         epoch = version = -1
         if route is not None and route.is_read:
@@ -160,8 +160,7 @@ class Envelopes:
         return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
-        """Accept a call with that nonce, and return None. Otherwise return the reason to refuse it. The numbers of a
-        channel only rise."""
+        """Accept a call, and return None; or return the reason to refuse it. The numbers of a channel only rise."""
         now = self._clock()
         # An envelope that is valid for longer could be accepted again after its nonce is forgotten.
         if not 0 < facts.expires - now <= 2 * VALID_S:

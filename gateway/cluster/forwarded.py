@@ -81,8 +81,7 @@ class PeerListener:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Accept connections of peers inside the block. Yields the port. Raises `OSError`: the address cannot be
-        bound."""
+        """Accept peers inside the block. Yields the port. Raises `OSError`: the address cannot be bound."""
         try:
             async with self._server.listening(host, port) as bound:
                 yield bound
@@ -149,8 +148,7 @@ class KnownCommon:
         self._principal = Principal(issuer=common.issuer, subject=common.subject)
 
     def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
-        """Return the facts about a call that its sender has verified. `started` is called before the request is sent to
-        a server."""
+        """Return the facts about a call that its sender has verified. `started` is called before a server gets it."""
         return Forwarded(
             session_id=self.common.session,
             principal=self._principal,
@@ -258,12 +256,8 @@ class ForwardedPost:
         return self._has_started
 
     async def started(self) -> None:
-        """Record that the request is about to be sent to a server. If the sender was told that the request waits, wait
-        until it agrees. Otherwise it assumes the request to be sent.
-
-        Raises:
-            Refused: 503, the sender has left, and may have another replica serve the request.
-        """
+        """Record that a server is about to get the request. If the sender was told that the request waits, wait until
+        it agrees. Raises `Refused`: 503, the sender has left, and may have another replica serve the request."""
         self._has_started = True
         if self._is_waiting:
             self._is_waiting = False
@@ -294,8 +288,8 @@ class ForwardedPost:
         return True
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Continue a call of the fast path in the usual way, with the answer that `become` returns for its request. The
-        request arrived at `began`, by the monotonic clock."""
+        """Continue a call in the usual way, with the answer that `become` makes of its request. `began` is the time of
+        its arrival, by the monotonic clock."""
         self._fast = None
         known, call = self._known, self._call
         try:
@@ -399,7 +393,7 @@ class ForwardedPost:
         return {"type": "http.disconnect"}
 
     async def _send(self, event: MutableMapping[str, Any]) -> None:
-        """Handle an ASGI event of the endpoint. Without an event stream, the response's head waits for the body: both
+        """Handle an ASGI event of the endpoint. If the response is no event stream, its head waits for its body: both
         may fit in one frame. If cancelled while a slow reader holds it up, send `x`: a part is missing."""
         call = self._call
         if event["type"] == "http.response.start":

@@ -34,9 +34,8 @@ def message_in(payload: bytes | None) -> tuple[bytes, Headers] | None:
 
 
 class ForwardedAnswer:
-    """The answer to a call that was sent to the session's owner. It gets one frame if the owner answers with one small
-    JSON message and status 200. Otherwise it gets none, and the caller raises the result of `elsewhere`. `answered` is
-    called with the route when the frame is there.
+    """The answer to a call that was sent to the session's owner. If that is one small JSON message with status 200, it
+    is one frame, and `answered` is called. Otherwise there is no frame, and the caller raises `elsewhere()`.
     """
 
     __slots__ = ("_answered", "_route", "call", "headers", "replies")
@@ -104,8 +103,7 @@ class RelayedReply:
         self.has_started = True
 
     async def pass_on(self, kind: bytes, payload: bytes) -> bool:
-        """Pass a frame to the client: the head of the response (`kind` is `h`), or a piece of the body. False: the head
-        cannot be read, or its status is not from 200 to 599."""
+        """Pass the response's head (`kind` is `h`) or a piece of its body to the client. False: the head is invalid."""
         if kind == b"h":
             try:
                 status, headers = _heads.decode(payload)

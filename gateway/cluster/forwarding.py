@@ -143,8 +143,7 @@ class Forwarding:
         return await self._after(outcome, reply, scope)
 
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
-        """Send a POST to the session's owner on an open channel, and return its answer to come. None: nothing was sent,
-        because no channel is ready, or the request may have taken effect earlier."""
+        """Send a POST to the session's owner, and return its answer to come. None: no channel was ready to send it."""
         memory = route.memory
         if route.begun is not None:
             return cast("ForwardedAnswer", route.begun)  # `ForwardingPath` has sent it
@@ -219,8 +218,7 @@ class Forwarding:
         return outcome
 
     async def _claim(self, session: Session, outcome: Outcome, refused_at: str | None) -> None:
-        """Claim the session of an owner that was not reached. `refused_at` is the owner's address, if its lease is
-        valid.
+        """Claim the session of an owner that was not reached. `refused_at`: its address, if its lease is valid.
 
         Raises:
             Refused: 503, the owner runs, and took the session from this replica while this one ran.

@@ -72,13 +72,12 @@ class OwnLease:
 
     @property
     def trusts_expired(self) -> bool:
-        """Return True if another lease that looks expired is so. False for one `LEASE_S` after an outage of the
-        store."""
+        """Return True if a lease that looks expired is so. False for one `LEASE_S` after an outage of the store."""
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
     def hold(self, replica: str) -> bool:
-        """Agree to claim no session of that replica for a while, because it does not reach the store. False: this one
-        has taken it for gone already."""
+        """Agree to claim nothing from that replica for a while: it does not reach the store. False: it is too late,
+        because this one has taken it for gone."""
         now = monotonic()
         if now - self._doubted.get(replica, -LEASE_S) < LEASE_S:
             return False
@@ -86,9 +85,8 @@ class OwnLease:
         return True
 
     def doubt(self, replica: str) -> bool:
-        """Return True if a replica that is silent, and has not renewed its lease for `DOUBT_S`, may be taken for gone.
-        False for two `LEASE_S` after a start or an outage of the store: the other replica may not have listed this one
-        yet, and so cannot ask it to hold."""
+        """Return True if a silent replica, with a lease not renewed for `DOUBT_S`, may be taken for gone. False for two
+        `LEASE_S` after a start or an outage: it may not have listed this one yet, and so cannot ask it to hold."""
         now = monotonic()
         if self._renewed_since is None or now - self._renewed_since < 2 * LEASE_S:
             return False

@@ -36,8 +36,7 @@ class Beats:
         self._ask_to_hold = ask_to_hold
 
     async def live(self) -> None:
-        """Renew the lease until cancelled, every `BEAT_S` and whenever another replica asks for it. Sessions that
-        others have claimed are closed at once."""
+        """Renew the lease until cancelled. Sessions that other replicas have claimed are closed at once."""
         while True:
             # The store may be unreachable when the gateway starts. A replica without a lease soon owns nothing.
             with contextlib.suppress(StoreUnavailable):
@@ -57,8 +56,7 @@ class Beats:
                 asked.clear()
 
     async def renew(self) -> bool:
-        """Renew the lease once. While the store does not answer, ask the other replicas to claim nothing from this
-        one. Return False if the renewal failed."""
+        """Renew the lease. Until the store answers, ask the others to claim nothing from this one. False: failed."""
         beating = asyncio.ensure_future(self._cluster.beat())
         try:
             while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:

@@ -1,8 +1,7 @@
 """Keep this replica's ownership of sessions: its lease, its claims, and the check before an answer is sent.
 
-Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce). Only the owner holds links
-(connections to servers) of a session. An owner that may have lost a session asks the store before it sends an answer
-(`lease.py`).
+Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce). Only an owner holds links
+of a session. An owner that may have lost a session (`lease.py`) asks the store before it sends an answer.
 """
 
 import asyncio
@@ -27,8 +26,7 @@ __all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 logger = logging.getLogger(__name__)
 
 BEAT: Final = "mcp:beat:"
-"""The bus topic, followed by the name of a replica, by which others ask it to renew its lease at once: it is silent, or
-has lost sessions."""
+"""The bus topic that asks a replica, whose name follows, to renew its lease at once: it is silent, or lost sessions."""
 
 _BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
@@ -199,8 +197,7 @@ class Cluster:
             raise not_found_by_others()
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """Return the session as owned by this replica, which claims it if it has no owner. A session that has ended is
-        returned unclaimed.
+        """Return the session, which this replica owns or claims. One that has ended is returned unclaimed.
 
         Raises:
             OwnedByPeer: another replica owns it, or has to, because this one leaves or others do not reach it.
@@ -261,8 +258,7 @@ class Cluster:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
-        """Claim a session from an owner that cannot be reached. Return the session with its present owner; None if it
-        has ended.
+        """Claim a session from an unreachable owner. Return it with its present owner; None if it has ended.
 
         An owner with a valid lease (`leased`) still answers clients that reach it. So wait until it has learned of its
         loss, with its next heartbeat, or until its lease has expired.
@@ -290,8 +286,7 @@ class Cluster:
 
     def may_have_lost(self, session_id: str) -> bool:
         """Return True if the store has to be asked before an answer of this session is sent: the lease is old, or
-        another replica has claimed the session. Calls in flight end only a moment after that is known, and may get an
-        answer before."""
+        another replica has claimed the session. Its calls in flight end only a moment after a claim is known."""
         return not self.lease.is_fresh or session_id in self._told
 
     async def still_owns(self, session: Session) -> bool:

@@ -77,8 +77,7 @@ class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channels:
-    """Keeps the channels (connections) to peers: one for each peer takes new calls. Full ones stay until their calls
-    have ended."""
+    """Keeps the channels to peers: one for each peer takes calls. Full ones stay until their calls have ended."""
 
     def __init__(self, envelopes: Envelopes) -> None:
         self._envelopes = envelopes
@@ -93,8 +92,7 @@ class Channels:
         return channel if channel is not None and channel.has_room and channel.is_heard else None
 
     async def open(self, peer: Peer) -> PeerChannel:
-        """Return a channel to a peer that takes one more call, if that is sent without an await in between. The peer
-        sent something a moment ago.
+        """Return a channel to a peer that takes one more call, sent before any await. The peer was heard just now.
 
         Raises:
             PeerRefused, PeerTimedOut, PeerConnectionLost: no connection could be made. No request was sent.
@@ -132,8 +130,7 @@ class Channels:
 
 
 class Copies:
-    """Sends copies of one request to one peer. A later copy names the first that may have arrived, so that the peer
-    executes at most one."""
+    """Sends copies of one request to one peer. Each names the first that may have arrived: at most one is executed."""
 
     def __init__(
         self, peer: Peer, request: ForwardedRequest, traced: Headers, envelopes: Envelopes, channels: Channels
@@ -211,8 +208,7 @@ class PeerRequests:
     def send(
         self, channel: PeerChannel, route: Route, traceparent: str, body: bytes, correlation: str = ""
     ) -> PeerCall:
-        """Send a POST on the channel to the session's owner. An empty `correlation` means the id of the request that is
-        served."""
+        """Send a POST on the channel to the session's owner. `correlation` as in `Envelopes.facts`."""
         assert route.memory is not None
         return channel.ask(route.memory, self._envelopes.facts(route, traceparent, None, correlation), body)
 
@@ -275,9 +271,8 @@ class PeerRequests:
         return Outcome.UNKNOWN
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
-        """Send a copy. If the peer has been silent since `since`, read its lease meanwhile: the peer was asked to renew
-        it, and this try times out only a second later. Return the outcome if the lease decides it. Raises the errors of
-        `Copies.send`."""
+        """Send a copy. If the peer is silent since `since`, read its lease meanwhile, which may decide the outcome: the
+        peer was asked to renew it, and this try times out a second later. Raises the errors of `Copies.send`."""
         if since is None:
             return await copies.send()
         sending = asyncio.ensure_future(copies.send())
@@ -299,8 +294,7 @@ class PeerRequests:
         return outcome
 
     async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome | None:
-        """Relay the answer until its end, or until the client leaves. None: the connection to the peer was lost
-        first."""
+        """Relay the answer until it ends or the client leaves. None: the connection to the peer was lost first."""
         watch = ClientWatch(reply.receive, call.close)
         try:
             return await self._relay(call, peer, copies, reply)
@@ -350,8 +344,7 @@ class PeerRequests:
         return _OUTCOMES[decision]
 
     async def _look(self, peer: Peer, silent_s: float) -> Lease:
-        """Return the state of the lease of a peer that was silent for that time. Concurrent requests share one read of
-        the store."""
+        """Return the lease's state of a peer that was silent for that time. Concurrent requests share a read."""
         try:
             return await self._lease_of(peer, silent_s)
         except StoreUnavailable:
@@ -370,13 +363,11 @@ class PeerRequests:
         return Lease.VALID
 
     async def _age_of(self, replica: str) -> tuple[float, float | None]:
-        """Return the time at which the store was asked for the age of a lease (monotonic clock), and the age in
-        seconds. The age is None if the lease has expired."""
+        """Return the monotonic time when the store was asked, and the lease's age in seconds. None: it has expired."""
         return monotonic(), await self._cluster.lease_age(replica)
 
     async def _after_loss(self, peer: Peer) -> Outcome:
-        """Return the outcome for a peer that lost the connection during its answer. A new connection shows whether it
-        runs."""
+        """Return the outcome after a lost connection during an answer. If a new one is refused, the peer is gone."""
         try:
             await self._channels.open(peer)
         except PeerRefused:

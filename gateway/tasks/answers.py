@@ -36,8 +36,7 @@ VERSION: Final = "2025-11-25"
 
 
 def task_fields(task: Task, handle: str) -> dict[str, Any]:
-    """Return the fields of a task for modern clients (ext-tasks, `DetailedTask`). `handle` is the task's id for its
-    client."""
+    """Return a task for modern clients (ext-tasks, `DetailedTask`). `handle` is the task's id for its client."""
     fields: dict[str, Any] = {"taskId": handle, "status": task.status}
     if task.message:
         fields["statusMessage"] = task.message

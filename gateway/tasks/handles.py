@@ -95,8 +95,7 @@ class TaskHandles:
 
 
 def claimed(text: str) -> TaskHandle | None:
-    """Return the task that a handle names, without a check of its signature. None: it cannot be decoded. Only for
-    operators, who may see every task."""
+    """Return the task that a handle names, unverified: for operators, who may see every task. None: no handle."""
     return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
 
 

@@ -104,7 +104,6 @@ class LegacyTasks:
     async def _about(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
     ) -> Answer:
-        """Answer a request about one task. Raises the errors of `call`."""
         if handle.kind == "made":
             return await self.requested.call(request, who, resolved, handle, text)
         if handle.session_id != resolved.live.session.id:
@@ -152,11 +151,8 @@ class LegacyTasks:
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
-        """Return the servers that list tasks and that the session has used, by name, with their conversations.
-
-        Raises:
-            Refused: no server lists tasks, and the gateway makes none for this session.
-        """
+        """Return the servers that list tasks and that the session has used, by name. Raises `Refused`: neither a
+        server nor the gateway has tasks for this session."""
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
         for name, upstream in self._endpoints[path].servers(resolved.context).items():

@@ -71,8 +71,7 @@ class TaskSubscriptions:
         self._is_ended = False
 
     async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
-        """Subscribe to tasks of one session at one server. Return the handles of the tasks that the server will notify
-        of; none if it cannot be reached or does not acknowledge in time."""
+        """Subscribe to tasks of one session at one server. Return the handles of those that it acknowledges in time."""
         honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
         def receive(frame: Frame) -> None:
@@ -112,8 +111,7 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """Return the handles of the tasks that a server acknowledges. From now on the stream has to wait for the end of
-        its notifications."""
+        """Return the handles of the tasks that a server acknowledges. If any, the stream counts it as a source."""
         handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
         if handles and part not in self._notifying:
             self._notifying.add(part)
@@ -205,8 +203,7 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """Return the tasks that a client names, by the texts of their handles. Invalid handles are left out. Raises
-        `Refused`: 400, `raw` is no array of strings."""
+        """Return the tasks with valid handles, by their texts. Raises `Refused`: 400, `raw` is no array of strings."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
         except msgspec.MsgspecError:
@@ -220,8 +217,7 @@ class TaskListening:
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
-        """Return the session that the request carries, else the session of the first task that has one, else a new
-        one."""
+        """Return the session that the request carries, else that of the first task that has one, else a new one."""
         resolved = await self._resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
@@ -231,7 +227,6 @@ class TaskListening:
         return resolved
 
     async def _session_of(self, handle: TaskHandle, who: RequestContext) -> Resolved | None:
-        """Return the session of a task; None if it has ended."""
         return await found_session(handle.session_id, who, self._resolver, Era.MODERN)
 
     async def _subscribe(

@@ -83,8 +83,7 @@ class ModernTasks:
         return await self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
 
     def resumed(self, exchange: Exchange, request: Request, reply: Answer) -> Answer:
-        """Return the reply to a client that answers questions of its call. `reply` is the reply if the call becomes no
-        task."""
+        """Return the reply to a client that has answered questions of its call: `reply`, or the handle of a task."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
             return reply
         return self._maker.resumed(exchange, request, reply, lambda: self._tool(exchange, request))

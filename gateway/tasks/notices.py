@@ -99,8 +99,7 @@ class TaskStream(Exchange):
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def _begin(self) -> bool:
-        """Send the first frame and the frames that waited for it, once all of it is known. False: the client does not
-        read."""
+        """Send the first frame, once known, and the frames that waited for it. False: the client does not read."""
         if self._acknowledgement is None or self._accepted is None:
             return True
         early, self._early = self._early, ()
@@ -173,8 +172,7 @@ class _Following:
         self._wake = asyncio.Event()
 
     async def run(self, store: TaskStore, bus: Bus) -> None:
-        """Notify the stream until all tasks are over or deleted, or an error other than an outage of the store
-        occurs."""
+        """Notify the stream until all tasks are over or deleted. An outage of the store only delays that."""
         try:
             await self._run(store, bus)
         except Exception:

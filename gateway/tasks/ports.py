@@ -30,26 +30,24 @@ class Calls(Protocol):
         *,
         server: str = "",
     ) -> Answer:
-        """Count a call, and send it to its server. Return the answer to come. `headers` are for the client. `server` is
-        the name of the call's server; empty if the call itself tells it. Raises `Refused`."""
+        """Count a call, send it to its server, and return the answer to come. `headers` are for the client. `server` is
+        the server's name; empty if the call itself tells it."""
         ...
 
     async def accept_counted(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer:
-        """Send a call that was already counted to its server. Return the answer to come. Raises `Refused`."""
+        """Send a call that was already counted to its server, and return the answer to come."""
         ...
 
     def begin(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> tuple[Answer, Object]:
-        """Begin to answer a call that was already counted. Nothing is sent to a server. Return the reply, and the
-        `_meta` for a server. Raises `Refused`."""
+        """Begin to answer a counted call that no server gets. Return its reply, and the `_meta` for a server."""
         ...
 
     async def admit(self, live: LiveSession, request: Request) -> None:
-        """Count a call against the rate of its session, before work is done for it. Raises `Refused`: 429, too many
-        calls; 404, the session has ended."""
+        """Count a call, before work is done for it. Raises `Refused`: 429, too many; 404, the session has ended."""
         ...
 
     async def count(self, live: LiveSession) -> None:
@@ -59,8 +57,8 @@ class Calls(Protocol):
     def waiting(
         self, live: LiveSession, request: Request, exchange: Exchange | None = None
     ) -> AbstractContextManager[None]:
-        """Return a context manager that keeps a request in flight while it waits to be accepted or answered. With
-        `exchange`, its client can cancel it meanwhile. Raises `Refused`: 429, too many calls are in flight."""
+        """Return a context manager that keeps a waiting request in flight, for its client to cancel if `exchange` is
+        given. Raises `Refused`: 429, too many calls are in flight."""
         ...
 
 

@@ -42,8 +42,7 @@ Shape = Callable[[Exchange, Object], Object]
 """A function that turns a server's result into the client's."""
 
 MAX_KEPT: Final = 64
-"""Limit on the tasks that keep one session alive. If there are more, the oldest keep nothing alive, but can be asked
-for."""
+"""Limit on the tasks that keep one session alive. Beyond it, the oldest are still known, but keep nothing alive."""
 
 MAX_KNOWN: Final = 256
 """Limit on the tasks of one session that are known here. The oldest one is forgotten."""
@@ -104,8 +103,7 @@ class _KnownTask:
         return tasks is not None and tasks.get(self._own_id) is self.owned
 
     def step(self, event: KnownEvent) -> None:
-        """Take a step in the table `KNOWN`. Hold the session and the link while the task is kept. Raises `IllegalStep`:
-        the event cannot happen in this state."""
+        """Take a step in the table `KNOWN`. Hold the session and the link while the task is kept."""
         before, self.state = self.state, step(KNOWN, self.state, event)
         if self.state is KnownState.KEPT and before is not KnownState.KEPT:
             self._use = self._live.in_use(is_movable=not self.link.is_process)
@@ -231,8 +229,7 @@ class RelayedTasks:
     # -- a task that a server has made
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """Return a modern server's `CreateTaskResult` with the client's handle as the task's id. `is_declared`: the
-        client declares the extension of tasks.
+        """Return a modern server's `CreateTaskResult` with the client's handle as the task's id.
 
         Raises:
             Refused: the client cannot have a task for this call, or the task has no usable id. The task is cancelled.
@@ -250,9 +247,8 @@ class RelayedTasks:
         }
 
     def created_legacy(self, exchange: Exchange, result: Object, endpoint: str) -> Object:
-        """Return a legacy server's result with the client's handle as the task's id, if the server has made a task of
-        the call (MCP 2025-11-25, Tasks). Any other result is returned unchanged. Raises `Refused`: the task has no
-        usable id."""
+        """Return a legacy server's result. If it is a task (MCP 2025-11-25, Tasks), its id is the client's handle.
+        Raises `Refused`: the task has no usable id."""
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
@@ -335,8 +331,7 @@ class RelayedTasks:
         return shaped
 
     def note(self, exchange: Exchange, handle: TaskHandle, text: str, task: Object, ttl: str = "ttlMs") -> None:
-        """Record the state of a task from a message of its server, which came for that exchange. `ttl` is the key of
-        the time to live in the message."""
+        """Record the state of a task from a message of its server. `ttl` is the key of the time to live in it."""
         live, link = live_session_of(exchange), task_link_of(exchange)
         if live is not None and link is not None:
             self.known.note(live, link, handle, text, state_of(task, ttl))

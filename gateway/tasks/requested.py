@@ -80,8 +80,7 @@ class RequestedTasks:
         return self._maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
-        """Return an `initialize` result that says that tools can be called as tasks. If they cannot, return it
-        unchanged."""
+        """Return an `initialize` result that says that tools can be called as tasks; unchanged if they cannot."""
         if self._maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)
@@ -221,8 +220,7 @@ class RequestedTasks:
         return reply
 
     async def listed(self, live: LiveSession, endpoint: str, who: RequestContext, after: str) -> tuple[list[Any], str]:
-        """Return a page of the tasks that this client may see, in this version's form, and the end of the page for
-        `after`; empty if no page follows (`MadeTasks.page`)."""
+        """Return a page of the tasks that this client may see, and the cursor for the next page (`MadeTasks.page`)."""
         tasks, more = await self._made.page(live.session, endpoint, who, after)
         return [legacy_task(task, self._handles.of_record(task)) for task in tasks], more
 
@@ -236,8 +234,7 @@ def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return the seconds for which the outcome is kept, at most `most_s`. `raw` is `params.task`. Raises
-    `InvalidMessage`: it cannot be read."""
+    """Return the seconds to keep the outcome. `raw` is `params.task`. Raises `InvalidMessage`: it cannot be read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

@@ -117,8 +117,7 @@ class TaskContinuation:
     # -- the call
 
     async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
-        """Send the call again, if this replica gets to run the task. The record says so first: if this replica dies as
-        well, the call is not sent a third time.
+        """Send the call again. The record says so first: if this replica dies as well, it is not sent a third time.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -132,8 +131,7 @@ class TaskContinuation:
             self._tasks.spawn(self._send(running, call))
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
-        """Send the call again for a task that is in flight here, because its server has forgotten its own task. The
-        record says so first; if it cannot be written, give the task up."""
+        """Send the call again for a task in flight here, whose server has forgotten its own task. Record it first."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return

@@ -89,8 +89,7 @@ class TaskWork(Protocol):
         ...
 
     def rounds(self, result: Object) -> None:
-        """Ask the client the questions in a server's `input_required` result (MCP 2026-07-28, Multi Round-Trip
-        Requests)."""
+        """Ask the client the questions of a server's result (MCP 2026-07-28, Multi Round-Trip Requests)."""
         ...
 
     def follow(self, created: Object) -> None:
@@ -207,8 +206,7 @@ class TaskExchange(Exchange):
             self._report(work, self._progress)
 
     def _report(self, work: TaskWork, progress: bytes) -> None:
-        """Pass the progress so far to the task. Errors are only logged: the client has the handle, so nothing may undo
-        the task."""
+        """Pass the progress so far to the task. Errors are only logged: the client has the handle of the task."""
         try:
             work.receive(Frame(progress))
         except Exception as error:
@@ -257,9 +255,8 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
 
 
 class RequestedExchange(TaskExchange):
-    """A legacy client's tool call that asked for a task. `owned` has the client's handle of the task, and the client's
-    `tasks/result` that waits for it. Progress and log messages reach the client on that call, or on the stream of its
-    session."""
+    """A legacy client's tool call that asked for a task. `owned` has the task's handle, and the `tasks/result` that
+    waits for it. Progress and log messages reach the client on that request, or on the stream of its session."""
 
     takes_rounds = True
     owned: OwnedTask | None = None

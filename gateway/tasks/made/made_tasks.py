@@ -89,13 +89,8 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
 
 
 async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
-    """Return the session of that id. None: there is no such session, or it belongs to another principal.
-
-    Raises:
-        Refused: the session cannot be used now.
-        OwnedByPeer: another replica owns the session.
-        StoreUnavailable: the store does not answer.
-    """
+    """Return the session of that id; None if there is none, or it belongs to another principal. Raises the errors of
+    `session_of`, except that of an unknown task."""
     try:
         return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:
@@ -170,8 +165,7 @@ class MadeTasks:
         return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
 
     async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task that runs here, once its outcome, if any, is stored. Raises `StoreUnavailable`:
-        not in time; `Refused`: the task is unknown."""
+        """Return the record of a task that runs here. An outcome is stored first. Raises the errors of `current`."""
         if (told := running.record.told) is not None:
             return told
         try:
@@ -271,8 +265,7 @@ class MadeTasks:
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
-        """Return the task as this replica runs it, after taking it over if necessary; the request is counted. None: the
-        task is over. Raises the errors of `get`."""
+        """Count the request, and return the running task. If no replica runs it, take it over. None: it is over."""
         task = await self.counted(handle, who)
         if task.is_over:
             return None
@@ -286,8 +279,7 @@ class MadeTasks:
         return await self.checked(task, handle, who)
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return `task`, the record read for the handle, if this request may see it. Raises `Refused`: it may not, or
-        there is no record (None)."""
+        """Return the task's record, if there is one and this request may see it. Otherwise raise `Refused`."""
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self._may_see(task, await self._sessions.peek(task.session_id), who):
@@ -297,8 +289,7 @@ class MadeTasks:
         raise UnknownTask()
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
-        """Return the task as this replica runs it. If no replica runs it, take over its session if necessary, and
-        decide on the task. None: it does not run here then."""
+        """Return the running task. If no replica runs it, first decide on it. None: it does not run here then."""
         if session is not None and not self._recovery.is_here(session):
             found = await found_session(session.id, who, self._resolver, Era(session.era))
             session = None if found is None else found.live.session
@@ -308,8 +299,7 @@ class MadeTasks:
 
 
 def _place_of(after: str) -> tuple[float, str]:
-    """Return the position that a cursor names: creation time and id of a task. Raises `Refused`: it is no cursor of the
-    gateway."""
+    """Decode a cursor: the creation time and id of a task. Raises `Refused`: the gateway has not made it."""
     try:
         place: tuple[float, str] = msgspec.json.decode(after, type=tuple[float, str])
     except msgspec.MsgspecError:

@@ -129,8 +129,7 @@ class TaskableReply:
             self.answered.set_exception(error)
 
     def became_task(self, hold: Callable[[Answer], None]) -> None:
-        """Record that the client was answered with a handle. `hold` gets the reply of the call, now or once it is
-        there."""
+        """Record that the client was answered with a handle. `hold` gets the call's reply, now or later."""
         self._step(ReplyEvent.MAKE_TASK)
         self._hold = hold
         if self._inner is not None:
@@ -259,8 +258,7 @@ class TaskMaker:
         self._tasks.spawn(self._make(exchange, request, reply, tool_of))
 
     async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
-        """Make a task of a call, unless the call is answered or asks its client something meanwhile. If that fails, the
-        call stays an ordinary call."""
+        """Make a task of a call, unless it is answered or asks something meanwhile, or the store has no room."""
         live = live_session_of(exchange)
         if live is None or _is_settled(exchange, reply):
             return

@@ -64,8 +64,8 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
 
 
 class Rounds(RoundTrips):
-    """Runs the rounds of one task, in which its server asks by results. Receives the client's answers in place of the
-    server (`gateway.calls.suspended_call.AskingServer`)."""
+    """Runs the rounds of one task, in which its server asks by results. Takes the answers in the server's place (see
+    `gateway.calls.suspended_call.AskingServer`)."""
 
     max_rounds = MAX_ROUNDS
     poll_s = 1.0
@@ -91,8 +91,7 @@ class Rounds(RoundTrips):
         ask_client(self, self._exchange, self._work, questions)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Take the client's answer to the question with that key (`request_id`, as JSON). An error ends the call,
-        because no error can be passed to the server."""
+        """Take one answer of the client. An error ends the call: no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
@@ -113,8 +112,7 @@ def conversation_of(exchange: TaskExchange) -> Conversation:
 
 
 class ServerTask(TaskFollower):
-    """Follows the task that a server has made of one call. Receives the client's answers in place of the server
-    (`AskingServer`)."""
+    """Follows the task that a server has made of one call. Takes the answers in the server's place (`AskingServer`)."""
 
     _exchange: TaskExchange
 
@@ -143,8 +141,7 @@ class ServerTask(TaskFollower):
             self._exchange.suspendable().withdraw(self, encode(key))
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Pass the client's answer to the question with that key (`request_id`, as JSON) to the server. An error ends
-        the call, because no error can be passed to the server."""
+        """Pass one answer of the client to the server. An error ends the call: no error can be passed to the server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:

@@ -34,8 +34,7 @@ _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
 _UNITS: Final = 1_024
-"""Units of bytes that a principal may have. A task's remainder below one unit is not counted. `max_per_principal`
-limits the number of such remainders."""
+"""Units of bytes for each principal. Less than one unit of a task is not counted: `max_per_principal` limits that."""
 
 _REMEMBERED: Final = 4_096
 """Tasks whose units are cached here, because a task is written many times."""
@@ -96,8 +95,7 @@ class TaskQuotas:
         self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
-        """Count a task that is about to be stored. False: its session or principal has too many already. Raises
-        `StoreUnavailable`."""
+        """Count a task that is about to be stored. False: there are too many already. Raises `StoreUnavailable`."""
         session, principal = _keys(task)
         if not await self._places.hold(session, task.name, self._settings.max_per_session):
             return False
@@ -144,8 +142,7 @@ class RunningNames:
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def add_left(self, name: str) -> None:
-        """Record that this replica has left a task while it lives, so that no replica runs it. Raises
-        `StoreUnavailable`."""
+        """Record that this replica, which lives, has left a task that no other runs yet. Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
 

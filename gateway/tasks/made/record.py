@@ -50,8 +50,8 @@ _NOT_KEPT: Final[dict[str, Any]] = {
 """The fields that a full store gets in place of an outcome. It always has room for them."""
 
 _LEFT_OUT: Final = (("answers",), ("request", "upstream_id"))
-"""Fields of a working task that a full store does not get, the least useful first. `answers` saves its client a question
-if the call runs again. The others let its next owner follow the task of its server."""
+"""Fields of a working task that a full store does not get, the least useful first. `answers` saves a question if the
+call runs again. The others let the next owner follow the task of the server."""
 
 
 class TaskRecord:
@@ -95,8 +95,7 @@ class TaskRecord:
         return self._clock()
 
     def change(self, *, can_wait: bool = False, **fields: Any) -> None:
-        """Set fields of the task. They are written in the background: at once or, if they `can_wait`, within `EVERY_S`
-        of the last write. Does nothing if the task is lost."""
+        """Set fields. They are written in the background: at once or, if they `can_wait`, with others after a while."""
         if self.is_lost:
             return
         fields["updated_at"] = self._clock()
@@ -166,8 +165,7 @@ class TaskRecord:
             self._tell(written)
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
-        """Queue changes again without the fields that the store has no room for. Return False if nothing can be left
-        out."""
+        """Queue changes again, without fields that the store has no room for. False: nothing can be left out."""
         tried = replace(self._stored, **fields)
         left_out: dict[str, Any] = {}
         if tried.is_over:
@@ -207,8 +205,7 @@ class TaskRecord:
                 waiting.cancel()
 
     async def _replace(self, fields: dict[str, Any]) -> Task | None:
-        """Write the record with these fields, and return it as stored. None: it no longer belongs to this replica.
-        Raises `StoreFull`, `StoreUnavailable`."""
+        """Write the record with these fields, and return it as stored. None: it is no longer this replica's."""
         for _ in range(2):
             after = replace(self._stored, **fields)
             if await self._store.replace(after):

@@ -1,8 +1,7 @@
 """Answer the `tasks/result` of 2025-11-25 clients about tasks that the gateway has made (MCP 2025-11-25, Tasks).
 
-A `tasks/result` stays open until the task is over, and the task asks its client questions on it. A question waits in
-the record until a session of the principal asks for the result at the replica that runs the task. The first answer
-counts.
+A `tasks/result` stays open until the task is over, and carries the task's questions. A question waits in the record
+until a session of the principal asks for the result at the replica that runs the task. The first answer counts.
 """
 
 import asyncio
@@ -45,9 +44,8 @@ __all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingC
 logger = logging.getLogger(__name__)
 
 Look = Callable[[Task | None], Awaitable[Task]]
-"""A function that returns a task, with the rights of the request that asks for its result. If the task is over, its
-outcome is stored. If another request has just read that the task is over, the function gets that task, and only checks
-that this request may see it.
+"""A function that returns a task, with the rights of the request for its result. If it is over, its outcome is stored.
+If another request has just read that it is over, the function gets it, and only checks that this request may see it.
 
 Raises:
     Refused: the task is unknown.
@@ -208,8 +206,7 @@ class ResultCalls:
         self._tasks = Tasks("results of tasks")
 
     def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
-        """Answer a `tasks/result` in the background, once the task is over. `text` is the handle that its client has
-        sent."""
+        """Answer a `tasks/result` in the background, once the task is over. `text` is the client's handle."""
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
@@ -220,8 +217,7 @@ class ResultCalls:
 
 
 async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
-    """Return the task while it works. Once it is over, answer the call, whose client has sent the handle `text`, and
-    return None."""
+    """Return the task while it works. Once it is over, answer the call and return None. `text`: the client's handle."""
     async with room.turn:
         if call.is_over:
             return None

@@ -108,8 +108,7 @@ def message_of(runs: int, text: str = "") -> str:
 
 
 def progress_text(params: Object) -> str:
-    """Return the params of a progress notification as text for people; empty if they have no message and no number.
-    Raises `msgspec.MsgspecError`: they cannot be read."""
+    """Return a progress notification's params as text for people. Raises `msgspec.MsgspecError`: unreadable params."""
     decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
     text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
     steps = _number_text(progress)

@@ -45,8 +45,7 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """Encode a call for the store. Empty if it is larger than `MAX_BYTES`. Answers to its questions are left out,
-    because it would begin anew."""
+    """Encode a call for the store, without answers to its questions: it begins anew. Empty if beyond `MAX_BYTES`."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -63,9 +62,8 @@ def following(request: bytes, followed: FollowedCall) -> bytes:
 
 
 class RecordedAnswers:
-    """Keeps a client's answers, by the digests of the questions (`gateway.calls.suspended_call.question_digest`). Equal
-    questions have several answers, in order. `data` comes from `encoded`. If it is empty or of another version, there
-    are no answers."""
+    """Keeps answers by the digests of their questions (`gateway.calls.suspended_call.question_digest`), those to equal
+    questions in order. `data` comes from `encoded`; empty or another version's data has no answers."""
 
     def __init__(self, data: bytes = b"") -> None:
         try:
@@ -98,8 +96,7 @@ class RecordedAnswers:
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
-    """Return the recorded answers in `data`, with the client's new answers added. `questions` and `responses` are by
-    the keys of the questions."""
+    """Return the recorded answers in `data`, with the client's `responses` to `questions`, both by the same keys."""
     recorded = RecordedAnswers(data)
     for key, question in questions.items():
         if key in responses:

@@ -114,8 +114,7 @@ class TaskTable:
             )
 
     def reported(self, task: Task, what: str) -> None:
-        """Count and publish a change that was written to the store directly. `what` is one of
-        `gateway.observability.metrics.TASK_EVENTS`."""
+        """Count and publish a change that was written to the store directly. `what` is one of `TASK_EVENTS`."""
         self.noted(task, what)
         self._publish(task)
 
