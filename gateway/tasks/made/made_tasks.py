@@ -135,8 +135,8 @@ class MadeTasks:
         return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count one request about tasks against the rate of their session. First check that its sender is the session's
-        principal: otherwise others could use up that rate. Raises `Refused`: 429, too many requests."""
+        """Count one request about tasks against the rate of their session. The caller has checked that its sender is
+        the session's principal: otherwise others could use up that rate. Raises `Refused`: 429, too many requests."""
         await self._rates.call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:

@@ -95,7 +95,7 @@ class TaskRecord:
         return self._clock()
 
     def change(self, *, can_wait: bool = False, **fields: Any) -> None:
-        """Set fields. They are written in the background: at once or, if they `can_wait`, with others after a while."""
+        """Set fields. They are written in the background: at once or, if they `can_wait`, within `EVERY_S` seconds."""
         if self.is_lost:
             return
         fields["updated_at"] = self._clock()
