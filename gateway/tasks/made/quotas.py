@@ -34,7 +34,7 @@ _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
 
 _UNITS: Final = 1_024
-"""Units of bytes for each principal. A task's bytes beyond whole units do not count; `max_per_principal` limits them."""
+"""Units of bytes per principal. A task's bytes beyond whole units are not counted: `max_per_principal` limits them."""
 
 _REMEMBERED: Final = 4_096
 """Tasks whose units are cached here, because a task is written many times."""

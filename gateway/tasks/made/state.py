@@ -1,5 +1,4 @@
-"""Define the states of a made task. Build its message, and check that any reader can decode its outcome. Pure: no I/O.
-"""
+"""Define the states of a made task. Build its message, and check that any reader can decode its outcome. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
