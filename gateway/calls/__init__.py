@@ -1,1 +1,1 @@
-"""What is in flight: exchanges, conversations, live sessions, questions."""
+"""Send requests to servers, and track all that is in flight: exchanges, conversations, live sessions, questions."""

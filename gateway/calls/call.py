@@ -1,4 +1,4 @@
-"""One request of a client on its way to a server: the exchange, and what is sent for it."""
+"""Hold one request of a client on its way to a server: the exchange, and the params to send."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,13 +17,13 @@ __all__ = ["Call", "id_of", "message_of"]
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What every step between the client and the server needs of a request.
+    """A request of a client, with the values that each step on its way to the server needs.
 
-    `era` is the client's. `meta` is what the server gets as `_meta`, whatever `params` have under that name.
-    `correlation` is the request's correlation id. `server` is the server that the request is for, empty if that is to
-    be found by what the request names. `principal` has sent it. `check_mirrored` compares headers with arguments
-    (`transports.inbound_port.Request`), None if the wire has nothing to compare. `headers` are those of a modern
-    request, by lower-case name.
+    `era` is the client's. `meta` is sent to the server as `_meta`, in place of any `_meta` in `params`.
+    `correlation` is the request's correlation id. `server` names the server that the request is for; if empty, the
+    server is found by the tool, prompt or resource. `principal` is the sender. `check_mirrored` compares headers with
+    arguments (`transports.inbound_port.Request`); None if the wire has nothing to compare. `headers` are those of a
+    modern request, by lower-case name.
     """
 
     exchange: Exchange
@@ -38,12 +38,12 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def method(self) -> str:
-        """The request's method."""
+        """Return the request's method."""
         return self.exchange.method
 
     @property
     def live(self) -> LiveSession | None:
-        """The session that the request belongs to now: a call with a handle moves to its child session."""
+        """Return the session that the request belongs to now. A call with a handle moves to its child session."""
         return live_session_of(self.exchange)
 
     def with_params(self, params: Object) -> "Call":
@@ -56,12 +56,12 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def message_of(request: Request) -> Message:
-    """Return the message of a request that has one."""
+    """Return the JSON-RPC message of a request, which must have one."""
     assert request.message is not None
     return request.message
 
 
 def id_of(message: Message) -> RequestId:
-    """Return the id of a message that is a request."""
-    assert isinstance(message.id, (int, str))  # a union would be made for each call
+    """Return the id of a message, which must be a request."""
+    assert isinstance(message.id, (int, str))  # not `int | str`, which builds a union on each call
     return message.id

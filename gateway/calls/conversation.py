@@ -1,7 +1,7 @@
-"""One conversation with a server: sends the calls of clients, and finds the call that each answer belongs to.
+"""Send the calls of clients to one server, and find the call that each answer belongs to.
 
-A conversation outlives its link (`gateway.calls.link`): when the server's process is gone, the next call
-opens a new link, and the first result of every session that had used the old one reports it.
+A conversation outlives its link, the connection to the server (`gateway.calls.link`). When the server's process is
+gone, the next call opens a new link. Each session that had used the old one is told so with its first result.
 """
 
 import asyncio
@@ -57,40 +57,40 @@ class Router(Protocol):
     """Finds the client for the server's own messages. On stdio a message does not name the call it belongs to."""
 
     def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
-        """Pass on a request of the server to a client, or refuse it. `stream` as in `LinkEvents.message`."""
+        """Pass on a request of the server to a client, or refuse it. `stream`: see `LinkEvents.message`."""
         ...
 
     def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
-        """Pass on a notification of the server. `stream` as in `LinkEvents.message`."""
+        """Pass on a notification of the server to its clients. `stream`: see `LinkEvents.message`."""
         ...
 
     def tools_changed(self, conversation: "Conversation") -> None:
-        """Forget the server's list of tools, whose schemas the headers of a call follow: the server has refused them
-        (MCP 2026-07-28, Transports §Client Behavior)."""
+        """Forget the server's list of tools: the server has refused the headers of a call, which follow the schemas of
+        that list (MCP 2026-07-28, Transports §Client Behavior)."""
         ...
 
     def closed(self, conversation: "Conversation") -> None:
-        """Withdraw the server's requests: its link is gone, and nobody waits for the answers."""
+        """Withdraw the server's requests to clients: its link is gone, so no answer can reach it."""
         ...
 
 
 class _HttpLink(Protocol):
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
-        """Do as `Link.send`. The request has these headers, too: an intermediary forwards every `Mcp-Param-*` header
+        """Send a message as an HTTP request with these headers: an intermediary forwards every `Mcp-Param-*` header
         that it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
         ...
 
 
 class Conversation:
-    """The calls of clients over one link at a time, the gateway's own requests, and what the server sends.
+    """The calls of clients and the gateway's own requests to one server, over one link at a time.
 
-    `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used a link of it.
-    `was_used`: a call was sent which may have changed what the server says, by this process of the gateway or before.
-    `era` is that of the protocol that is used with the server. `frames` gets the messages to and from the server; None
+    `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used one of its
+    links. `was_used`: this process or an earlier one has sent a call that may have changed the server's answers.
+    `era` is the protocol era that is used with the server. `frames` gets the messages to and from the server; None
     while nobody watches. `known_lists` are the lists received from the server; None if none was.
     """
 
-    # Without a dictionary each: there are as many as there are sessions.
+    # Slots save one dictionary for each conversation: there are as many as there are sessions.
     __slots__ = """__weakref__ _background _holds _last_number _own _router _source _task_link _tasks _watch
         calls deadlines era frames known_lists links name users was_used""".split()
 
@@ -120,50 +120,50 @@ class Conversation:
         self._holds = 0
         self._background: Tasks | None = None
         self._tasks: OwnedTasks | None = None
-        self._task_link: Link | None = None  # whose tasks these are
+        self._task_link: Link | None = None  # the link over which `_tasks` were made
 
     # -- its link
 
     @property
     def link(self) -> Link | None:
-        """The present link, even while it is shaking hands."""
+        """Return the present link, even during its handshake; None if there is none."""
         return self.links.link
 
     @property
     def is_open(self) -> bool:
-        """True if a message can be sent now."""
+        """Return True if a message can be sent now."""
         return self.links.is_open
 
     @property
     def is_process(self) -> bool:
-        """True if the link is a process, so that what the server works on ends with it."""
+        """Return True if the link is a process, so that the server's work ends with the link."""
         link = self.links.link
         return link is not None and link.pid is not None
 
     @property
     def is_remote(self) -> bool:
-        """True if the link leads to a URL, so that what the server works on does not end with the gateway."""
+        """Return True if the link leads to a URL, so that the server's work does not end with the gateway."""
         link = self.links.link
         return link is not None and link.may_forget
 
     @property
     def initialize_result(self) -> bytes | None:
-        """The server's answer to the last handshake."""
+        """Return the server's result of the last handshake; None before the first."""
         return self.links.initialize_result
 
     @property
     def declared(self) -> Declared:
-        """The extensions that the server declared in the last handshake."""
+        """Return the extensions that the server declared in the last handshake."""
         return self.links.greeting.declared
 
     @property
     def output_tail(self) -> Sequence[str]:
-        """The last lines that its process has written, or the process before if there is none."""
+        """Return the last lines on stderr of the server's process; without a process, those of the one before."""
         return self.links.output_tail if self.links.link is None else self.links.link.last_words
 
     @property
     def lists(self) -> Lists:
-        """The pages of the server's lists that were received, to be extended."""
+        """Return the received pages of the server's lists, which callers extend."""
         self.known_lists = self.known_lists or Lists(self.turned)
         return self.known_lists
 
@@ -173,24 +173,24 @@ class Conversation:
 
     @property
     def has_calls(self) -> bool:
-        """True if a client's call is in flight, or the server works on a task."""
+        """Return True if a client's call is in flight, or the server works on a task."""
         return bool(self.calls) or self._holds > 0
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits for the server."""
+        """Return True if nothing waits for the server: no call, no task, no request of the gateway's own."""
         return not self.has_calls and not self._own
 
     def is_open_to(self, live: LinkSession | None) -> bool:
-        """Return True if a call of that session can be sent at once: the link is open, and its use recorded."""
+        """Return True if a call of that session can be sent at once: the link is open, and its use is recorded."""
         return self.links.is_open and live in self.users
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
-        """Return True if a call of that session can be sent at once, and only its result is to be told."""
+        """Return True if a call of that session can be sent at once, nobody watches, and no restart is to be told."""
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
 
     def watch(self, frames: SessionFrames | None) -> None:
-        """Have `frames` get the messages from now on, and the last lines of stderr; None: nobody."""
+        """Give `frames` the messages from now on, and the last lines of stderr. None: nobody watches any more."""
         if frames is not None and self.frames is None:
             frames.hide(self.links.secrets())
             for line in self.output_tail:
@@ -200,7 +200,7 @@ class Conversation:
     # -- sending calls
 
     async def start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
-        """Send a client's request, opening the link if need be.
+        """Send a client's request, and open the link first if needed.
 
         A link that turns out to be closed before it took the message is opened again, once: nothing was executed.
         `again`: the request was sent before, and is not sent a third time. Raises `UpstreamUnavailable`,
@@ -213,7 +213,7 @@ class Conversation:
             self.calls.wait(exchange)
             self._watch.begin()
         try:
-            if exchange.method not in LISTS or not self._source.session:  # else nothing is left that could be lost
+            if exchange.method not in LISTS or not self._source.session:  # else a restart of the server loses nothing
                 await self.join(exchange.live)
             for _ in range(2):
                 await self.ready()
@@ -233,22 +233,21 @@ class Conversation:
             raise
 
     def start_in_background(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
-        """Send a call to its server for its next step, or `again` as in `start`, in a task that ends with the
-        conversation. An error ends the call."""
+        """Run `start` with these arguments in a task that ends with the conversation. An error ends the call."""
 
         async def start() -> None:
             CORRELATION.set(exchange.correlation)  # of this task
             try:
                 await self.start(exchange, params, meta, again=again)
             except Exception as error:  # nobody else would answer the call
-                # A server that has had the call before may have executed it.
+                # Without `again`, the server may have executed an earlier round of the call.
                 self.fail_start(exchange, error, UPSTREAM_UNAVAILABLE if again else OUTCOME_UNKNOWN)
 
         self.in_background(start())
 
     def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
-        """Answer a call that `start` has failed to send where no request handler sees the error. `code` is for errors
-        of the server or of its link, and for unexpected errors."""
+        """Answer a call that `start` failed to send, where no request handler sees the error. `code` is the error code
+        for faults of the server or of its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
         if isinstance(error, Refused):
@@ -265,8 +264,8 @@ class Conversation:
     def _send(
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:
-        """Send a call over the open link. Returns why the link takes no message, if so; then nothing was executed."""
-        link, written_at = self.links.link, monotonic()  # after the write the server may run before this process
+        """Send a call over the open link. Return the reason if the link takes no message: nothing was executed then."""
+        link, written_at = self.links.link, monotonic()  # before the write: after it, the server may run first
         if link is None or not self.links.is_open:
             return LinkClosed("it exited")
         level = self.log_level_for(exchange)
@@ -287,17 +286,18 @@ class Conversation:
         return None
 
     def log_level_for(self, exchange: Exchange) -> str:
-        """Return the log level that the server is to be set to before it gets the call; empty if none is."""
+        """Return the log level to set at the server before this call is sent; empty if there is none to set."""
         return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
 
     def send_fast(self, number: int, frame: bytes, call: FastCall) -> bool:
-        """Send a call that is like one before it, over the link of that. If False, nothing was sent."""
+        """Send a call on the fast path, over the link of the earlier call that it is like. If False, nothing was
+        sent."""
         link = self.links.link
         try:
             if link is None:
                 return False
             link.send(frame)
-        except (LinkClosed, InvalidMessage):  # the general way says what is wrong
+        except (LinkClosed, InvalidMessage):  # the general path reports the error
             return False
         self.calls.fast[number] = call
         if self._watch.ticking is None:
@@ -305,14 +305,14 @@ class Conversation:
         return True
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
-        """Keep a call in flight: its client is asked (event `ASK`), or the server is called again (`REQUEUE`)."""
+        """Keep a call in flight while its client is asked (event `ASK`), or until it is sent again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.wait(exchange)
         exchange.restart_deadline()
         self._watch.begin()
 
     def end(self, exchange: Exchange) -> bool:
-        """Remove a call, and end the questions to its client. False if it was not in flight."""
+        """Remove a call, and withdraw the questions to its client. Return False if it was not in flight."""
         if not self.calls.end(exchange):
             return False
         if exchange.suspended is not None:
@@ -323,8 +323,8 @@ class Conversation:
         return True
 
     async def join(self, live: LinkSession | None) -> None:
-        """Record that a session uses the server before its first message is sent, so that a later process can report
-        what was lost. Raises `StoreUnavailable`."""
+        """Record that a session uses the server, before its first message is sent. A later process can then report
+        the loss. Raises `StoreUnavailable`."""
         if live in self.users:
             return
         self.users.add(live)
@@ -349,7 +349,7 @@ class Conversation:
     # -- sending what belongs to no call
 
     def put(self, frame: bytes) -> None:
-        """Send a message over the present link, even while it is shaking hands. Raises `LinkClosed`."""
+        """Send a message over the present link, even during its handshake. Raises `LinkClosed`."""
         self.links.require().send(frame)
         if self.frames is not None:
             self.frames.to_server(self.name, frame)
@@ -374,8 +374,8 @@ class Conversation:
         return await answer
 
     def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
-        """Send a request of the gateway's own at once. The future gets the answer, or `LinkClosed` if the link ends
-        first. Raises `LinkClosed`."""
+        """Send a request of the gateway's own at once, and return a future for the answer. The future fails with
+        `LinkClosed` if the link ends first. Raises `LinkClosed` if the link is closed already."""
         self.links.require()
         number = self.next_number()
         answer = self._own.expect(number)
@@ -416,14 +416,14 @@ class Conversation:
         self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
 
     def acknowledge(self, request_id: bytes) -> None:
-        """Answer a ping."""
+        """Answer a ping of the server."""
         self._send_or_drop(encode_result(request_id, b"{}"))
 
     # -- tasks that the server has made
 
     @property
     def known_tasks(self) -> OwnedTasks | None:
-        """The tasks that the server has made over the present link; None if none are known."""
+        """Return the tasks that the server has made over the present link; None if none are known."""
         if self._tasks is not None and self._task_link is not self.links.link:
             tasks, self._tasks, self._task_link = self._tasks, None, None
             for task in tasks:
@@ -438,7 +438,7 @@ class Conversation:
         self._tasks.add(own_id, task)
 
     def hold_link(self) -> None:
-        """Keep the link open without calls, until `free_link` is called as often: the server works on a task."""
+        """Keep the link open without calls while the server works on a task, until as many calls of `free_link`."""
         self._holds += 1
 
     def free_link(self) -> None:
@@ -503,10 +503,10 @@ class Conversation:
 
     def closed(self, reason: str) -> None:
         reason = self.links.lost(reason)
-        if self.calls.sent:  # who waits for what the gateway has asked itself is told below, and tells it
+        if self.calls.sent:  # the gateway's own requests fail below, and their callers report it
             logger.warning("%s; calls in flight: %d", reason, len(self.calls.sent), extra=self.log_fields())
         unknown = f"{reason}; it had not answered, so whether the call took effect is unknown"
-        for exchange in list(self.calls.sent.values()):  # the others only need a new link for their next round
+        for exchange in list(self.calls.sent.values()):  # calls that wait only need a new link for their next round
             self.fail(exchange, OUTCOME_UNKNOWN, unknown)
         self._own.fail(None, LinkClosed(reason))
         self._router.closed(self)
@@ -524,7 +524,7 @@ class Conversation:
         self.users.restarted(reason)
 
     def turned(self) -> None:
-        """Record that what calls are decided on has changed: the link, or what the server lists."""
+        """Invalidate what was decided on calls of these sessions: the link or the server's lists have changed."""
         self.users.changed()
 
     def stopped(self) -> None:
@@ -558,7 +558,7 @@ class Conversation:
     # -- ending
 
     async def close(self, reason: str = "the session has ended") -> None:
-        """End for good: nothing of it is left when this returns. Idempotent. `reason` is for calls in flight."""
+        """Close for good; no part of the conversation is left on return. Idempotent. Calls in flight get `reason`."""
         self._watch.end()
         for exchange in self.calls:
             if exchange.number:  # the server has it, or had it

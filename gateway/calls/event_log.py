@@ -1,11 +1,12 @@
-"""The event log of the sessions that live here. A client gets an event at once, and the store gets it right after.
+"""Record the events of the sessions that live here. A client gets an event at once, and the store gets it right after.
 
-Whoever reads the log of a session waits for what was recorded of it. A process that dies loses its last batch, a client
-never more than that: `UnwrittenEvent` tells that an id is of such a batch. docs/adr/0030-events-behind-the-answer.md
+A reader of a session's log first waits until the store has all that was recorded before. A process that dies loses its
+last batch, and a client never more than that. `UnwrittenEvent` says that an event id belongs to such a batch.
+docs/adr/0030-events-behind-the-answer.md
 
-Each part of the store, as a node of a cluster, has batches of its own: one is under way, and what comes meanwhile is
-the next one. Sessions whose last write has failed are tried again in batches apart. So a part that is away, or a
-session that the store refuses, keeps nobody else waiting.
+Each part of the store, for example a node of a cluster, has batches of its own. While one is written, new events gather
+for the next. Sessions whose last write has failed are retried in separate batches. So neither a part that is away nor a
+session that the store refuses delays the others.
 """
 
 import asyncio
@@ -21,50 +22,50 @@ from transports.tasks import Tasks
 __all__ = ["MAX_WAITING_BYTES", "EventWriter", "Kept"]
 
 MAX_WAITING_BYTES: Final = 32 << 20
-"""What may wait while the store does not answer. Events beyond get no id: a replay will not contain them."""
+"""Bytes of events that may wait while the store does not answer. Later events get no id, so a replay lacks them."""
 
 _RESERVED: Final = 1 << 16
-"""Numbers that are reserved at once for one session."""
+"""Numbers that are reserved together for one session."""
 
 _LEFT: Final = StoreUnavailable("another process serves the session")
 
 _ENTRY_BYTES: Final = 256
-"""What an entry takes beside its frame and its request."""
+"""Bytes that an entry takes beside its frame and its request."""
 _BATCH_BYTES: Final = 4 << 20
-"""What is written at once, so that a store which comes back is not given all that has waited for it."""
+"""Bytes that are written together, so that a store which comes back does not get the whole backlog in one write."""
 _PAUSE_S: Final = 0.005
-"""The pause between two batches that nobody waits for: events of calls that follow each other quickly cost the store
-less together."""
+"""Pause between two batches that nobody waits for: events of calls in quick succession cost the store less in one
+batch."""
 _RETRY_S: Final = 0.5
-"""The pause before a session whose write has failed is tried again."""
+"""Pause before the retry of a session whose write has failed."""
 _SESSION_BYTES: Final = MAX_LOG_BYTES + MAX_LOG_EVENTS * _ENTRY_BYTES
 _STOPS: Final = StoreUnavailable("the gateway stops")
 
 logger = logging.getLogger(__name__)
 
 Kept = tuple[bytes | None, bool]
-"""A frame, or None if it cannot be kept, and whether its stream ends with it."""
+"""A frame, or None if the frame cannot be kept; and whether its stream ends with it."""
 
 
 class _Backlog:
-    """The events of one session that the store does not have: those of the batch under way, and those after them."""
+    """The events of one session that the store does not have: those of the batch under way, and those after it."""
 
     __slots__ = ("_due_bytes", "_waiting", "_writing_bytes", "due", "is_given_up", "queue", "writing")
 
     def __init__(self) -> None:
         self.due: list[Entry] = []
         self.writing: Sequence[Entry] = ()
-        self.is_given_up = False  # what is under way is not tried again
+        self.is_given_up = False  # no retry of the batch under way
         self.queue: _Queue | None = None
         self._due_bytes = self._writing_bytes = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # the last number for which each caller waits
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for each caller, the last number that it needs
 
     @property
     def size(self) -> int:
         return self._due_bytes + self._writing_bytes
 
     def add(self, entries: Sequence[Entry]) -> int:
-        """Returns how many bytes more there are."""
+        """Add events, and return by how many bytes the backlog has grown."""
         before = self._due_bytes
         for entry in entries:
             self._due_bytes += len(entry.frame) + len(entry.request) + _ENTRY_BYTES
@@ -73,17 +74,17 @@ class _Backlog:
         return self._due_bytes - before
 
     def _trim(self) -> None:
-        """Leave out what the log would drop at once, because a session has many events or large ones."""
+        """Drop the oldest events beyond the limits of the log, which would drop them at once."""
         while len(self.due) > MAX_LOG_EVENTS or (self._due_bytes > _SESSION_BYTES and len(self.due) > 1):
             self._due_bytes -= _size(self.due.pop(0))
 
     def begin(self) -> None:
-        """Record that all that is due is being written."""
+        """Move all events that are due into the batch under way."""
         self.writing, self._writing_bytes = self.due, self._due_bytes
         self.due, self._due_bytes = [], 0
 
     def end(self, failure: Exception | None) -> None:
-        """End the write under way. What failed is due again unless it is given up: a write can be repeated."""
+        """End the write under way. Failed events are due again unless they are given up: a write may be repeated."""
         written, size = self.writing, self._writing_bytes
         self.writing, self._writing_bytes = (), 0
         if failure is None:
@@ -96,7 +97,7 @@ class _Backlog:
         self.is_given_up = False
 
     def withdraw(self, event_id: str) -> None:
-        """Write an event no more, if no write with it has begun."""
+        """Remove an event that waits for its write. Do nothing if the write has begun."""
         for entry in self.due:
             if id_of_event(entry.nonce, entry.number) == event_id:
                 self.due.remove(entry)
@@ -105,7 +106,8 @@ class _Backlog:
                 return
 
     def give_up(self, failure: StoreUnavailable | None) -> None:
-        """Try nothing again. Who waits is told that failure. None: nobody needs the events."""
+        """Drop the events, and retry none. Callers that wait get `failure`; None: they may go on, as nobody needs
+        the events."""
         self.due, self._due_bytes = [], 0
         self.is_given_up = True
         if failure is None:
@@ -114,7 +116,7 @@ class _Backlog:
             self.fail(failure)
 
     async def stored(self) -> None:
-        """Wait until the store has what was added before this call. Raises `StoreUnavailable`."""
+        """Wait until the store has the events that were added before this call. Raises `StoreUnavailable`."""
         unwritten = self.due or self.writing
         if unwritten:
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -122,7 +124,7 @@ class _Backlog:
             await told
 
     def _tell_waiting(self) -> None:
-        """Tell those who wait for nothing any more."""
+        """Wake the callers whose events are all written."""
         unwritten = self.writing or self.due
         waiting, self._waiting = self._waiting, []
         for number, told in waiting:
@@ -132,7 +134,7 @@ class _Backlog:
                 told.set_result(None)
 
     def fail(self, failure: Exception) -> None:
-        """Tell all who wait that the store may lack what they wait for."""
+        """Fail all callers that wait: the store may lack their events."""
         waiting, self._waiting = self._waiting, []
         for _, told in waiting:
             if not told.done():
@@ -144,7 +146,7 @@ def _size(entry: Entry) -> int:
 
 
 class _Queue:
-    """The sessions of one part of the store that have a backlog. `is_retry`: their last write has failed."""
+    """The sessions in one part of the store that have a backlog. `is_retry`: their last write has failed."""
 
     __slots__ = ("due", "is_retry", "part", "wanted", "writing")
 
@@ -156,7 +158,7 @@ class _Queue:
         self.wanted = asyncio.Event()
 
     def begin(self) -> dict[str, Sequence[Entry]]:
-        """Return the next batch."""
+        """Begin the next batch: take sessions off the queue, and return their events by session id."""
         size = 0
         while self.due and size < _BATCH_BYTES:
             session_id = next(iter(self.due))
@@ -166,7 +168,7 @@ class _Queue:
         return {session_id: backlog.writing for session_id, backlog in self.writing.items()}
 
     async def pause(self, *, has_failed: bool) -> None:
-        """Let events gather, unless somebody waits for them. What has failed again waits longer."""
+        """Let events gather for a while, unless a caller waits for them. After a failed retry, pause longer."""
         if self.is_retry and has_failed:
             await asyncio.sleep(_RETRY_S)
             return
@@ -176,7 +178,7 @@ class _Queue:
 
 
 class EventBatches:
-    """Writes events to `log`. `size`: what waits for it, in bytes."""
+    """Writes events to `log` in batches. `size`: bytes of the events that are not written yet."""
 
     def __init__(self, log: EventLog) -> None:
         self.size = 0
@@ -186,18 +188,18 @@ class EventBatches:
         self._tasks = Tasks("event log")
 
     def add(self, session_id: str, entries: Sequence[Entry]) -> None:
-        """Write these events of a session soon. Their numbers are above those that were added before."""
+        """Write these events of a session soon. Their numbers must be above those of all events added before."""
         backlog = self._backlogs.get(session_id)
         if backlog is None:
             backlog = self._backlogs[session_id] = _Backlog()
         self.size += backlog.add(entries)
         if backlog.queue is None:
             self._enqueue(session_id, backlog, is_retry=False)
-        else:  # never in two queues: its events have to be written in their order
+        else:  # never in two queues: its events must be written in order
             backlog.queue.due[session_id] = backlog
 
     async def settle(self, session_id: str) -> None:
-        """Wait until the store has what was added of a session before this call. Raises `StoreUnavailable`."""
+        """Wait until the store has the session's events that were added before this call. Raises `StoreUnavailable`."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             if backlog.due and backlog.queue is not None:
@@ -205,7 +207,7 @@ class EventBatches:
             await backlog.stored()
 
     def withdraw(self, session_id: str, event_id: str) -> None:
-        """Write an event no more, if no write with it has begun."""
+        """Remove an event that waits for its write. Do nothing if the write has begun."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -214,7 +216,8 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def give_up(self, session_id: str, failure: StoreUnavailable | None = None) -> None:
-        """Try nothing of a session again. Who waits for its events is told that failure. None: nobody needs them."""
+        """Drop the events of a session, and retry none. Callers that wait get `failure`; None: they may go on, as
+        nobody needs the events."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -223,7 +226,7 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def _leave(self, session_id: str, backlog: _Backlog) -> None:
-        """Forget a session of which nothing is left to write."""
+        """Forget a session that has nothing left to write."""
         if backlog.due or backlog.queue is None:
             return
         backlog.queue.due.pop(session_id, None)
@@ -242,7 +245,7 @@ class EventBatches:
         backlog.queue = queue
 
     async def _write(self, queue: _Queue) -> None:
-        """Write what is due in a queue, until nothing is."""
+        """Write the batches of a queue until none is due."""
         try:
             if queue.is_retry:
                 await asyncio.sleep(_RETRY_S)
@@ -251,24 +254,24 @@ class EventBatches:
                 await queue.pause(has_failed=await self._write_batch(queue))
         finally:
             del self._queues[queue.part, queue.is_retry]
-            for session_id, backlog in (queue.writing | queue.due).items():  # it was cancelled
+            for session_id, backlog in (queue.writing | queue.due).items():  # left over if this task was cancelled
                 self.size -= backlog.size
                 del self._backlogs[session_id]
                 backlog.fail(_STOPS)
 
     async def _write_batch(self, queue: _Queue) -> bool:
-        """Write some of what is due. True if the store did not take all of it."""
+        """Write the next batch of a queue. Return True if the store did not take all of it."""
         failures = await self._failures(queue.begin())
         batch, queue.writing = queue.writing, {}
         for session_id, backlog in batch.items():
             self._end(session_id, backlog, failures.get(session_id))
-        if queue.is_retry and len(failures) == len(batch):  # it is still away: nobody waits for a further try
+        if queue.is_retry and len(failures) == len(batch):  # the store is still away: no caller waits for another retry
             for backlog in queue.due.values():
                 backlog.fail(next(iter(failures.values())))
         return bool(failures)
 
     def _end(self, session_id: str, backlog: _Backlog, failure: Exception | None) -> None:
-        """End the write of a session's events."""
+        """End the write of one session's events. Retry them if the store was unavailable."""
         if failure is not None and not isinstance(failure, StoreUnavailable):
             logger.error("event log: %d events of a session are given up: %r", len(backlog.writing), failure)
         assert backlog.queue is not None
@@ -283,7 +286,7 @@ class EventBatches:
             del self._backlogs[session_id]
 
     async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
-        """Write a batch. Returns why events of which sessions are not in the store, or may not be."""
+        """Write a batch. Return the failures by session: events of these sessions may not be in the store."""
         try:
             return await self._log.write(entries)
         except StoreUnavailable as error:
@@ -298,24 +301,24 @@ class EventBatches:
                 failures.update(await self._log.write({session_id: left[session_id]}))
             except StoreUnavailable as error:
                 return failures | dict.fromkeys(left, error)
-            except Exception as error:  # would be raised by each further try
+            except Exception as error:  # each retry would raise it again
                 failures[session_id] = error
             del left[session_id]
         return failures
 
 
 class _Numbers:
-    """The numbers of one session that are not used yet."""
+    """The event numbers that the store has reserved for one session and that are not used yet."""
 
     __slots__ = ("end", "epoch", "nonce", "number")
 
     def __init__(self) -> None:
-        self.epoch = 0  # in which they were reserved
+        self.epoch = 0  # of the reservation
         self.nonce = ""
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if there are so many of that epoch. None: the session is on its way to another process."""
+        """Return True if `count` numbers of that epoch are left. None: the session moves to another process."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:
@@ -324,15 +327,15 @@ class _Numbers:
         self.end = self.number + count
 
     def take(self) -> int:
-        """Return the next number."""
+        """Return the next unused number, and use it up."""
         number = self.number
         self.number = number + 1
         return number
 
 
 class EventWriter:
-    """Records events, and writes them to `log`. `epoch_of` gives the epoch in which a session is served here; None: it
-    is not served here, or no longer."""
+    """Records events, and writes them to `log`. `epoch_of` returns the epoch in which this process serves a session;
+    None if it does not, or no longer."""
 
     def __init__(self, log: EventLog, epoch_of: Callable[[str], int | None]) -> None:
         self._log = log
@@ -346,34 +349,34 @@ class EventWriter:
     async def record(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> list[str | None]:
-        """Return the ids of these events, which the store gets soon. None where an event cannot be kept. `request` is
-        kept with the first of them (`Entry`)."""
+        """Record events of a stream, and return their ids. The store gets them soon. An id is None if its event cannot
+        be kept. `request` is kept with the first event (`Entry`)."""
         await self.make_ready(session_id, len(frames))
         return self.record_now(session_id, stream, frames, request)
 
     def record_now(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> list[str | None]:
-        """Do as `record`. None are kept unless there are numbers for them (`make_ready`)."""
+        """Record events without waiting, and return their ids. All are None unless `make_ready` has got numbers."""
         numbers = self._numbers.get(session_id)
         if numbers is None or not numbers.has(len(frames), self._epoch_of(session_id)):
             return [None] * len(frames)
         return self._add(session_id, numbers, stream, frames, request)
 
     def end(self, session_id: str, stream: str) -> None:
-        """Record the end of a stream, in the background if the store has to give a number for it first."""
+        """Record the end of a stream. If no number is left, first get some from the store, in the background."""
         if self.is_ready(session_id, 1):
             self.record_now(session_id, stream, [(b"", True)])
         else:
             self._ending.spawn(self.record(session_id, stream, [(b"", True)]))
 
     def is_ready(self, session_id: str, count: int) -> bool:
-        """Return True if `make_ready` would change nothing."""
+        """Return True if `count` events can be recorded without waiting: `make_ready` would change nothing."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         return epoch is None if numbers is None else numbers.has(count, epoch) or epoch is None
 
     async def make_ready(self, session_id: str, count: int) -> None:
-        """Have the store give numbers for so many events of a session, if there are none left."""
+        """Reserve numbers for `count` events of a session in the store, if too few are left."""
         epoch = self._epoch_of(session_id)
         if epoch is None or self.is_ready(session_id, count):
             return
@@ -384,7 +387,7 @@ class EventWriter:
         if reserved is None or self._epoch_of(session_id) != epoch:  # another process serves the session
             return
         numbers = self._numbers.setdefault(session_id, _Numbers())
-        if not numbers.has(count, epoch):  # else another call has reserved some meanwhile
+        if not numbers.has(count, epoch):  # else another call has reserved some in the meantime
             numbers.renew(reserved, _RESERVED, epoch)
 
     def _add(
@@ -406,18 +409,18 @@ class EventWriter:
             self._batches.add(session_id, entries)
         return ids
 
-    # -- for those who need the store to have it
+    # -- for callers that need the events in the store
 
     async def settle(self, session_id: str) -> None:
-        """Wait until the store has what was recorded of a session before this call. Raises `StoreUnavailable`."""
+        """Wait until the store has the session's events recorded before this call. Raises `StoreUnavailable`."""
         await self._batches.settle(session_id)
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
-        """Store an event, and return its id. Raises `StoreUnavailable`: it may be stored nevertheless."""
+        """Store an event, and return its id. Raises `StoreUnavailable`: the event may be stored nevertheless."""
         return await self._append(session_id, stream, (frame, False))
 
     async def finish(self, session_id: str, stream: str) -> None:
-        """Mark a stream as complete. Raises `StoreUnavailable`."""
+        """Store the end of a stream. Raises `StoreUnavailable`."""
         await self._append(session_id, stream, (b"", True))
 
     async def _append(self, session_id: str, stream: str, event: Kept) -> str:
@@ -427,48 +430,48 @@ class EventWriter:
         try:
             await self._batches.settle(session_id)
         except StoreUnavailable:
-            self._batches.withdraw(session_id, event_id)  # whoever has recorded it does that again
+            self._batches.withdraw(session_id, event_id)  # the caller will record it again
             raise
         return event_id
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """Do as `EventLog.stream_of`."""
+        """Return the stream of an event, as `EventLog.stream_of` does, once the store has the session's events."""
         await self._batches.settle(session_id)
         return await self._log.stream_of(session_id, event_id)
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """Do as `EventLog.unfinished`."""
+        """Return the unfinished streams, as `EventLog.unfinished` does, once the store has the session's events."""
         await self._batches.settle(session_id)
         return await self._log.unfinished(session_id)
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
-        """Do as `EventLog.take_request`."""
+        """Return and remove the request kept for a stream; empty if there is none (`EventLog.take_request`)."""
         return await self._log.take_request(session_id, stream)
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """Do as `EventLog.follow`. What is not written yet comes as any new event."""
+        """Yield the events of a stream after that one (`EventLog.follow`). Unwritten events follow as new ones."""
         return self._log.follow(session_id, stream, after)
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        """Do as `EventLog.delivered`."""
+        """Record in the store that a client has received an event (`EventLog.delivered`)."""
         await self._log.delivered(session_id, stream, event_id)
 
     # -- the end of a session here
 
     async def drop(self, session_id: str) -> None:
-        """Delete the session's streams: it has ended. Raises `StoreUnavailable`."""
+        """Delete the streams of a session that has ended. Raises `StoreUnavailable`."""
         self._numbers.pop(session_id, None)
         self._batches.give_up(session_id)
         with contextlib.suppress(StoreUnavailable):
-            await self._batches.settle(session_id)  # a write that has begun would bring them back
+            await self._batches.settle(session_id)  # a write under way would bring the streams back
         await self._log.drop(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Leave the session to another process. Returns when the store has its events, or does not answer: then they
-        are given up. What comes later has no id."""
+        """Leave a session to another process. Return once the store has its events, or give them up if it does not
+        answer. Later events get no id."""
         await self._ending.settled()
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):
             await self._batches.settle(session_id)
-        if self._epoch_of(session_id) is None:  # else the session has come back meanwhile
+        if self._epoch_of(session_id) is None:  # else the session has come back in the meantime
             self._batches.give_up(session_id, _LEFT)

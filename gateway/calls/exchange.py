@@ -1,6 +1,6 @@
-"""One request of a client in flight: its ids on both sides, its frames, its end.
+"""Follow one request of a client from its arrival to its end: its ids on both sides, its frames, its state.
 
-Knows neither links nor other calls. What it needs of its session and of its conversation is in the two protocols here.
+Knows neither links nor other calls. Two protocols here name what it needs of its session and of its conversation.
 """
 
 import logging
@@ -64,37 +64,37 @@ _objects = msgspec.json.Decoder(Object)
 
 
 def fallback_id() -> str:
-    """Return an id for a call that no request of a client has made. No client knows it, so that no
-    `notifications/cancelled` means the call. A number would not do: clients count their requests from 0 or 1."""
+    """Return an id for a call that no request of a client has made. No client knows the id, so no
+    `notifications/cancelled` can name the call. A number would not do: clients count their requests from 0 or 1."""
     return f"gateway {secrets.token_hex(8)}"
 
 
 class Bridge(Protocol):
-    """Between a client of one era and a server of the other."""
+    """Translates between a client of one protocol era and a server of the other."""
 
     def finish(self, exchange: "Exchange", message: Message) -> Message | None:
-        """Return the client's answer to the call, made from the server's response. None if the call has not ended."""
+        """Translate the server's response for the client. Return None if the call has not ended yet."""
         ...
 
 
 class ExchangeSession(LinkSession, Protocol):
-    """The session that an exchange belongs to."""
+    """The session that an exchange, a client's request in flight, belongs to."""
 
     @property
     def frames(self) -> SessionFrames | None:
-        """Who watches the session; None if nobody does."""
+        """Return the recorder that shows the session's messages to an operator; None if nobody watches."""
         ...
 
     def exchange_begins(self, exchange: "Exchange") -> None:
-        """Count the call as one in flight."""
+        """Add the call to those in flight."""
         ...
 
     def exchange_ended(self, exchange: "Exchange") -> None:
-        """Count the call no longer as one in flight."""
+        """Remove the call from those in flight."""
         ...
 
     def in_use(self) -> Use:
-        """Count one more use, until it is released."""
+        """Count one more use of the session, until it is released."""
         ...
 
     def count(self, failure: Failure | None) -> None:
@@ -102,21 +102,21 @@ class ExchangeSession(LinkSession, Protocol):
         ...
 
     def withdraw_questions(self, exchange: "Exchange") -> None:
-        """Withdraw what the client was asked as a result of the call, which is over."""
+        """Withdraw the questions to the client that came as results of this call, which is over."""
         ...
 
 
 class ExchangeConversation(AskingServer, Protocol):
-    """The conversation that an exchange was sent or queued in."""
+    """The conversation that has sent an exchange to its server, or has it queued."""
 
     @property
     def name(self) -> str:
-        """The server's name."""
+        """Return the server's name."""
         ...
 
     @property
     def deadlines(self) -> Deadlines:
-        """How long the call and its questions may wait."""
+        """Return the time limits of the call and of its questions."""
         ...
 
     def cancel(self, exchange: "Exchange", reason: str, code: int = CANCELLED_CODE) -> None:
@@ -124,15 +124,15 @@ class ExchangeConversation(AskingServer, Protocol):
         ...
 
     def fail(self, exchange: "Exchange", code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway's; the server is not notified."""
+        """Answer a call with an error of the gateway. The server is not notified."""
         ...
 
 
 class Exchange(ObservedCall):
-    """A client's request on its way through one conversation.
+    """A client's request on its way through one conversation with a server.
 
-    `number` is its id on the upstream's side, where ids of many clients must not collide. It is the progress token and
-    the subscription id there too. `shape` turns the upstream's result into what the client gets. `context` and
+    `number` is its id on the upstream's side, where ids of many clients must not collide. It also serves there as the
+    progress token and the subscription id. `shape` turns the upstream's result into the client's. `context` and
     `granted` are those of the client's request. `caller` describes a modern client to servers of the legacy era; None
     for a legacy client. `suspended` has the questions to a modern client. `replay` has earlier answers of that client,
     by the digest of the question.
@@ -143,19 +143,19 @@ class Exchange(ObservedCall):
     conversation: ExchangeConversation | None = None
     number = 0
     deadline_from = 0.0  # by the monotonic clock
-    sent: tuple[Object, Object] | None = None  # params and `_meta`, in case the request has to be sent again
-    sent_method = ""  # that of the request to the server, if it is not the client's
-    forwarded: Mapping[str, str] | None = None  # headers of its request that a server behind a URL gets as they are
+    sent: tuple[Object, Object] | None = None  # params and `_meta`, for a second try
+    sent_method = ""  # the method sent to the server, if it differs from the client's
+    forwarded: Mapping[str, str] | None = None  # headers of the client's request that a server behind a URL gets too
     progress_token: msgspec.Raw | None = None  # the client's
-    makes_task = False  # whether the client wants a task (MCP 2025-11-25), and its progress
-    keeps_complete = False  # whether `shape` leaves complete results as they are
+    makes_task = False  # True if the client wants a task (MCP 2025-11-25), and its progress
+    keeps_complete = False  # True if `shape` leaves complete results as they are
     bridge: Bridge | None = None
-    takes_rounds = False  # whether `settle` takes questions and tasks of a modern server, whatever the client's era
+    takes_rounds = False  # True if `settle` takes questions and tasks of a modern server, in either era of the client
     suspended: SuspendedCall | None = None
     replay: Mapping[str, str] = MappingProxyType({})
     restarted: str | None = None
     call_s: float | None = None  # its own limit, in place of `Deadlines.call_s`
-    ended: Callable[[], None] | None = None  # called once the wire is done with it
+    ended: Callable[[], None] | None = None  # called once the wire no longer uses the exchange
     _wanted: Filter | None = None
     _on_acknowledged: Callable[[], None] | None = None
 
@@ -182,24 +182,24 @@ class Exchange(ObservedCall):
 
     @property
     def context(self) -> Context:
-        """The rights of its own request. Those of the session may have changed since, by another request."""
+        """Return the rights of this request. Those of its session may differ: another request may have changed them."""
         if self._context is None and self.live is not None:
             return self.live.session.context
         return self._context or _NOBODY
 
     @property
     def server(self) -> str:
-        """The name of the server that has the call; empty if none has."""
+        """Return the name of the server that has the call; empty if none has."""
         return "" if self.conversation is None or not self.number else self.conversation.name
 
     @property
     def session(self) -> Session | None:
-        """Its session's record."""
+        """Return the record of its session; None if it has no session."""
         return None if self.live is None else self.live.session
 
     @property
     def era(self) -> str:
-        """The client's."""
+        """Return the client's era: "legacy" or "modern"."""
         return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
 
     def count(self, failure: Failure | None) -> None:
@@ -209,12 +209,12 @@ class Exchange(ObservedCall):
 
     @property
     def is_over(self) -> bool:
-        """True if it has ended."""
+        """Return True if the exchange has ended."""
         return self.state in OVER
 
     @property
     def is_suspended(self) -> bool:
-        """True if a modern client was asked something and has not come back: no request of the client waits."""
+        """Return True while a modern client owes answers to questions. No request of the client is open then."""
         return self.state is ASKING and self.suspended is not None
 
     def step(self, event: ExchangeEvent) -> None:
@@ -222,7 +222,7 @@ class Exchange(ObservedCall):
         self.state = step(EXCHANGE, self.state, event)
 
     def move_to(self, live: ExchangeSession) -> None:
-        """Continue in another session, which is in use until the wire is done with this exchange."""
+        """Move the call to another session, which stays in use until the wire no longer uses this exchange."""
         self.live = live
         live.exchange_begins(self)
         self.when_done(lambda: live.exchange_ended(self))
@@ -231,20 +231,20 @@ class Exchange(ObservedCall):
     # -- to the server
 
     def use_bridge(self, bridge: Bridge | None, method: str = "") -> None:
-        """Have `bridge` translate the response of a server of the other era, who gets requests of `method` from now on
-        if it is not that of the client. None: the response stays as it is."""
+        """Have `bridge` translate the response of a server of the other era; None: the response stays as it is. The
+        server gets requests of `method` from now on; if empty, of the client's method."""
         self.bridge, self.sent_method = bridge, method
 
     def forward(self, headers: Mapping[str, str]) -> None:
-        """Have the server behind a URL get these headers."""
+        """Send these headers along, if the server is behind a URL."""
         self.forwarded = headers or None
 
     def frame(self, number: int, params: Object, meta: Object) -> bytes:
-        """Return the request as the server reads it, under that number."""
+        """Return the request as JSON for the server, with `number` as its id."""
         return splice(encode_request(number, self.sent_method or self.method, self.encoded(number, params, meta)))
 
     async def frame_in_turns(self, number: int, params: Object, meta: Object) -> bytes:
-        """Do as `frame`, in steps if params are large: each step takes a while then."""
+        """Return the request as JSON for the server. Encode large params in steps, which let other tasks run."""
 
         def steps() -> Generator[None, None, bytes]:
             body = self.encoded(number, params, meta)
@@ -256,7 +256,8 @@ class Exchange(ObservedCall):
         return await in_turns(steps()) if is_large(params) else self.frame(number, params, meta)
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
-        """Encode the params and `_meta` of the request under that number. The client's progress token is kept."""
+        """Return the encoded params and `_meta` of the request; None if both are empty. Its progress token becomes
+        `number`; the client's token is kept."""
         token = meta.get("progressToken")
         if token is not None:
             self.progress_token = token.copy()  # a slice would keep the whole message in memory
@@ -267,8 +268,8 @@ class Exchange(ObservedCall):
     def sent_as(
         self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None, written_at: float
     ) -> None:
-        """Record that the server has it, under that number, since `written_at` by the monotonic clock. `request`:
-        params and `_meta`, if it may have to be sent again."""
+        """Record that the server has the request, with `number` as its id, since `written_at` by the monotonic clock.
+        `request`: params and `_meta`, if the request may have to be sent again."""
         self.step(SEND)
         self.conversation = conversation
         self.number = number
@@ -276,8 +277,8 @@ class Exchange(ObservedCall):
         self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
-        """Record which conversation will send it, once its link is open. `number` is that of a call which is never
-        sent."""
+        """Record the conversation that will send the request once its link is open. `number` is set only for a call
+        that is never sent."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
@@ -285,39 +286,39 @@ class Exchange(ObservedCall):
             self.number = number
 
     def take_request(self) -> tuple[Object, Object] | None:
-        """Return params and `_meta` to be sent again, once."""
+        """Return params and `_meta` for sending the request again; None on a second call."""
         request, self.sent = self.sent, None
         return request
 
     def restart_deadline(self) -> None:
-        """Count the call's deadline from now on."""
+        """Restart the time limit of the call, from now on."""
         self.deadline_from = monotonic()
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """True if a later process follows the server's task, so that the task is not cancelled with this exchange."""
+        """Return True if a later process follows the server's task, which must outlive this exchange then."""
         return False
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Learn which task the server has made of the call. The task goes on without this process."""
+        """Take note of the task that the server has made of the call. The task goes on without this process."""
 
     # -- to the client
 
     def shape_with(self, shape: Callable[[Any, Object], Object] | None) -> None:
-        """Replace the shape."""
+        """Replace the function that turns the server's result into the client's."""
         self.shape, self.keeps_complete = shape, False
 
     def filter_result(self, shape: Callable[[Any, Object], Object]) -> None:
-        """Apply `shape` to the server's result, before the shape that the exchange has already."""
+        """Apply `shape` to the server's result, before the shape that the exchange already has."""
         later = self.shape
         self.shape_with(shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result)))
 
     def keep_complete(self) -> None:
-        """Have the shape change only results that ask for input and those that are tasks. No other is read for it."""
+        """Apply the shape only to results that ask for input or are tasks. All others pass through unread."""
         self.keeps_complete = True
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
-        """Return a server's result as the client gets it. Raises `Refused`: the client may not have it."""
+        """Return a server's result as the client gets it. Raises `Refused` if the client may not have it."""
         if self.shape is not None:
             result = self.shape(self, result)
         if restarted is not None:
@@ -325,23 +326,23 @@ class Exchange(ObservedCall):
         return result
 
     def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
-        """Send the client a frame. `replies`: of another request than the present one."""
+        """Send the client a frame. `replies`: the queue of an earlier request of the client; None: the present one."""
         if self.live is not None and self.live.frames is not None:
             self.live.frames.to_client(frame.data)
         return (replies or self.replies).push(frame)
 
     def emit(self, frame: bytes) -> bool:
-        """Send the client a message that belongs to this call. Returns False if the client does not read."""
+        """Send the client a message that belongs to this call. Return False if the client does not read."""
         return self._push(Frame(frame))
 
     def suspendable(self) -> SuspendedCall:
-        """Return the questions to its modern client, asked or to be asked."""
+        """Return the questions to the modern client of this call; none at first."""
         if self.suspended is None:
             self.suspended = SuspendedCall()
         return self.suspended
 
     def suspend(self, result: Object) -> None:
-        """End the client's present request with the server's questions. Later frames wait for its next request."""
+        """Answer the client's present request with the server's questions. Later frames wait for its next request."""
         self.step(ExchangeEvent.ASK)
         answered, self.replies = self.replies, ReplyQueue()
         # The server has the request, and the client may take long: free the params.
@@ -358,24 +359,24 @@ class Exchange(ObservedCall):
         shape: Callable[[Any, Object], Object] | None,
         progress_token: msgspec.Raw | None,
     ) -> None:
-        """Answer this later request of the client from now on: the client of a suspended call has come back."""
+        """Answer this later request of the client from now on: it continues a suspended call."""
         self.client_id = client_id
         self.shape_with(shape)
         self.progress_token = progress_token
         self.replies.rewrite(rewritten_ids(client_id, progress_token))
 
     def resumed(self) -> None:
-        """Go on: the client has come back with answers."""
+        """Continue a suspended call: its client has sent the answers."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
-            self.written_at = monotonic()  # the client's time is not the server's
+            self.written_at = monotonic()  # time that the client took does not count as the server's
 
     def replay_answers(self, answers: Mapping[str, str]) -> None:
-        """Give the server these earlier answers, by the digest of the question, if it asks the same again."""
+        """Keep these earlier answers, by the digest of the question, for a server that asks the same again."""
         self.replay = answers
 
     def take_replay(self, digest: str) -> str | None:
-        """Return the earlier answer to the question with that digest, once."""
+        """Return the earlier answer to the question with that digest, and remove it; None if there is none."""
         known = self.replay.get(digest)
         if known is not None:
             self.replay = {asked: answer for asked, answer in self.replay.items() if asked != digest}
@@ -384,7 +385,7 @@ class Exchange(ObservedCall):
     # -- its end
 
     def finish(self, message: Message, restarted: str | None = None) -> None:
-        """Answer with the upstream's response. `restarted` is why the server was restarted before it, if it was."""
+        """Answer with the upstream's response. `restarted`: why the server was restarted before it, if it was."""
         self.restarted = restarted or self.restarted
         if self.bridge is not None:
             if (bridged := self.bridge.finish(self, message)) is None:
@@ -393,7 +394,7 @@ class Exchange(ObservedCall):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """Answer with a response of the client's era."""
+        """Answer with a response that is in the client's era already."""
         client_id = encode(self.client_id)
         restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
@@ -411,7 +412,7 @@ class Exchange(ObservedCall):
                 except Refused as refused:
                     refusal = {"code": refused.code, "message": str(refused), "data": refused.data or {}}
                     return self.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(refusal))))
-                result = result if shaped is found else encode(shaped)  # what nobody has changed stays as it came
+                result = result if shaped is found else encode(shaped)  # an unchanged result keeps its bytes
             outcome = outcome_of(result)
             if outcome is TOOL_ERROR:
                 result = encode(with_meta(_objects.decode(result), trace_meta(self.session, self.correlation)))
@@ -422,7 +423,7 @@ class Exchange(ObservedCall):
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
     def fail(self, code: int, reason: str) -> None:
-        """Answer with an error of the gateway's."""
+        """Answer with an error of the gateway."""
         if not self._end(ExchangeEvent.CANCEL if code in _CANCELLED else ExchangeEvent.FAIL):
             return
         error = encode(error_of(code, reason, self.correlation))
@@ -430,31 +431,31 @@ class Exchange(ObservedCall):
         self._notify(Outcome.error(code), error)
 
     def cancel(self, reason: str, code: int = CANCELLED_CODE) -> None:
-        """Cancel it: notify the server that has it, and answer the client with an error."""
+        """Cancel the call: notify the server that has it, and answer the client with an error."""
         if self.conversation is not None:
             self.conversation.cancel(self, reason, code)
-        elif not self.is_subscription:  # it waits for what is needed before it can be sent
+        elif not self.is_subscription:  # it is not sent yet
             self.fail(code, f"Cancelled: {reason}")
 
     def abandon(self) -> None:
-        """End it without an answer: nobody waits for one."""
+        """End the call without an answer, because nobody waits for one."""
         self._end(ExchangeEvent.ABANDON)
 
     def _end(self, event: ExchangeEvent) -> bool:
-        """End the exchange. Returns False if it has ended before: the first end counts."""
+        """End the exchange. Return False if it has ended before: the first end counts."""
         if self.state in OVER:
             return False
         was_suspended = self.suspended is not None and self.is_suspended
         self.step(event)
         self.log_if_slow()
         if was_suspended:
-            self.done()  # no wire uses it
+            self.done()  # no wire uses a suspended call
         if self.suspended is not None:
             self.suspended.call_ended()
         return True
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the wire is done with the exchange, before earlier callbacks."""
+        """Call `callback` once when the wire no longer uses the exchange, before callbacks that were added earlier."""
         earlier = self.ended
 
         def both() -> None:
@@ -465,7 +466,7 @@ class Exchange(ObservedCall):
         self.ended = both
 
     def done(self) -> None:
-        """Call what waits for the end of the wire's use. Idempotent."""
+        """Run the callbacks of `when_done`: the wire no longer uses the exchange. Idempotent."""
         callback, self.ended = self.ended, None
         if callback is not None:
             callback()
@@ -474,24 +475,24 @@ class Exchange(ObservedCall):
 
     @property
     def is_subscription(self) -> bool:
-        """True if it is a stream of notifications that stays open."""
+        """Return True if the call is a stream of notifications that stays open."""
         return self.method == "subscriptions/listen"
 
     def listen_for(self, wanted: Filter) -> None:
-        """Pass on changes of these kinds only."""
+        """Pass on only these kinds of changes to the client."""
         self._wanted = wanted
 
     def listens_for(self, method: str) -> bool:
-        """Return True if that notification may be on the stream."""
+        """Return True if notifications of that method may be on the stream."""
         return self.is_subscription and (self._wanted is None or self._wanted.may_have(method))
 
     def acknowledged_here(self, then: Callable[[], None]) -> None:
-        """Have the gateway acknowledge the stream, so that the client gets no acknowledgement of the server. `then` is
-        called when that comes: the server has the subscription."""
+        """Have the gateway acknowledge the stream, and keep the server's acknowledgement from the client. `then` is
+        called when the latter comes: the server has the subscription."""
         self._on_acknowledged = then
 
     def takes_acknowledgement(self) -> bool:
-        """Take the acknowledgement of the stream by its server. Returns False if that is for the client."""
+        """Take the server's acknowledgement of the stream. Return False if it has to be passed to the client."""
         if self._on_acknowledged is None:
             return False
         self._on_acknowledged()

@@ -1,4 +1,4 @@
-"""The reply to a request that waits for nothing."""
+"""Hold the reply to a request that can be answered at once."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ __all__ = ["ImmediateReply"]
 
 
 class ImmediateReply:
-    """An answer that is complete already and belongs to no stream. `live` is the session of the request, if it has one.
-    For the log: `log_facts` are further fields of its line, and `why` is the message of an error."""
+    """A reply that is complete from the start and belongs to no event stream. `live` is the session of the request, if
+    it has one. For the log: `log_facts` are further fields of its line, and `why` is the message of an error."""
 
     def __init__(
         self,

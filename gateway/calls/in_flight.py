@@ -1,7 +1,6 @@
-"""What has no answer yet in one conversation: the calls of clients, what becomes of those that are late, and the
-gateway's own requests.
+"""Track what has no answer yet in one conversation: clients' calls, of which late ones end here, and own requests.
 
-`sent` has those that the server has, by their numbers; the others wait for the link or for their client
+`sent` has the calls that the server has, by number; the others wait for the link or for their client
 (`gateway.calls.lifecycles`).
 """
 
@@ -34,16 +33,16 @@ __all__ = [
 ]
 
 TICK_S: Final = 0.25
-"""How often calls in flight are checked for their deadlines and keepalives."""
+"""Time between two checks of the calls in flight for deadlines and keepalives."""
 
 MOST_TOKENS: Final = 256
-"""Progress tokens of tasks of one conversation that are kept. Beyond it, the oldest one is forgotten."""
+"""Progress tokens of tasks that are kept in one conversation. Beyond it, the oldest one is forgotten."""
 
 MOST_NAMED: Final = 3
-"""Calls in flight that a log line names. With more than that, the list would say nothing."""
+"""Calls in flight that a log line lists by correlation id. A longer list would say nothing."""
 
 _EXIT_S: Final = 1.0
-"""How long after its input a process may end, so that errors say how it has ended."""
+"""How long a process may take to end after it has closed its input, so that errors say how it ended."""
 
 _LATE: Final = {
     Clock.SERVER: "server {!r} did not answer",
@@ -52,38 +51,38 @@ _LATE: Final = {
 
 
 class FastCall(Protocol):
-    """A call on the fast path (`gateway.relay.fast_path`)."""
+    """A call on the fast path, which skips most steps of a call like an earlier one (`gateway.relay.fast_path`)."""
 
     falls_back_at: float
-    """When it leaves the fast path if it has no answer, by the monotonic clock."""
+    """Time by the monotonic clock at which the call leaves the fast path if it has no answer."""
 
     def answer(self, result: msgspec.Raw) -> bool:
-        """Answer its client with its server's result. False: it has left the fast path, and is to be answered as any
-        other."""
+        """Answer the client with the server's result. Return False if the call has left the fast path, and has to be
+        answered like any other."""
         ...
 
     def fall_back(self) -> None:
-        """Go on as the exchange that it would have been without the fast path."""
+        """Leave the fast path, and continue as an exchange."""
         ...
 
 
 class TaskToken(NamedTuple):
-    """A client's token for progress of a task, and the session that it belongs to, which may have ended."""
+    """A client's token for the progress of a task, and its session, which may have ended."""
 
     token: msgspec.Raw
     session: "ref[object]"
 
 
 class Calls:
-    """The calls of one conversation. They may change while they are iterated over. `fast` has those on the fast path by
-    their numbers. They leave it as soon as somebody asks for the calls."""
+    """The calls of one conversation. They may change during an iteration. `fast` has those on the fast path, by number.
+    They leave it as soon as any code asks for the calls."""
 
     __slots__ = ("_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
         self.fast: dict[int, FastCall] = {}
         self._sent: dict[int, Exchange] = {}
-        self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by their numbers
+        self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by number
         self._waiting: dict[Exchange, None] = {}
 
     def __bool__(self) -> bool:
@@ -97,40 +96,40 @@ class Calls:
 
     @property
     def sent(self) -> dict[int, Exchange]:
-        """Those that the server has, by their numbers."""
+        """Return the calls that the server has, by number."""
         if self.fast:
             self.fall_back()
         return self._sent
 
     def fall_back(self, before: float = math.inf) -> None:
-        """Have the calls leave the fast path, of those whose `falls_back_at` is before that time."""
+        """Take the calls off the fast path whose `falls_back_at` is before that time."""
         if self.fast:
             for call in [call for call in self.fast.values() if call.falls_back_at < before]:
                 call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
-        """Iterate over those that are not on the fast path then."""
+        """Iterate over the calls that are not on the fast path. Calls that are due at `now` leave it first."""
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
     def send(self, exchange: Exchange) -> None:
-        """Record that the server has it, under the exchange's number."""
+        """Record that the server has the call, under the exchange's number."""
         if self._waiting:
             self._waiting.pop(exchange, None)
         self._sent[exchange.number] = exchange
 
     def wait(self, exchange: Exchange) -> None:
-        """Record that the server does not have it yet, or needs more before it answers."""
+        """Record that the server does not have the call yet, or waits for more from the client."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
         self._waiting[exchange] = None
 
     def is_sent(self, exchange: Exchange) -> bool:
-        """Return True if the server has it."""
+        """Return True if the server has the call."""
         return self._sent.get(exchange.number) is exchange
 
     def find(self, number: object) -> Exchange | None:
-        """Return the call that the server has under that number. Only this one leaves the fast path."""
+        """Return the call that the server has under that number. No other call leaves the fast path for this."""
         if not isinstance(number, int):
             return None
         if (fast := self.fast.get(number)) is not None:
@@ -145,9 +144,9 @@ class Calls:
         return exchange
 
     def _keep_token(self, exchange: Exchange) -> None:
-        """Keep the progress token of a call that was answered, between a client and a server of the handshake era: it
-        stays valid as long as the call's task (MCP 2025-11-25, Progress). Which tasks have ended is not known here: a
-        server sends no more progress then."""
+        """Keep the progress token of an answered call, for a client and a server of the handshake era: it stays valid
+        as long as the call's task (MCP 2025-11-25, Progress). The end of the task is not known here, but a server
+        sends no progress after it."""
         if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
             return  # a modern client gets the progress of a task with the task
         if self._tokens is None:
@@ -157,11 +156,11 @@ class Calls:
         self._tokens[exchange.number] = TaskToken(exchange.progress_token, ref(exchange.live))
 
     def of_task(self, number: object) -> TaskToken | None:
-        """Return the token for progress of a task that the call of that number may have made; None if it has none."""
+        """Return the token for the progress of the task that this call may have made; None if it has none."""
         return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
 
     def rest(self) -> None:
-        """Give back the memory that calls in flight have taken, if there are none. One for each session adds up."""
+        """Free the memory of earlier calls if none is in flight. It adds up, as each session has it."""
         if not self._sent:
             self._sent = {}
         if not self.fast:
@@ -170,7 +169,7 @@ class Calls:
             self._waiting = {}
 
     def forget_tasks(self) -> None:
-        """Forget the tokens of tasks: the server with the tasks is gone."""
+        """Forget the tokens of tasks: the server is gone, and its tasks with it."""
         self._tokens = None
 
     def take_only(self) -> Exchange | None:
@@ -181,7 +180,7 @@ class Calls:
         return self.sent.popitem()[1] if len(self.sent) == 1 else None
 
     def end(self, exchange: Exchange) -> bool:
-        """Remove a call. False if it was not in flight."""
+        """Remove a call. Return False if it was not in flight."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
             return True
@@ -189,11 +188,11 @@ class Calls:
 
 
 class WatchedConversation(ExchangeConversation, Protocol):
-    """The conversation whose calls are watched."""
+    """A conversation whose calls are checked at intervals."""
 
     @property
     def calls(self) -> Calls:
-        """Its calls in flight."""
+        """Return the conversation's calls in flight."""
         ...
 
 
@@ -208,13 +207,13 @@ class CallWatch:
         self.ticking: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """There is a call in flight."""
-        # One timer for all calls: one for each would cost more than writing the call.
+        """Start the checks: there is a call in flight."""
+        # One timer for all calls: one for each would cost more than the write of the call.
         if self.ticking is None:
             self.ticking = self._later()
 
     def end(self) -> None:
-        """Check no more calls."""
+        """Stop the checks."""
         if self.ticking is not None:
             self.ticking.cancel()
             self.ticking = None
@@ -268,23 +267,23 @@ class OwnRequests:
     def _settled(self, number: int) -> None:
         self._waiting.pop(number, None)
         if not self._waiting:
-            self._waiting = {}  # one that was in use keeps its size
+            self._waiting = {}  # a dict that was in use keeps its size
 
     async def end_after(self, closed: LinkClosed, number: int) -> LinkClosed:
-        """Wait for the end of a process whose input was found closed: its exit says more, and is reported a moment
-        later. `number` is that of no request."""
+        """Wait for the end of a process that has closed its input, because the exit says more and is reported a moment
+        later. Return the better error. `number` must be that of no request."""
         end = self.expect(number)
         try:
             async with asyncio.timeout(_EXIT_S):
                 await end
         except LinkClosed as ended:
             return ended
-        except TimeoutError:  # it has only closed its input
+        except TimeoutError:  # the process has only closed its input
             pass
         return closed
 
     def settle(self, message: Message) -> bool:
-        """Set the answer to one of these requests. Returns False if the message answers none of them."""
+        """Set the answer to one of these requests. Return False if the message answers none of them."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:
             return False
@@ -300,11 +299,11 @@ class OwnRequests:
 
 
 def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: str) -> dict[str, Any]:
-    """Return the fields of a line that a server has caused: stderr, an exit, a line that is no message.
+    """Return the fields of a log line about a server's output or exit: stderr, an exit, a line that is no message.
 
-    A server does not say which call its line belongs to. So `correlation` is that of the only call in flight, and never
-    a guess: if two or three are in flight, `correlations` has all of them, and beyond that only their number is given.
-    A shared server has no session of its own, and its line gets the session that all calls in flight share.
+    A server does not say which call its line belongs to. So `correlation` is that of the only call in flight, never a
+    guess. If two or three are in flight, `correlations` lists all of them; if more, only their number is given.
+    A shared server has no session of its own: its line gets the session, if all calls in flight share one.
     `opened_for` is the correlation id of the request for which the link is being opened; empty once it is open.
     """
     flying = [call for call in calls if not call.is_subscription]
@@ -322,7 +321,7 @@ def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: st
     elif len(flying) == 1:
         fields["correlation"] = flying[0].correlation
     else:
-        # Empty, because a line without one would get that of the task that writes it.
+        # Empty, because a line without one would get that of the task that writes the line.
         fields["correlation"] = ""
         fields["in_flight"] = len(flying)
         if len(correlations) <= MOST_NAMED:

@@ -1,5 +1,5 @@
-"""The lives of an exchange, a link and a live session as tables: which event leads from which state to which, and the
-deadlines of the first two. Pure."""
+"""Define the lives of an exchange, a link and a live session as tables, in which an event leads from one state to
+another. Define the deadlines of exchanges and links. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ Event = TypeVar("Event", bound=StrEnum)
 
 
 class IllegalStep(Exception):
-    """The table has no such step. The state stays what it was."""
+    """The lifecycle has no step for this event in this state. The state stays as it was."""
 
 
 def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
-    """Return the state after `event`.
+    """Return the state that follows `event` in `state`, by a lifecycle table.
 
     Raises:
         IllegalStep: the event cannot happen in that state.
@@ -55,33 +55,33 @@ def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Even
 
 
 class ExchangeState(StrEnum):
-    """The state of a client's request."""
+    """The state of an exchange, which is a client's request."""
 
     QUEUED = "queued"
-    """The server does not have it: the link is still opening, or has refused it."""
+    """The server does not have the request: the link is still opening, or has refused the request."""
     SENT = "sent"
-    """The server has it."""
+    """The server has the request."""
     ASKING = "asking"
-    """Its client was asked something; the call waits for the answer."""
+    """The client was asked something, and the call waits for the answer."""
     ANSWERED = "answered"
     """The server has answered, with a result or an error."""
     FAILED = "failed"
     """The gateway has answered with an error."""
     CANCELLED = "cancelled"
-    """Cancelled by the client, or because its session has ended."""
+    """The client has cancelled the request, or its session has ended."""
     ABANDONED = "abandoned"
-    """Ended without an answer: nobody waits for one."""
+    """The request has ended without an answer, because nobody waits for one."""
 
 
 class ExchangeEvent(StrEnum):
-    """What happens to a request."""
+    """An event in the life of an exchange, which is a client's request."""
 
     SEND = "send"
     ASK = "ask"
     RESUME = "resume"
-    """The client has answered, and the server has the call already."""
+    """The client has answered, and the server already has the call."""
     REQUEUE = "requeue"
-    """The link has refused it, or the server wants to be called again: it will be sent once more."""
+    """The link has refused the request, or the server wants to be called again: it will be sent once more."""
     ANSWER = "answer"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -89,14 +89,15 @@ class ExchangeEvent(StrEnum):
 
 
 class Clock(StrEnum):
-    """Who may time an exchange out."""
+    """The party whose time limit may end an exchange."""
 
     LINK = "link"
-    """The opening of the link, after `Deadlines.start_s`."""
+    """The link may end the exchange, `Deadlines.start_s` after its opening began."""
     SERVER = "server"
-    """The conversation, `Deadlines.call_s` after the last message that belongs to the call."""
+    """The conversation may end it, `Deadlines.call_s` after the last message that belongs to the call."""
     CLIENT = "client"
-    """The conversation: `Deadlines.suspended_s` after a modern client was asked, `call_s` after a legacy client was."""
+    """The conversation may end it: `Deadlines.suspended_s` after a modern client was asked, `call_s` after a legacy
+    client was."""
     NOBODY = "nobody"
 
 
@@ -114,7 +115,7 @@ EXCHANGE: Final[Mapping[ExchangeState, Mapping[ExchangeEvent, ExchangeState]]] =
     _S.ABANDONED: dict.fromkeys(_ENDS, _S.ABANDONED),
 }
 
-# What nearly every exchange uses: to read a member of an enum takes ten times as long as to read a name.
+# For nearly every exchange: reading a member of an enum takes ten times as long as reading a name.
 QUEUED: Final = ExchangeState.QUEUED
 ASKING: Final = ExchangeState.ASKING
 SEND: Final = ExchangeEvent.SEND
@@ -135,13 +136,12 @@ TIMED_BY: Final[Mapping[ExchangeState, Clock]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """The times of one upstream's conversations.
+    """The time limits of one upstream's conversations, in seconds.
 
-    `start_s`: until a link is open, handshake included. `noise_s`: until then, from the first line on that is no
-    message (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs
-    to it. `suspended_s`: until a modern client answers what a legacy server has asked. `idle_stop_s`: until a link
-    without calls is closed; None: never. `unreturned_stop_s`: the same in a session to which its client has not come
-    back.
+    `start_s`: until a link is open, handshake included. `noise_s`: until then, after the first line that is no message
+    (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs to it.
+    `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link without calls
+    is closed; None: never. `unreturned_stop_s`: the same in a session to which its client has not come back.
     """
 
     start_s: float
@@ -152,7 +152,7 @@ class Deadlines:
     unreturned_stop_s: float | None = None
 
     def idle_stop(self, unreturned: bool) -> float | None:
-        """Return the time until a link without calls is closed. `unreturned`: its client has not come back yet."""
+        """Return the seconds until a link without calls is closed. `unreturned`: its client has not come back yet."""
         return self.unreturned_stop_s if unreturned else self.idle_stop_s
 
 
@@ -160,7 +160,7 @@ class Deadlines:
 
 
 class Loss(StrEnum):
-    """Why a link was replaced, as clients, the log and the metrics report it."""
+    """The reason why a link was replaced, as clients, the log and the metrics report it."""
 
     STOPPED = "idle_stop"
     CRASHED = "crash"
@@ -171,7 +171,7 @@ LOSSES: Final = frozenset(Loss)
 
 
 class LinkState(StrEnum):
-    """The state of a conversation's link."""
+    """The state of a conversation's link, the connection to a server."""
 
     ABSENT = "absent"
     OPENING = "opening"
@@ -182,16 +182,16 @@ class LinkState(StrEnum):
 
 
 class LinkEvent(StrEnum):
-    """What happens to a link."""
+    """An event in the life of a link, the connection to a server."""
 
     OPEN = "open"
     OPENED = "opened"
     FAILED = "failed"
-    """It could not be opened, or the server refused the handshake."""
+    """The link could not be opened, or the server refused the handshake."""
     LOST = "lost"
     """The process ended, or the server has forgotten the session."""
     DISCARD = "discard"
-    """It is not needed (idle stop), or it takes no message."""
+    """The link is not needed (idle stop), or it takes no message."""
     CLOSED = "closed"
     END = "end"
 
@@ -225,7 +225,8 @@ LINK: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
         LinkEvent.END: LinkState.ENDED,
     },
 }
-"""An opening waits for the end of the link before it, so there are never two."""
+"""For each state of a link, the next state by event. An opening waits for the end of the link before it, so there are
+never two links."""
 
 
 # -- live sessions
@@ -235,21 +236,21 @@ class LiveState(StrEnum):
     """The state of a session on this replica."""
 
     OPENING = "opening"
-    """Streams that an earlier process left open have yet to be ended."""
+    """Streams that an earlier process left open have not been ended yet."""
     LIVE = "live"
     DRAINING = "draining"
-    """Its streams end. Calls in flight continue."""
+    """The session's streams end. Calls in flight continue."""
     ENDED = "ended"
     ELSEWHERE = "elsewhere"
-    """Another replica or a later process continues it. Its sessions at servers behind URLs are kept."""
+    """Another replica or a later process continues the session. Its sessions at servers behind URLs are kept."""
 
 
 class LiveEvent(StrEnum):
-    """What happens to a live session."""
+    """An event in the life of a session on this replica."""
 
     RECOVER = "recover"
     UNRECOVERED = "unrecovered"
-    """The store failed during the recovery. The next request tries again."""
+    """The store failed during the recovery of open streams. The next request tries again."""
     DRAIN = "drain"
     END = "end"
     HAND_OVER = "hand over"
