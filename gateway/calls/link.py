@@ -1,7 +1,7 @@
-"""The one link that a conversation has at a time: opened when it is needed, closed when it is idle, replaced when lost.
+"""Open the one link that a conversation has at a time when it is needed, close it when idle, replace it when lost.
 
-Knows nothing of calls. A link is a process, an HTTP session or an object (`transports.upstream_port.Link`). Where links
-come from is implemented for a session, for a shared server and for a trial (`LinkSource`).
+Knows nothing of calls. A link is a process, an HTTP session or an object (`transports.upstream_port.Link`). Sessions,
+shared servers and trials have their own sources of links (`LinkSource`).
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _MAX_RETIRED: Final = 8
 _FEW: Final = 4
 
 JUST_S: Final = 1.0
-"""A start that failed less than this ago is not repeated: whoever waited for it, and calls at once again, gets its
+"""For this time a failed start is not repeated: callers that waited for it and try again at once get the same
 failure."""
 
 
 class _Greeting(NamedTuple):
-    """What is read of the server's answer to a handshake."""
+    """The parts of a server's answer to a handshake that the gateway reads."""
 
     result: bytes | None
     declared: Declared
@@ -50,74 +50,74 @@ class _Greeting(NamedTuple):
 
 
 _NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
-"""Before the first handshake."""
+"""The value before the first handshake."""
 
 
 class LinkSession(Protocol):
-    """A session that uses links."""
+    """A session that uses links, the connections to its servers."""
 
     @property
     def session(self) -> Session:
-        """Its record."""
+        """Return the session's record."""
         ...
 
     @property
     def new_process(self) -> str:
-        """Why its servers have new processes, if it has used them before."""
+        """Return why the session's servers have new processes, if it has used the servers before."""
         ...
 
     def replace_record(self, session: Session) -> None:
-        """Use this record from now on."""
+        """Replace the cached record of the session."""
         ...
 
     def rest(self) -> None:
-        """Give back the memory that calls in flight have taken, if there are none."""
+        """Free the memory of earlier calls if none is in flight."""
         ...
 
     def changed(self) -> None:
-        """Let nothing that was decided on a call of the session hold for the next one."""
+        """Invalidate what was decided on calls of the session: the next call decides anew."""
         ...
 
 
 class LinkSource(Protocol):
-    """Opens links to one server in one era. Every method is called again for each link."""
+    """Opens links to one server in one protocol era. Every method is called again for each link."""
 
     @property
     def name(self) -> str:
-        """The server's name in the configuration."""
+        """Return the server's name in the configuration."""
         ...
 
     @property
     def era(self) -> Era:
-        """The era in which the links are used."""
+        """Return the era in which the links are used."""
         ...
 
     @property
     def session(self) -> str:
-        """The session that the links belong to, as logs may show it; empty if they belong to none or to many."""
+        """Return the session of the links, as logs may show it; empty if they belong to none or to many."""
         ...
 
     @property
     def principal(self) -> str:
-        """Whose session that is, as logs show it; empty if the links belong to none or to many."""
+        """Return the principal of that session, as logs show it; empty if the links belong to no session or to many."""
         ...
 
     @property
     def frames(self) -> SessionFrames | None:
-        """Who watches the session that the links belong to; None if nobody does, or they belong to many."""
+        """Return the recorder of the links' session for an operator; None if nobody watches, or for many sessions."""
         ...
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return the values in what a link is given, and in the configuration of the server, that nobody may see."""
+        """Return the secret values in the options of a link and in the server's configuration: nobody may see them."""
         ...
 
     @property
     def quotes_output(self) -> bool:
-        """True if errors quote the server's output to clients."""
+        """Return True if errors quote the server's output to clients."""
         ...
 
     async def resources(self) -> LinkResources:
-        """Return the resources of its session for the next link. Raises `UpstreamUnavailable`."""
+        """Return the resources that the session gives to the next link. Raises `UpstreamUnavailable`."""
         ...
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
@@ -129,8 +129,7 @@ class LinkSource(Protocol):
         ...
 
     def known_handshake(self) -> bytes | None:
-        """Return the `initialize` result that an earlier link to the server had, for a link that resumes a session
-        there."""
+        """Return the `initialize` result of an earlier link to the server, for a link that resumes a session there."""
         ...
 
     def replay(self) -> list[bytes]:
@@ -138,16 +137,17 @@ class LinkSource(Protocol):
         ...
 
     async def record_use(self, live: LinkSession) -> bool:
-        """Record that a session uses the server, before its first message is sent, so that a later process can report
-        what was lost. True if an earlier process has recorded that already. Raises `StoreUnavailable`."""
+        """Record that a session uses the server, before its first message is sent. A later process can then report
+        the loss. Return True if an earlier process has recorded it already. Raises `StoreUnavailable`."""
         ...
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record the id that a later link can resume with; empty if there is none. Raises `StoreUnavailable`."""
+        """Record the session id with which a later link can resume; empty if there is none. Raises `StoreUnavailable`.
+        """
         ...
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        """Count and log a link that has been opened for the request with that correlation id."""
+        """Count and log an opened link. `correlation` is the id of the request that it was opened for."""
         ...
 
     def failed(self, why: str) -> None:
@@ -160,20 +160,20 @@ class LinkSource(Protocol):
 
 
 class LinkUser(LinkEvents, Protocol):
-    """The conversation that a link belongs to."""
+    """The conversation that a link, a connection to a server, belongs to."""
 
     @property
     def has_calls(self) -> bool:
-        """True if a client's call is in flight, or the server works on a task."""
+        """Return True if a client's call is in flight, or the server works on a task."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits for the server: no client's call, and no request of the gateway's own."""
+        """Return True if nothing waits for the server: no client's call, and no request of the gateway's own."""
         ...
 
     async def ask(self, method: str, params: bytes | None) -> Message:
-        """Send a request of the gateway's own over the present link. Raises `LinkClosed`."""
+        """Send a request of the gateway's own over the present link, and return the answer. Raises `LinkClosed`."""
         ...
 
     def put(self, frame: bytes) -> None:
@@ -181,34 +181,34 @@ class LinkUser(LinkEvents, Protocol):
         ...
 
     def restarted(self, reason: str) -> None:
-        """Learn that the link that is open now replaces an earlier one."""
+        """Take note that the present link replaces an earlier one."""
         ...
 
     def stopped(self) -> None:
-        """Learn that the link was closed because nothing needed it."""
+        """Take note that the link was closed because nothing needed it."""
         ...
 
     def turned(self) -> None:
-        """Learn that the link has become open, or is open no longer."""
+        """Take note that the link has opened, or is open no longer."""
         ...
 
 
 class LinkLifecycle:
-    """Opens, replaces and closes the link. `restarts` counts links that replaced an earlier one."""
+    """Opens, replaces and closes the link of a conversation. `restarts` counts links that replaced an earlier one."""
 
-    # Without a dictionary each: there are as many as there are conversations.
+    # Slots save one dictionary for each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
         _rests_since _was_open failures initialize_result is_open output_tail link log_level opened_for
         first_answer resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
         self.state = LinkState.ABSENT
-        self.is_open = False  # whether a call can be sent now
+        self.is_open = False  # True if a call can be sent now
         self.link: Link | None = None
         self.initialize_result: bytes | None = None
         self.opened_for = ""  # the correlation id of the request that a link is being opened for
         self.restarts = 0
-        self.failures: Backoff | None = None  # starts that have failed since the last one that did not
+        self.failures: Backoff | None = None  # starts that have failed since the last success
         self.output_tail: Sequence[str] = ()  # the last lines on stderr of a process that has ended
         self.log_level = ""  # the level that a legacy server was set to on behalf of modern clients
         self._source = source
@@ -218,13 +218,13 @@ class LinkLifecycle:
         self._idle_stop_s = idle_stop_s
         self.resources = NO_RESOURCES  # of the present link
         self._greeting = _NOTHING
-        self._greeted: Link | None = None  # the handshake with it is complete
+        self._greeted: Link | None = None  # the link whose handshake is complete
         self._loss: Loss | None = None  # why the next link replaces the one before
         self._was_open = False
-        self._retired: tuple[Link, ...] = ()  # takes no message, but may still answer
+        self._retired: tuple[Link, ...] = ()  # links that take no message, but may still answer
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._rests_since = 0.0  # by the monotonic clock, unless there is a call
+        self._rests_since = 0.0  # when calls last ended, by the monotonic clock
         self._tasks = Tasks(sys.intern(f"link to server {source.name!r}"))
 
     def _step(self, event: LinkEvent) -> None:
@@ -234,31 +234,31 @@ class LinkLifecycle:
             self._user.turned()
 
     def require(self) -> Link:
-        """Return the present link, which may still be shaking hands. Raises `LinkClosed` if there is none."""
+        """Return the present link, even during its handshake. Raises `LinkClosed` if there is none."""
         if self.link is None:
             raise LinkClosed("it exited")
         return self.link
 
     @property
     def greeted(self) -> Link | None:
-        """The present link once its handshake is complete: notifications of the client may follow."""
+        """Return the present link once its handshake is complete, when a client's notifications may follow."""
         return self.link if self.link is self._greeted else None
 
     @property
     def greeting(self) -> _Greeting:
-        """The last handshake. It is read once."""
+        """Return the server's answer to the last handshake. It is decoded once."""
         if self._greeting.result is not (result := self.initialize_result):
             self._greeting = _Greeting(result, Declared.of(capabilities_json(result)), server_info_of(result))
         return self._greeting
 
     def secrets(self) -> set[str]:
-        """Return the values that the present link, or the next one, has been given and nobody may see."""
+        """Return the secret values in the options of the present or the next link: nobody may see them."""
         return self._source.secrets(self.resources.given)
 
     # -- opening
 
     async def ready(self) -> None:
-        """Wait until the link is open. Concurrent callers share one opening; one that is cancelled does not end it.
+        """Wait until the link is open. Callers share one opening. A cancelled caller does not end it.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused: the server cannot be used.
@@ -289,7 +289,7 @@ class LinkLifecycle:
         if self._closing is not None:
             await asyncio.wait((self._closing,))
         self._step(LinkEvent.OPEN)
-        # The link reads in the context of this task for as long as it lives: lines of later calls would get the
+        # The link reads in the context of this task for its whole life. Lines of later calls must not get the
         # correlation id of this one.
         correlation, began = CORRELATION.get(), monotonic()
         CORRELATION.set("")
@@ -344,11 +344,11 @@ class LinkLifecycle:
             raise HandshakeRefused(answer.error)
         assert isinstance(answer.result, msgspec.Raw)
         result, known = splice(answer.result), self._source.known_handshake()
-        self.initialize_result = known if known == result else result  # most are equal: one object serves all
+        self.initialize_result = known if known == result else result  # mostly equal: all links share one object
         self.log_level = ""
         for frame in self._source.replay():
             self._user.put(frame)
-        self._greeted = self.link  # with no await since the replay: what the client says from now on is not part of it
+        self._greeted = self.link  # no await since the replay: what the client says from now on is not part of it
         await self._source.remote_session_changed(self.require().resume)
 
     async def _fail(self) -> None:
@@ -358,13 +358,13 @@ class LinkLifecycle:
             self._step(LinkEvent.FAILED)
 
     def log_level_is(self, level: str) -> None:
-        """Record the log level that the server was set to. A new link starts without one."""
+        """Record the log level that was set at the server. A new link starts without one."""
         self.log_level = level
 
     # -- losing
 
     def lost(self, reason: str = "") -> str:
-        """Record that the link has ended, by itself or because it was closed. Returns the reason for clients."""
+        """Record that the link has ended, by itself or because it was closed. Return the reason for clients."""
         self._keep_output_tail()
         self.link = self._greeted = None
         self.resources.close()
@@ -375,7 +375,7 @@ class LinkLifecycle:
         return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
-        """Drop the link, whose session the server no longer knows: it takes no message but may still answer others."""
+        """Drop a link whose session the server no longer knows. It takes no message but may still answer calls."""
         if link is not self.link:
             return
         self.link = self._greeted = None
@@ -401,7 +401,7 @@ class LinkLifecycle:
                 self._user.stopped()
 
     def quoted(self, reason: str) -> str:
-        """Return the reason of a failure for clients: with the last output of the server, if it is theirs."""
+        """Return the reason of a failure for clients. Add the server's last output, if clients may see it."""
         return with_output_tail(reason, self.output_tail) if self._source.quotes_output else reason
 
     def _keep_output_tail(self) -> None:
@@ -417,14 +417,14 @@ class LinkLifecycle:
     # -- idling
 
     def stop_idle_after(self, idle_stop_s: float | None) -> None:
-        """Close the link after that long without calls, from now on. None: never."""
+        """From now on close the link after that many seconds without calls. None: never."""
         self._idle_stop_s = idle_stop_s
         self._end_timer()
         self.rest()
 
     def rest(self) -> None:
-        """Close the link after a while without calls."""
-        if self._idle is not None:  # it is set anew when it ends: not for each call
+        """Start the time after which the link is closed, if no call is in flight."""
+        if self._idle is not None:  # a running timer goes on and checks this time when it ends: cheaper for each call
             self._rests_since = monotonic()
         elif self._idle_stop_s is not None and self.link is not None and not self._user.has_calls:
             self._rests_since = monotonic()
@@ -451,7 +451,7 @@ class LinkLifecycle:
     # -- ending
 
     async def close(self) -> None:
-        """Close the link for good: nothing of it is left when this returns. Idempotent."""
+        """Close the link for good; nothing of it is left on return. Idempotent."""
         self._step(LinkEvent.END)
         self._end_timer()
         if (opening := self._tasks.running(_OPENING)) is not None:
@@ -474,10 +474,10 @@ async def _end(detached: _Detached) -> None:
 
 
 class LinkUsers:
-    """The sessions that use a conversation, and the restarts of its server that each has yet to be told of. None stands
-    for requests without a session."""
+    """The sessions that use a conversation, and the restart of its server that each has yet to hear of. None stands for
+    requests without a session."""
 
-    # A tuple while they are few: most conversations have one user, and there are as many as there are sessions.
+    # A tuple while there are few: most conversations have one user, and there are as many conversations as sessions.
 
     __slots__ = ("_notices", "_users")
 
@@ -516,30 +516,30 @@ class LinkUsers:
         self.changed()
 
     def notify(self, live: LinkSession, reason: str) -> None:
-        """Give one session the reason with its next result, unless another reason waits already."""
+        """Report a reason with the next result of one session, unless another reason waits already."""
         if self._notices is None:
             self._notices = {}
         self._notices.setdefault(live, reason)
         live.changed()
 
     def changed(self) -> None:
-        """Let nothing that was decided on calls of the sessions hold for the next ones."""
+        """Invalidate what was decided on calls of the sessions: their next calls decide anew."""
         for live in self._users:
             if live is not None:
                 live.changed()
 
     def rest(self) -> None:
-        """Have the sessions give back the memory that their calls have taken."""
+        """Have the sessions free the memory of earlier calls."""
         for live in self._users:
             if live is not None:
                 live.rest()
 
     def has_notice(self, live: LinkSession | None) -> bool:
-        """Return True if the session's next result has to report something."""
+        """Return True if the session's next result has to report a restart."""
         return self._notices is not None and live in self._notices
 
     def take_notice(self, live: LinkSession | None) -> str | None:
-        """Return the reason for the session's next result, once."""
+        """Return why the server was restarted, for the session's next result, and forget it; None if it was not."""
         if self._notices is None:
             return None
         reason = self._notices.pop(live, None)

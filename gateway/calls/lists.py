@@ -1,4 +1,4 @@
-"""The lists of tools, prompts and resources that one conversation has received from its server."""
+"""Keep the lists of tools, prompts and resources that one conversation has received from its server."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,15 +13,15 @@ Listed = Tools | Names
 
 
 _LATE_BYTES: Final = 1 << 20
-"""The size of one list that is kept because the server is too slow to be asked each time."""
+"""Size up to which a list is kept for answers that cannot wait for a slow server."""
 
 
 class Lists:
     """Received lists, by the method of the list. A server may list different items to each session.
 
-    `late` has the items of lists that came too late for the answer that needed them. `passed` has names in pages that
-    clients have requested: they may not be all. `announced` has the kinds of which the server has ever announced a
-    change. `on_change` is called when a list is another one than before, or not known any more.
+    `late` has the items of lists that came too late for the answer that needed them. `passed` has names from the pages
+    that clients have requested, which may not be all. `announced` has the kinds for which the server has ever announced
+    a change. `on_change` is called when a list differs from the one before, or is not known any more.
     """
 
     __slots__ = ("_on_change", "announced", "asked_at", "changed", "known", "late", "passed")
@@ -36,19 +36,19 @@ class Lists:
         self.passed: dict[str, Names] = {}
 
     def keep(self, method: str, found: Listed) -> None:
-        """Keep a list that was received."""
+        """Keep a list that the server has sent."""
         if self.known.get(method) is not found:
             self.known[method] = found
             self._on_change()
 
     def ask(self, method: str) -> None:
-        """Record that a list is requested: what the server announces from now on is a change of that."""
+        """Record that a list is requested: a change announced from now on is a change of the list to come."""
         if method in self.changed:
             self.changed.discard(method)
             self._on_change()
 
     def keep_late(self, method: str, items: list[dict[str, Any]]) -> None:
-        """Keep a list for answers that cannot wait for the server; a large one is not kept."""
+        """Keep a list for answers that cannot wait for the server, unless it is large."""
         if len(encode(items)) <= _LATE_BYTES:
             self.late[method] = items
         else:

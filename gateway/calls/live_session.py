@@ -1,6 +1,6 @@
-"""What this replica holds of a session beside its record: conversations, exchanges, questions, subscriptions.
+"""Hold what this replica has of a session beside its record: conversations, exchanges, questions, subscriptions.
 
-The one dict keyed by session id in the gateway is here.
+The gateway's one dictionary of sessions by id is here.
 """
 
 import asyncio
@@ -38,51 +38,51 @@ _LEFT: Final = "the session's client has left, and its servers are stopped"
 _KEPT_FAILURES: Final = 5
 
 MOST_WATCHED: Final = 8
-"""Sessions that operators watch at a time."""
+"""Sessions that operators may watch at the same time."""
 
 WATCHED_S: Final = 600.0
-"""After so long a watch ends by itself."""
+"""Seconds after which a watch ends by itself."""
 
 _NONE: Final[Set[Exchange]] = frozenset()
 
 AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
-"""Put a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`). The
+"""Puts a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`). The
 call is given if the request names it."""
 
 
 Happened = Callable[[Session, TimelineEntry], None]
-"""Keep something in the timeline of a session."""
+"""Keeps an entry in the timeline of a session."""
 
 
 def ignored(session: Session, entry: TimelineEntry) -> None:
-    """Keep nothing."""
+    """Keep nothing: there is no timeline."""
 
 
 class ReturnWatch(Protocol):
-    """Waits for the client to come back to a session that it has opened."""
+    """Waits for the client of a session to send a second request."""
 
     @property
     def is_waiting(self) -> bool:
-        """True if no request but the first has come for the session."""
+        """Return True if only the session's first request has come yet."""
         ...
 
 
 class SessionPath(Protocol):
-    """Keeps what was decided on the calls of a session, for a connection that repeats them."""
+    """Keeps decisions on the calls of a session, for a connection that repeats such calls."""
 
     def let_go(self) -> None:
-        """Keep nothing of the session, which has ended."""
+        """Drop all decisions of the session, which has ended."""
         ...
 
 
 class LiveSession(Usage):
     """One session, alive on this replica.
 
-    `frames` gets the messages of the session; None while nobody watches. `version` is another number after each change
-    of what its calls were decided on: its life, its record, its links, who watches.
+    `frames` gets the messages of the session; None while nobody watches. `version` changes with everything that
+    decisions on its calls rest on: its life, its record, its links, who watches.
     """
 
-    # Without a dictionary each: there are as many as there are sessions.
+    # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
         _exchanges failed failures frames _happened lost new_process _paths read_at return_watch session state
         subscription_relays subscriptions version""".split()
@@ -107,7 +107,7 @@ class LiveSession(Usage):
         before = Counted.of(session.counted)
         self.calls, self.failed = before.calls, before.failed  # answered calls, and how many of them failed
         self.failures = before.failures  # the last of those
-        self.return_watch: ReturnWatch | None = None  # None: no request of its client has to be noticed
+        self.return_watch: ReturnWatch | None = None  # None: no request of its client needs to be noticed
         self._draining: asyncio.Event | None = None
         self.new_process = "gateway_restart"  # why its servers have new processes, if it has used them before
         self._events = events
@@ -118,45 +118,45 @@ class LiveSession(Usage):
 
     @property
     def is_busy(self) -> bool:
-        """True if a call or a stream of it is under way, those that wait for the client included."""
+        """Return True if a call or a stream of the session is under way, or a call waits for the client."""
         return self.busy > 0 or self.has_suspended
 
     @property
     def has_suspended(self) -> bool:
-        """True if a call waits for the client."""
+        """Return True if a call waits for the client's answer to a question."""
         return self._questions is not None and self._questions.has_suspended
 
     @property
     def exchanges(self) -> Set[Exchange]:
-        """The calls in flight."""
+        """Return the calls in flight. Calls on the fast path leave it first."""
         for conversation in self.conversations.values():
             conversation.calls.fall_back()
         return _NONE if self._exchanges is None else self._exchanges
 
     def exchange_begins(self, exchange: Exchange) -> None:
-        """Count the call as one in flight."""
+        """Add the call to those in flight."""
         if self._exchanges is None:
             self._exchanges = set()
         self._exchanges.add(exchange)
 
     def exchange_ended(self, exchange: Exchange) -> None:
-        """Count the call no longer as one in flight."""
+        """Remove the call from those in flight."""
         if self._exchanges is not None:
             self._exchanges.discard(exchange)
 
     def rest(self) -> None:
-        """Give back the memory that calls in flight have taken, if there are none."""
+        """Free the memory of earlier calls if none is in flight."""
         self._exchanges = self._exchanges or None
 
     @property
     def questions(self) -> Questions:
-        """What servers have asked the client."""
+        """Return the questions of servers to the client."""
         if self._questions is None:
             self._questions = Questions(self.send_to_client, self._question_noted)
         return self._questions
 
     def _question_noted(self, exchange: Exchange | None, method: str, outcome: str, took_s: float) -> None:
-        """Keep what became of a question in the timeline."""
+        """Keep the outcome of a question in the timeline. `took_s`: seconds since it was asked."""
         server, correlation = ("", "") if exchange is None else (exchange.server, exchange.correlation)
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
         entry = TimelineEntry(at, "question", server, method, outcome, took_s, correlation=correlation)
@@ -164,7 +164,7 @@ class LiveSession(Usage):
 
     @property
     def suspended(self) -> dict[str, Exchange]:
-        """Calls that have asked a modern client something, by their names. Read only."""
+        """Return the calls that have asked a modern client something, by name. Do not change the result."""
         return {} if self._questions is None else self._questions.suspended
 
     def in_flight_as(self, client_id: object) -> list[Exchange]:
@@ -177,17 +177,17 @@ class LiveSession(Usage):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if another replica or a later process continues it: its sessions at servers behind URLs are kept."""
+        """Return True if another replica or a later process continues it: its sessions at remote servers are kept."""
         return self.state is LiveState.ELSEWHERE
 
     @property
     def recovered(self) -> bool:
-        """True if no stream of an earlier process is left open."""
+        """Return True if no stream of an earlier process is left open."""
         return self.state is not LiveState.OPENING
 
     @property
     def draining(self) -> asyncio.Event:
-        """Set once its streams have to end."""
+        """Return the event that is set once the session's streams have to end."""
         if self._draining is None:
             self._draining = asyncio.Event()
             if self.state is LiveState.DRAINING or self.ended:
@@ -204,27 +204,27 @@ class LiveSession(Usage):
             self._outbox.stop()
 
     def count(self, failure: Failure | None) -> None:
-        """Count an answered call; keep the last failures."""
+        """Count an answered call, and keep the last failures."""
         self.calls += 1
         if failure is not None:
             self.failed += 1
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def drain(self) -> None:
-        """Let its streams end."""
+        """Tell the session's streams to end. Calls in flight continue."""
         if not self.ended:
             self._step(LiveEvent.DRAIN)
 
     def hand_over(self) -> None:
-        """Leave it to another replica, or to a later process."""
+        """Leave the session to another replica, or to a later process."""
         self._step(LiveEvent.HAND_OVER)
 
     def changed(self) -> None:
-        """Let nothing that was decided on a call of the session hold for the next one."""
+        """Invalidate what was decided on calls of the session: the next call decides anew."""
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:
-        """Have the path let the session go once that has ended, if its connection still has it."""
+        """Have the path drop its decisions once the session has ended, if the path still exists."""
         if self._paths is None:
             self._paths = set()
         self._paths.add(weakref.ref(path, self._paths.discard))
@@ -238,22 +238,22 @@ class LiveSession(Usage):
     # -- who watches
 
     def watched_by(self, frames: SessionFrames | None) -> None:
-        """Have `frames` get the messages of the session and of its links from now on; None: nobody."""
+        """Give `frames` the messages of the session and of its links from now on. None: nobody watches any more."""
         self.frames = frames
         self.changed()
         for conversation in self.conversations.values():
             conversation.watch(frames)
 
     def client_sent(self, message: Message | None) -> None:
-        """Show that message of the client to whoever watches."""
+        """Show a message of the client to the operator, if one watches."""
         if self.frames is not None and message is not None:
             self.frames.from_client(message)
 
     # -- to the client
 
     def send_to_client(self, frame: bytes) -> bool:
-        """Put a message on the standalone stream, where it waits for a client that does not read the stream yet. False
-        if too much waits for the store already, and the message is dropped."""
+        """Put a message on the standalone stream, where it waits for the client to read it. Return False if the message
+        is dropped: too much waits for the store already, or the session has ended."""
         if self.ended:
             return False
         if self.frames is not None:
@@ -263,8 +263,8 @@ class LiveSession(Usage):
         return self._outbox.put(frame)
 
     async def recover(self) -> None:
-        """End the streams that an earlier process has left open: their clients come back for the rest. Those whose
-        requests are kept stay open (`LostStreams`)."""
+        """End the streams that an earlier process has left open: their clients come back for the rest. A stream whose
+        request is kept stays open (`LostStreams`)."""
         if self.recovered:
             return
         self.recover_nothing()
@@ -278,15 +278,15 @@ class LiveSession(Usage):
             raise
 
     def recover_nothing(self) -> None:
-        """Record that no earlier process has left streams of it open."""
+        """Record that no earlier process has left streams of the session open."""
         if self.state is LiveState.OPENING:
             self._step(LiveEvent.RECOVER)
 
     def ask(
         self, conversation: Conversation, message: Message, exchange: Exchange | None, *, is_named: bool = False
     ) -> None:
-        """Send the client a server's request, in the way of the era of the call's client. A modern client may call in
-        a legacy session, and it cannot answer a request. `is_named`: the request names the call."""
+        """Send the client a server's request, in the way of the client's era. A modern client may call in a legacy
+        session, but cannot answer a request. `is_named`: the server's request names its call."""
         is_modern = exchange is not None and exchange.caller is not None
         if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
@@ -294,17 +294,17 @@ class LiveSession(Usage):
             self._ask_modern(self, conversation, message, exchange if is_named else None)
 
     def withdraw_questions(self, exchange: Exchange) -> None:
-        """Withdraw what the client was asked as a result of a call, which is over."""
+        """Withdraw the questions that the client was asked as results of a call, which is over."""
         if self._questions is not None:
             self._questions.withdraw_for(exchange)
 
     def link_closed(self, conversation: Conversation) -> None:
-        """Withdraw the requests of a server whose link is gone: nobody waits for the answers."""
+        """Withdraw the requests of a server whose link is gone, so that it gets no answers."""
         if self._questions is not None:
             self._questions.closed(conversation)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
-        """Use this record from now on. `is_read`: the store has just returned it."""
+        """Replace the cached record of the session. `is_read`: the store has just returned it."""
         if session is not self.session and not session.is_but_used(self.session):
             self.changed()
         self.session = session
@@ -315,27 +315,27 @@ class LiveSession(Usage):
 
     @property
     def is_unreturned(self) -> bool:
-        """True if its client has opened it and not come back yet."""
+        """Return True if the client has opened the session and not come back yet."""
         return self.return_watch is not None and self.return_watch.is_waiting
 
     def watch_return(self, watch: ReturnWatch | None) -> None:
-        """Wait for its client with that watch; None: no longer."""
+        """Use this watch to wait for the session's client. None: do not wait any more."""
         self.return_watch = watch
         self.changed()
 
     def client_returned(self) -> None:
-        """Keep its processes as those of a session in use."""
+        """Set the idle stop of the session's servers to that of a session in use."""
         for conversation in self.conversations.values():
             conversation.links.stop_idle_after(conversation.deadlines.idle_stop_s)
 
     # -- its end
 
     async def renew(self) -> None:
-        """Close the links whose servers have the session's former context. The next call opens new ones."""
+        """Close the links, whose servers have the session's former context. The next call opens new ones."""
         await self._stop_servers("context", _RENEWED)
 
     async def stop_servers(self) -> None:
-        """Close the links: the client has left, and may come back."""
+        """Close the links, because the client has left. It may come back."""
         await self._stop_servers("idle_stop", _LEFT)
 
     async def _stop_servers(self, why: str, reason: str) -> None:
@@ -346,7 +346,7 @@ class LiveSession(Usage):
         await asyncio.gather(*(c.close(reason) for c in conversations), return_exceptions=True)
 
     async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
-        """End everything that this replica holds of the session. No process of it is left when this returns.
+        """End everything that this replica holds of the session. No process of it is left on return.
 
         `over` False: the gateway stops and the session continues. Its recorded streams stay for a later process.
         `taken_over`: another replica has taken it over, so the outcome of calls in flight is unknown.
@@ -362,7 +362,7 @@ class LiveSession(Usage):
                 exchange.fail(CANCELLED, f"Cancelled: {reason}")
         if self._questions is not None:
             self._questions.end(reason)
-        # Behind what is recorded in the next turn of the calls that were answered in this one.
+        # Later, because calls that were answered in this turn record something in the next one.
         asyncio.get_running_loop().call_soon(self._end_paths)
         conversations = list(self.conversations.values())
         self.conversations.clear()
@@ -376,7 +376,7 @@ class LiveSession(Usage):
             await self.leave_events()
 
     async def leave_events(self) -> None:
-        """Let the store have what was recorded here, for the process that serves the session next."""
+        """Write what was recorded here to the store, for the process that serves the session next."""
         await self._events.release(self.session.id)
 
 
@@ -395,25 +395,25 @@ class LiveSessions:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of live sessions."""
         return len(self._live)
 
     def ids(self) -> list[str]:
-        """Return the ids of all."""
+        """Return the ids of all live sessions."""
         return [*self._live]
 
     def get(self, session_id: str) -> LiveSession | None:
         return self._live.get(session_id)
 
     def epoch_of(self, session_id: str, replica: str) -> int | None:
-        """Return the epoch in which the session is served here. None if it is not, or its record names another owner
-        than this replica ("" without a cluster)."""
+        """Return the epoch in which this replica serves the session. None if it does not, or if the record names
+        another owner than `replica` ("" without a cluster)."""
         live = self._live.get(session_id)
         return live.session.epoch if live is not None and live.session.owner == replica else None
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
-        """Return the live session of a record, which is used from now on. `new_process`: why the session's servers have
-        new processes here, if it has used them before."""
+        """Return the live session of a record, and use that record from now on. `new_process`: why the session's
+        servers have new processes here, if it has used them before."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
@@ -423,7 +423,7 @@ class LiveSessions:
         return live
 
     def of_new(self, session: Session) -> LiveSession:
-        """Return the live session of a record that was created here: no earlier process has left streams open."""
+        """Return the live session of a record that was created here, so that no earlier process left streams open."""
         live = self.of(session)
         live.recover_nothing()
         return live
@@ -434,7 +434,7 @@ class LiveSessions:
         self._named[alias] = live
 
     def named(self, alias: str) -> LiveSession | None:
-        """Return the session that the store has found last by that alias."""
+        """Return the session that was last found in the store by that alias; None if there is none."""
         return self._named.get(alias)
 
     def in_use(self, session_id: str) -> bool:
@@ -452,13 +452,13 @@ class LiveSessions:
         return live
 
     def hand_over(self, live: LiveSession) -> None:
-        """Remove a session that another replica serves from now on. It begins nothing more, and has to be closed."""
+        """Remove a session that another replica serves from now on. It starts no more calls, and has to be closed."""
         live.hand_over()
         self.remove(live.session.id)
 
 
 def live_session_of(exchange: Exchange) -> LiveSession | None:
-    """Return the live session of an exchange, which itself names only what it needs of the session."""
+    """Return the live session of an exchange, whose own type names only what the exchange needs of it."""
     return exchange.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`
 
 
@@ -472,7 +472,7 @@ class FrameWatches:
         return iter([live.frames for live in self._watched if live.frames is not None])
 
     def start(self, live: LiveSession, by: str) -> bool:
-        """Watch a session for the operator `by`, or watch it for longer. False: too many are watched."""
+        """Watch a session for the operator `by`, or extend the watch. Return False if too many are watched."""
         for ended in [one for one in self._watched if one.ended]:
             self.stop(ended)
         if live not in self._watched and len(self._watched) >= MOST_WATCHED:
@@ -487,7 +487,7 @@ class FrameWatches:
         return True
 
     def stop(self, live: LiveSession) -> None:
-        """Watch a session no longer, and forget what was seen."""
+        """Stop watching a session, and forget what was seen."""
         if (timer := self._watched.pop(live, None)) is not None:
             timer.cancel()
         live.watched_by(None)

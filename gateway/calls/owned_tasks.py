@@ -1,8 +1,7 @@
-"""The tasks that a server has made over one link, and whose they are: what the server sends about them names only its
-own ids. No I/O.
+"""Find the session that a task of a server belongs to. A server's messages name its tasks only by its own ids. No I/O.
 
-The tasks of MCP 2025-11-25 are talked about in both directions and outside of calls; a server that many sessions share
-talks about the tasks of all of them over one link.
+In MCP 2025-11-25 both sides send messages about tasks, also outside of calls. A server that many sessions share sends
+the messages about all their tasks over one link.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,11 +29,11 @@ RELATED: Final = "io.modelcontextprotocol/related-task"
 
 
 class OwnedTask:
-    """One task: its session, and the handle under which the session's client knows it; empty if the client does not
-    know of the task, because the gateway follows the task for its call.
+    """One task: its session, and the handle by which the session's client knows it. The handle is empty if the client
+    does not know of the task, because the gateway follows the task for its call.
 
-    `result_call` is the client's `tasks/result` that waits for it. `seen` gets the task whenever
-    the server sends it, and `lost` is called when the link is gone.
+    `result_call` is the client's `tasks/result` that waits for the task. `seen` gets the task whenever the server sends
+    it. `lost` is called when the link is gone.
     """
 
     __slots__ = ("handle", "live", "lost", "result_call", "seen")
@@ -54,7 +53,7 @@ class OwnedTask:
         self.lost = lost
 
     def await_result(self, call: Exchange) -> None:
-        """Send what the server asks from now on to that call, by which the client waits for the result."""
+        """Send the server's questions from now on to this call, with which the client waits for the result."""
         self.result_call = call
 
         def no_more() -> None:
@@ -64,12 +63,12 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Return params that are related to the task, as its client knows it."""
+        """Return params that name the task by its handle; without the name if the client does not know the task."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
     def stream(self) -> Exchange | None:
-        """The call on whose stream messages about the task reach the client; None: the session's own stream."""
+        """Return the call on whose stream messages about the task reach the client; None: the session's own stream."""
         call = self.result_call
         return None if call is None or call.is_over else call
 
@@ -86,7 +85,7 @@ class OwnedTasks:
         return iter(tuple(self._tasks.values()))
 
     def add(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task. One of that id that another session has had is lost: its server has forgotten it."""
+        """Record a task. A task of another session with the same id is lost: its server has forgotten it."""
         earlier = self._tasks.get(own_id)
         self._tasks[own_id] = task
         if earlier is not None:
@@ -96,17 +95,17 @@ class OwnedTasks:
         return self._tasks.get(own_id)
 
     def discard(self, own_id: str, handle: str) -> None:
-        """Forget a task, unless the id is another's by now."""
+        """Forget the task with that id, if it still has that handle: the id may be another task's by now."""
         task = self._tasks.get(own_id)
         if task is not None and task.handle == handle:
             del self._tasks[own_id]
 
     def own_id(self, handle: str) -> str | None:
-        """Return the server's own id of the task with that handle."""
+        """Return the server's own id of the task with that handle; None if there is none."""
         return next((own for own, task in self._tasks.items() if task.handle == handle), None)
 
     def answer_for_server(self, message: Message) -> Message:
-        """Return a client's answer to a question about a task, with the server's own id."""
+        """Replace the handle by the server's own id in a client's answer to a question about a task."""
         if not isinstance(message.result, msgspec.Raw):
             return message
         try:
@@ -124,12 +123,12 @@ class TaskLink(ExchangeConversation, Protocol):
 
     @property
     def is_process(self) -> bool:
-        """True if the link is a process, so that what the server works on ends with it."""
+        """Return True if the link is a process, so that the server's work ends with the link."""
         ...
 
     @property
     def known_tasks(self) -> OwnedTasks | None:
-        """The tasks over the present link; None if none are known."""
+        """Return the tasks over the present link; None if none are known."""
         ...
 
     def own_task(self, own_id: str, task: OwnedTask) -> None:
@@ -150,12 +149,12 @@ class TaskLink(ExchangeConversation, Protocol):
 
 
 def task_link_of(exchange: Exchange) -> TaskLink | None:
-    """Return the conversation of an exchange, which itself names only what it needs of the conversation."""
+    """Return the conversation of an exchange, whose own type names only what the exchange needs of it."""
     return exchange.conversation  # type: ignore[return-value]  # nothing else implements `ExchangeConversation`
 
 
 def related_id(params: Object) -> str:
-    """Return the id of the task that params or a result are related to; empty if there is none."""
+    """Return the id of the task that params or a result belong to; empty if there is none."""
     meta = meta_of(params)
     if RELATED not in meta:
         return ""
@@ -165,14 +164,14 @@ def related_id(params: Object) -> str:
 
 
 def with_related(params: Object, task_id: str) -> Object:
-    """Return params or a result that are related to the task of that id."""
+    """Return params or a result with the task of that id named in `_meta`."""
     meta = meta_of(params)
     related = msgspec.json.decode(meta.get(RELATED, b"{}"), type=Object) | {"taskId": msgspec.Raw(encode(task_id))}
     return params | {"_meta": msgspec.Raw(encode(meta | {RELATED: msgspec.Raw(encode(related))}))}
 
 
 def without_related(params: Object) -> Object:
-    """Return params or a result that are related to no task."""
+    """Return params or a result without a task in `_meta`."""
     meta = meta_of(params)
     if RELATED not in meta:
         return params

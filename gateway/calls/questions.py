@@ -1,7 +1,7 @@
-"""The questions of servers to the client of one session, in both eras: where each waits, and how many may wait.
+"""Keep the questions of servers to the client of one session, in both eras: each question's place, and their limits.
 
-A legacy client gets a question as a request, on the stream of the call that it belongs to or on its own stream. A
-modern client gets it as the result of that call, which is suspended until the client comes back
+A legacy client gets a question as a request, on the stream of the question's call or on the session's own stream. A
+modern client gets it as the result of the call, which is suspended until the client comes back
 (`gateway.bridge.suspended_calls` decides which call, and when).
 """
 
@@ -45,14 +45,14 @@ MAX_QUESTIONS_OF_CALL: Final = 32
 """Questions of one call that may wait for a modern client."""
 
 MAX_SERVER_ID_BYTES: Final = 1_024
-"""The id of a server's request, and the token of its progress, as JSON: each is kept while its client is asked."""
+"""Size of the id of a server's request, and of its progress token, as JSON. Both are kept while the client is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ClientRequest:
-    """A question that a legacy client has as a request.
+    """A question that a legacy client was sent as a request.
 
-    `server_id` is the id of the server's request as JSON, empty for a question that came as the result of a call
+    `server_id` is the id of the server's request as JSON; empty for a question that came as the result of a call
     (MCP 2026-07-28). `answered` gets the client's response.
     """
 
@@ -67,8 +67,7 @@ class _ClientRequest:
 
 class Questions:
     """The questions to the client of one session. `send` puts a frame on the session's own stream. `noted` gets the
-    call (None: a question that belongs to none), the method and what became of a question, and after how many
-    seconds."""
+    call of a question (None: it belongs to none), the method, the outcome, and the seconds since the question."""
 
     __slots__ = ("_last", "_noted", "_open", "_send", "_unclear", "suspended")
 
@@ -105,8 +104,8 @@ class Questions:
     def ask_for_result(
         self, exchange: Exchange, method: str, params: Object | None, answered: Callable[[Message], None]
     ) -> None:
-        """Do as `ask`, for a question that came as the result of a call, with or without params. The call is cancelled
-        if it cannot be asked."""
+        """Send the client a question that came as the result of a call, with or without params. Cancel the call if the
+        client cannot be asked."""
         conversation = exchange.conversation
         assert conversation is not None
         if len(self._open) >= MAX_QUESTIONS:
@@ -128,7 +127,7 @@ class Questions:
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
-        """Return params with the number of the next question as their progress token, and the token that they had."""
+        """Put the number of the next question into params as progress token. Return the params and the old token."""
         if params is None:
             return None, None
         meta = meta_of(params)
@@ -145,7 +144,7 @@ class Questions:
         return params | {"_meta": msgspec.Raw(encode(meta | {"progressToken": own}))}, token
 
     def answered(self, message: Message) -> bool:
-        """Pass on the client's response to one of these requests. False if nobody waits for it (any more)."""
+        """Pass on the client's response to one of these requests. Return False if no server waits for it."""
         question = self._open.pop(message.id, None) if isinstance(message.id, int) else None
         if question is None:
             return False
@@ -156,7 +155,7 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """Return the server that waits for progress of a question, and its token. `number` is the gateway's token."""
+        """Return the server that asked the question with that number, and its own progress token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None
@@ -166,12 +165,12 @@ class Questions:
 
     @property
     def has_suspended(self) -> bool:
-        """True if a call waits for the client."""
+        """Return True if a call waits for the client's answer."""
         return any(exchange.is_suspended for exchange in self.suspended.values())
 
     def suspend(self, exchange: Exchange, question: InputRequest) -> bool:
-        """Add a question to those of its call. False if no more may wait."""
-        # Calls that have ended are in the table as well, only to be found by their clients.
+        """Add a question to those of its call. Return False if no more may wait."""
+        # The table also has calls that have ended, only so that their clients find them.
         waiting = sum(1 for other in self.suspended.values() if other.is_suspended and other is not exchange)
         held = sum(other.suspended.size for other in self.suspended.values() if other.suspended is not None)
         asked = 0 if exchange.suspended is None else len(exchange.suspended.questions)
@@ -186,26 +185,26 @@ class Questions:
         return True
 
     def _forget_ended(self) -> None:
-        """Keep the names of the last calls that have ended, so that a client that is late does not start them again."""
+        """Forget ended calls but the newest, whose names keep a late client from starting them again."""
         ended = [name for name, exchange in self.suspended.items() if exchange.is_over]
         for name in ended[:-MAX_SUSPENDED]:
             del self.suspended[name]
 
     def hold_unclear(self, size: int) -> bool:
-        """Count a question of `size` bytes that may belong to one of several calls. False if no more may wait."""
+        """Count a question of `size` bytes that may belong to one of several calls. Return False if too many wait."""
         if len(self._unclear) >= MAX_QUESTIONS_OF_CALL or sum(self._unclear) + size > MAX_QUEUED_BYTES:
             return False
         self._unclear.append(size)
         return True
 
     def release_unclear(self, size: int) -> None:
-        """Stop counting a question of `size` bytes: it waits no longer."""
+        """Stop counting a question of `size` bytes, which waits no longer."""
         self._unclear.remove(size)
 
     # -- their end, in both eras
 
     def withdraw(self, server: AskingServer, params: Object) -> None:
-        """Notify the client, by the id that the client knows, that the server has cancelled its request."""
+        """Notify the client that the server has cancelled a request, by the id that the client knows."""
         server_id = bytes(params.get("requestId", b""))
         if not server_id:
             return
@@ -215,14 +214,14 @@ class Questions:
                 self._cancel(number, question, params)
 
     def withdraw_for(self, exchange: Exchange) -> None:
-        """Withdraw what was asked as the result of a call: the call is over."""
+        """Withdraw the questions that came as results of this call, which is over."""
         for number, question in list(self._open.items()):
             if question.exchange is exchange and not question.server_id:
                 self._cancel(number, question, {})
 
     def closed(self, server: AskingServer) -> None:
-        """Withdraw the requests of a server whose link is gone: nobody waits for the answers. A question that came as
-        the result of a call stays: the answer goes to the server's next process."""
+        """Withdraw the requests of a server whose link is gone, so that it gets no answers. A question that came as the
+        result of a call stays: the answer goes to the server's next process."""
         self._withdraw_suspended(server, None)
         for number, question in list(self._open.items()):
             if question.server is server and question.server_id:
@@ -241,7 +240,7 @@ class Questions:
             self._send(frame)
 
     def end(self, reason: str) -> None:
-        """Answer every server that waits, and forget the suspended calls: the session is over."""
+        """Refuse all open requests of servers, and forget the suspended calls: the session is over."""
         for question in self._open.values():
             if question.server_id:
                 question.server.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
@@ -253,7 +252,7 @@ class Questions:
 
 
 def give_up(exchange: Exchange) -> None:
-    """Answer the server in place of a modern client that did not send its answers in time, and cancel the call."""
+    """Answer the server in place of a modern client that did not answer in time, and cancel the call."""
     assert exchange.suspended is not None and exchange.conversation is not None
     exchange.suspended.give_up()
     reason = "the client did not send its answers in time"

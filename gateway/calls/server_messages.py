@@ -1,4 +1,4 @@
-"""Finds the call or the session that a server's own requests and notifications belong to.
+"""Find the call or the session that a server's own requests and notifications belong to, and pass them on.
 
 On stdio neither requests nor log messages name their call. The process of one session has one client. In a shared
 process a message goes to a session only if it can belong to no other.
@@ -44,8 +44,8 @@ _TOOLS_CHANGED: Final = next(row for row in CHANGES.values() if row.kind == "too
 
 
 class _Router(ABC):
-    """What both routers do (`gateway.calls.conversation.Router`), once the call or the session is found. `on_change` is
-    called with each notification of the server that something has changed."""
+    """Passes on a server's own messages (`gateway.calls.conversation.Router`). Subclasses find the call or the session.
+    `on_change` is called with each notification of the server that something has changed."""
 
     __slots__ = ("_on_change",)
 
@@ -74,11 +74,11 @@ class _Router(ABC):
                 exchange.number == stream or _is_about_task_of(exchange, conversation, message)
             )
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
-            # At once: a request that nobody can answer takes no place among those that wait.
+            # At once: a request that nobody can answer must not take a place among those that wait.
             conversation.refuse(server_id, INVALID_PARAMS, f"The request cannot be read: {error}")
             return
         if live is None:
-            # In a shared process nobody may get another's question.
+            # In a shared process no client may get another's question.
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
             return
         try:
@@ -89,15 +89,15 @@ class _Router(ABC):
     def _place(
         self, conversation: Conversation, message: Message, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None, Message]:
-        """Return the session and the call that a message belongs to, as `_meant`, and the message for the client. What
-        is about a task (MCP 2025-11-25) goes to the session of the task, and names the task as that session knows
-        it."""
+        """Return the session and the call that a message belongs to, and the message as its client gets it. A message
+        about a task (MCP 2025-11-25) goes to the session of the task. Its task id becomes the one that this session
+        knows."""
         own_id = "" if message.params is msgspec.UNSET else related_id(message.params_object())
         if not own_id:
             return (*self._meant(conversation, stream), message)
         tasks = conversation.known_tasks
         task = None if tasks is None else tasks.get(own_id)
-        if task is None:  # a task of the client's, or of nobody known
+        if task is None:  # the task of a client, or an unknown task
             return (*(self._meant(conversation, stream) if not self.is_shared else (None, None)), message)
         live, exchange = self._meant(conversation, stream)
         if task.stream is not None or live is not task.live:
@@ -125,7 +125,7 @@ class _Router(ABC):
             else:
                 self._relay(conversation, message, params, stream)
         except (InvalidMessage, msgspec.MsgspecError, RecursionError):
-            return  # a notification that cannot be read has no sender to be answered
+            return  # an unreadable notification gets no answer: it has no id
 
     def closed(self, conversation: Conversation) -> None:
         conversation.calls.forget_tasks()
@@ -164,7 +164,7 @@ class _Router(ABC):
         method, frame = str(message.method), _frame(message)
         is_extension, is_modern = method not in SERVER_METHODS, live is not None and live.session.era == Era.MODERN
         if method == _LOG_MESSAGE and exchange is not None and exchange.era == "modern":
-            # On stdio a log message does not name its call. It can only be one of those that have asked for messages.
+            # On stdio a log message does not name its call. It belongs to one of the calls that asked for messages.
             calls = _calls(conversation) if exchange.number != stream else [exchange]
             wanting = [call for call in calls if call.live is exchange.live and _is_wanted(call, params)]
             if not wanting:
@@ -186,7 +186,8 @@ class _Router(ABC):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        """Do as `_addressee`, for a message that came on that stream."""
+        """Return the session and the call of a message that came on that stream; without a call's stream, those that
+        `_addressee` finds."""
         exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
@@ -194,11 +195,11 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session, and if it is clear the call, that a message without a call's id belongs to."""
+        """Return the session and, if it is clear, the call that a message without a call's id belongs to."""
 
     @abstractmethod
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
-        """Return the sessions that a change of lists or resources is for."""
+        """Return the sessions to notify of a change of lists or resources."""
 
     @abstractmethod
     def _wants(self, live: LiveSession, uri: object) -> bool:
@@ -206,7 +207,7 @@ class _Router(ABC):
 
 
 class IsolatedRouter(_Router):
-    """For a process that serves one session."""
+    """Passes on the messages of a process that serves one session."""
 
     __slots__ = ("_live",)
 
@@ -228,7 +229,7 @@ class IsolatedRouter(_Router):
 
 
 class SharedRouter(_Router):
-    """For a process that serves many sessions, or that belongs to none."""
+    """Passes on the messages of a process that serves many sessions, or belongs to none."""
 
     is_shared = True
 
@@ -255,14 +256,14 @@ def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: M
 
 
 def _frame(message: Message) -> bytes:
-    """Return a notification as its server has sent it: with the same params, or without."""
+    """Return a notification as JSON, with the server's params, or without if it had none."""
     params = None if message.params is msgspec.UNSET else splice(message.params)
     return encode_notification(str(message.method), None if params == b"null" else params)
 
 
 def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str, params: Object) -> None:
-    """Pass on a notification that MCP does not define, and that belongs to no call, on the streams of a modern client
-    that are open and have declared the extension."""
+    """Pass on an extension's notification that belongs to no call, on those open streams of a modern client that have
+    declared the extension."""
     for subscription in live.subscriptions:
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
@@ -294,7 +295,7 @@ def _progress(conversation: Conversation, params: Object) -> None:
 
 
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
-    """Pass on progress of a task: the call that has made the task is answered, or waits for the task."""
+    """Pass on the progress of a task. The call that has made the task is answered already, or waits for the task."""
     tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
     stream, live = None if task is None else task.stream, None if token is None else token.session()
@@ -315,7 +316,7 @@ def _progress_frame(params: Object, token: msgspec.Raw) -> bytes:
 
 
 def _task_status(conversation: Conversation, params: Object) -> None:
-    """Pass on the state of a task (MCP 2025-11-25, Tasks) to its session. Of unknown tasks nobody is told."""
+    """Pass on the state of a task (MCP 2025-11-25, Tasks) to its session. Drop it if the task is unknown."""
     own_id = msgspec.json.decode(params.get("taskId", b"null"))
     tasks = conversation.known_tasks
     task = None if tasks is None or not isinstance(own_id, str) else tasks.get(own_id)
@@ -328,7 +329,7 @@ def _task_status(conversation: Conversation, params: Object) -> None:
 
 
 def _tell(task: OwnedTask, frame: bytes) -> None:
-    """Send a notification to the client of a task, if that client knows notifications outside of calls."""
+    """Send a notification to the client of a task. A modern client is left out: it takes none outside of calls."""
     live, stream = _live_of(task), task.stream
     if live.session.era == Era.MODERN:
         return
@@ -343,8 +344,8 @@ def _live_of(task: OwnedTask) -> LiveSession:
 
 
 def _end_subscription(conversation: Conversation, params: Object) -> None:
-    """End a subscription at its server's wish (MCP 2026-07-28, Cancellation): the only request that it may cancel. Its
-    client gets the result of a stream that ended gracefully."""
+    """End a subscription that its server has cancelled, the only request a server may cancel (MCP 2026-07-28,
+    Cancellation). The client gets the result of a stream that ended gracefully."""
     number = decode_id(params.get("requestId", msgspec.Raw(b"null")))
     exchange = conversation.calls.find(number)
     if exchange is not None and exchange.is_subscription:
@@ -352,8 +353,8 @@ def _end_subscription(conversation: Conversation, params: Object) -> None:
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
-    """Pass on a notification of a subscription, under the client's own subscription id. False for any other message.
-    What the client has not subscribed to is left out (MCP 2026-07-28, Subscriptions §Opening a Stream)."""
+    """Pass on a notification of a subscription, under the client's own subscription id. Return False for other
+    messages. Leave out what the client has not subscribed to (MCP 2026-07-28, Subscriptions §Opening a Stream)."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False

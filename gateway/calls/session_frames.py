@@ -1,5 +1,5 @@
-"""The newest messages between a client, the gateway and the servers of one session, and what its servers write to
-stderr, while an operator watches the session. Without credentials, and bounded."""
+"""Record the newest messages between a client, the gateway and the servers of one session, and the lines of its servers
+on stderr, while an operator watches the session. Without credentials, and bounded."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ __all__ = ["Direction", "SeenFrame", "SessionFrames", "StderrLine"]
 MOST_FRAMES: Final = 500
 MOST_LINES: Final = 500
 MOST_KEPT_CHARS: Final = 1 << 20
-"""Of the bodies of a session together, and of its lines together."""
+"""Characters kept in the bodies of one session together, and in its lines together."""
 
 _MOST_LINE: Final = 500
 _MOST_NAME: Final = 200
@@ -35,8 +35,8 @@ _OPPOSITE: Final[dict[str, Direction]] = {
 
 
 class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message. `number` grows with time. `method` is that of the request, also where this is its response. `size`
-    is that of params, result or error in bytes, and `body` what may be shown of it."""
+    """One recorded message. `number` grows with time. `method` is that of the request, also for its response. `size` is
+    the length of params, result or error in bytes, and `body` is the part of them that may be shown."""
 
     number: int
     at: float
@@ -50,8 +50,8 @@ class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a server's stderr, cut. `number` grows with time. `at` is 0 if the line was written before somebody
-    watched."""
+    """One line of a server's stderr, cut to a limit. `number` grows with time. `at` is 0 if the line was written before
+    the watch began."""
 
     number: int
     server: str
@@ -85,8 +85,8 @@ class _Ring(Generic[Kept]):
             self._chars -= self._length(self._items.popleft())
 
     def behind(self, after: int, limit: int) -> tuple[list[Kept], int]:
-        """Return the newest items, or the oldest behind number `after` if that is not 0; and how many behind it are not
-        kept any more."""
+        """Return the newest items, or the oldest after number `after` unless that is 0; at most `limit`. Also return
+        the number of later items that are not kept any more."""
         if limit <= 0:
             return [], 0
         if not after:
@@ -97,7 +97,8 @@ class _Ring(Generic[Kept]):
 
 
 class SessionFrames:
-    """What an operator sees of a session. `by` is the operator's name, `ends_at` when the watch ends, by the clock."""
+    """The messages and lines that an operator sees of a session. `by` is the operator, `ends_at` the end of the watch
+    in seconds since the epoch."""
 
     def __init__(self, session_id: str, by: str, clock: Callable[[], float] = time) -> None:
         first = int(clock() * 1000)  # larger than every number of an earlier watch
@@ -112,17 +113,17 @@ class SessionFrames:
         self._bodies.hide((session_id,))
 
     def extend(self, by: str, ends_at: float) -> None:
-        """Watch until then, for that operator."""
+        """Watch until `ends_at`, for the operator `by`."""
         self.by, self.ends_at = by, ends_at
 
     def hide(self, values: Iterable[str]) -> None:
-        """Never show these values."""
+        """Hide these values from now on: they are secret."""
         self._bodies.hide(values)
 
     # -- messages
 
     def from_client(self, message: Message) -> None:
-        """Show a message of the client. It counts once, however many parts of the gateway handle it."""
+        """Record a message of the client. It counts once, however many parts of the gateway handle it."""
         if any(message is one for one in self._latest):
             return
         if len(_body_of(message)) <= _SMALL_BYTES and _is_small(message):
@@ -130,21 +131,21 @@ class SessionFrames:
         self._note("client to gateway", "", message)
 
     def to_client(self, frame: bytes) -> None:
-        """Show a message to the client."""
+        """Record a message to the client."""
         self._note("gateway to client", "", _read(frame))
 
     def refused(self, message: Message, refused: Refused) -> None:
-        """Show that the client's message is refused, if it is one of this session's."""
+        """Record that the client's message was refused, if it is a message of this session."""
         if any(message is one for one in self._latest):
             error = msgspec.Raw(encode(refused.error()))
             self._note("gateway to client", "", Message(jsonrpc="2.0", id=message.id, error=error))
 
     def to_server(self, server: str, frame: bytes) -> None:
-        """Show a message to a server."""
+        """Record a message to a server."""
         self._note("gateway to server", server, _read(frame))
 
     def from_server(self, server: str, message: Message) -> None:
-        """Show a message of a server."""
+        """Record a message of a server."""
         self._note("server to gateway", server, message)
 
     def _note(self, direction: Direction, server: str, message: Message | None) -> None:
@@ -165,7 +166,7 @@ class SessionFrames:
         self.frames.add(frame)
 
     def _method(self, direction: Direction, server: str, message: Message) -> str:
-        """Return the method of a message: of a response, that of its request."""
+        """Return the method of a message; for a response, the method of its request."""
         if isinstance(message.method, msgspec.UnsetType):
             return self._asked.pop((_OPPOSITE[direction], server, message.id), "")
         method = self._bodies.text(message.method, _MOST_NAME)
@@ -178,7 +179,7 @@ class SessionFrames:
     # -- stderr
 
     def line(self, server: str, text: str, *, is_earlier: bool = False) -> None:
-        """Show a line that a server has written. `is_earlier`: before the session was watched."""
+        """Record a line that a server has written. `is_earlier`: it was written before the watch began."""
         shown = self._bodies.text(text, _MOST_LINE)
         at = 0.0 if is_earlier else round(self._clock(), 3)
         self.lines.add(StderrLine(number=self.lines.next_number, server=server, text=shown, at=at))
@@ -190,7 +191,7 @@ def _body_of(message: Message) -> bytes:
 
 
 def _is_small(message: Message) -> bool:
-    """Return False for an id or a method that is too long to be remembered: both may be as long as a message."""
+    """Return False if the id or the method is too long to be kept: both may be as long as a message."""
     parts = (message.id, message.method)
     return all(len(part) <= _MOST_NAME for part in parts if isinstance(part, str))
 
@@ -204,5 +205,5 @@ def _kind(message: Message) -> Literal["request", "notification", "response", "e
 def _read(frame: bytes) -> Message | None:
     try:
         return parse(frame)
-    except InvalidMessage:  # the gateway's own frames are messages
+    except InvalidMessage:  # an extension's bytes; the gateway's own frames are always messages
         return None

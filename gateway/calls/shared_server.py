@@ -1,4 +1,4 @@
-"""What one server process is asked for on behalf of several sessions or calls. Pure."""
+"""Merge the requests of several sessions or calls into one state of a server process that they share. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +16,7 @@ _CAPABILITY: Final = "logging"
 
 
 def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:
-    """Return the params of a request of a session for a process that it shares. None if the request must not be sent.
+    """Return the params for sending a session's request to a process that it shares. None if it must not be sent.
 
     A subscription stays while one of the `others` has it. The log level is the lowest that any session has set.
     """
@@ -32,9 +32,9 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
-    """Return True if a legacy server has to be set to that level on behalf of a modern client, which asks for one with
-    each call. A server has one level for all calls: the lowest that any of them requested. `present` is that level,
-    empty before the first. The messages are filtered for each call."""
+    """Return True if a legacy server must be set to that log level for a call of a modern client, which asks for one
+    with each call. A server has one level for all calls: the lowest that any of them requested. `present` is that
+    level, empty before the first. Messages are filtered for each call."""
     if level not in LOG_LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
     return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)

@@ -1,5 +1,5 @@
-"""Starts of servers: how long the first answer is waited for, when a start that has failed is tried again, and what
-errors quote of the server's output.
+"""Limit the starts of servers: the wait for the first answer, the pause after a failed start, and the quote of the
+server's output in errors.
 
 The lines of the output are redacted where they are read (`transports.upstream.stdio`), before anything is cut off.
 """
@@ -21,19 +21,19 @@ __all__ = [
 
 FIRST_S: Final = 1.0
 MOST_S: Final = 60.0
-"""A server that comes back after a long outage is found within this time."""
+"""The longest pause: a server that comes back after a long outage is found within this time."""
 
 _MOST_CHARS: Final = 200
 _QUOTED: Final = "; its last output: "
 
 MOST_LINES: Final = 40
-"""As many as a traceback of Python has that passes through a framework, with the exception that caused it."""
+"""Enough for a Python traceback that passes through a framework, with the exception that caused it."""
 _MOST_KEPT_CHARS: Final = 8 << 10
 
 
 class Backoff:
-    """The failures in a row of one server, which is tried again after a second, then after twice as long each time.
-    Success makes a new one. Times are seconds of a monotonic clock."""
+    """The failures in a row of one server. It is tried again after a second, then after twice as long each time. A
+    success makes a new object. Times are seconds of a monotonic clock."""
 
     __slots__ = ("count", "failed_at", "reason")
 
@@ -50,19 +50,19 @@ class Backoff:
 
     @property
     def delay_s(self) -> float:
-        """The time from the last failure to the next attempt; 0 if nothing has failed."""
+        """Return the seconds from the last failure to the next attempt; 0 if nothing has failed."""
         return min(MOST_S, FIRST_S * 2.0 ** min(self.count - 1, 16)) if self.count else 0.0
 
     def left_s(self, now: float) -> float:
-        """Return the time until the next attempt."""
+        """Return the seconds until the next attempt."""
         return max(0.0, self.failed_at + self.delay_s - now) if self.count else 0.0
 
 
 class FirstAnswerTimeout:
-    """Limits how long a server's first answer is waited for, one at a time.
+    """Limits the wait for a server's first answer. One wait at a time.
 
-    `noise_s` is how long a server may take after its first line that is no message: a banner is followed by an answer,
-    a program that is no MCP server never answers.
+    `noise_s` is the limit from a server's first line that is no message: after a banner an answer follows, but a
+    program that is no MCP server never answers.
     """
 
     __slots__ = ("_noise_s", "_timeout", "is_noisy")
@@ -83,7 +83,7 @@ class FirstAnswerTimeout:
             self._timeout = None
 
     def noise(self) -> None:
-        """Wait for less time: the server has written a line that is no message."""
+        """Shorten the limit: the server has written a line that is no message."""
         timeout = self._timeout
         if timeout is None or self.is_noisy or (until := timeout.when()) is None:
             return
@@ -93,7 +93,7 @@ class FirstAnswerTimeout:
             timeout.reschedule(sooner)
 
     def late(self, server: str, seconds: float) -> str:
-        """Return why the block was given up."""
+        """Return the reason why the block has timed out."""
         if self.is_noisy:
             return (
                 f"server {server!r} writes lines to stdout that are not MCP messages, and did not answer within "
@@ -103,7 +103,7 @@ class FirstAnswerTimeout:
 
 
 def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
-    """Return the last lines, at most `most` and 8 KiB together. The last one is always there."""
+    """Return the last lines, at most `most` and 8 KiB together. The last line is always included."""
     left, found = _MOST_KEPT_CHARS, list[str]()
     for line in reversed(lines[-most:]):
         left -= len(line)
@@ -114,12 +114,12 @@ def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
 
 
 def with_output_tail(reason: str, lines: Sequence[str]) -> str:
-    """Return the reason of a failure, with the last line of the server's output. Of a Python traceback it is the
+    """Add the last line of the server's output to the reason of a failure. In a Python traceback, that line is the
     exception."""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"{reason}{_QUOTED}{last[:_MOST_CHARS]!r}" if last else reason
 
 
 def without_output_tail(reason: str) -> str:
-    """Return the reason alone, which is the same for all sessions whose processes fail in the same way."""
+    """Return the reason without the server's output: the same text for all sessions whose processes fail alike."""
     return reason.partition(_QUOTED)[0]

@@ -1,5 +1,5 @@
-"""The event streams of a session: the names of streams and events, what waits for the standalone stream, and what a
-process that died has left open."""
+"""Name the event streams of a session and their events, feed its standalone stream, and end the streams that a dead
+process has left open."""
 
 import asyncio
 import base64
@@ -40,15 +40,15 @@ MAX_MESSAGES: Final = 256
 """Messages for the standalone stream that may wait while the store does not answer."""
 
 KEPT_BYTES: Final = 64 << 10
-"""The largest request that the store keeps for a repetition."""
+"""Size of the largest request that the store keeps so that the call can be repeated."""
 
 UNKNOWN: Final = "The gateway that served this session ended without an answer; whether the call took effect is unknown"
 
 _RETRY_S: Final = 0.5
-"""The pause after the store has failed."""
+"""Pause after a failure of the store."""
 
 _MOST_NAMED_BYTES: Final = 256
-"""A longer id of a call is not part of the names of its events."""
+"""Longest id of a call, as JSON, that becomes part of the names of its events."""
 
 STANDALONE: Final = "standalone"
 """The name of the stream that belongs to no call. A legacy client reads it with GET."""
@@ -60,20 +60,21 @@ def stream_of_call(session: Session, number: int, upstream: str, client_id: Requ
 
 
 def age_of_stream(stream: str) -> tuple[int, int]:
-    """Return what is greater for a later stream of a call: the epoch, and the number in it."""
+    """Return the epoch of a stream and its number in that epoch: a pair that is greater for a later stream of a call.
+    """
     epoch, number, _ = stream.split("/", 2)
     return int(epoch), int(number)
 
 
 def call_of_stream(stream: str) -> bytes | None:
-    """Return the id, as JSON, of the call that the stream belongs to."""
+    """Return the id, as JSON, of the call that a stream belongs to; None for the standalone stream."""
     return None if stream == STANDALONE else stream.split("/", 3)[-1].encode()
 
 
 def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
-    """Return the ids by which a client knows the events of a stream: those of the log, and the id of the stream's call.
-    So a call has an answer even if the process that has sent the event dies before the store has the event. None stays
-    None."""
+    """Return the ids by which a client knows the events of a stream: the log's ids, with the id of the stream's call
+    added. So the call gets an answer even if the process dies after it has sent the event, before the store has it.
+    None stays None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
         return list(event_ids)
@@ -82,18 +83,18 @@ def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None
 
 
 def event_name(event_id: str, stream: str) -> str:
-    """Do as `event_names`, for one event."""
+    """Return the id by which a client knows one event of a stream: the log's id, with the id of its call added."""
     (name,) = event_names([event_id], stream)
     return name or event_id
 
 
 def id_in_log(name: str) -> str:
-    """Return the id that the log knows."""
+    """Return the log's id of an event that a client names."""
     return name.partition(".")[0]
 
 
 def call_of_event(name: str) -> RequestId | None:
-    """Return the id of the call that an event belongs to. The name is a client's, who may have made it up."""
+    """Return the id of the call that an event belongs to; None if the name has none. A client may have made it up."""
     encoded = name.partition(".")[2]
     try:
         call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))
@@ -103,10 +104,10 @@ def call_of_event(name: str) -> RequestId | None:
 
 
 class Outbox:
-    """Appends messages for the standalone stream of one session to the log, in their order, and waits while the store
-    is unavailable.
+    """Appends messages for the standalone stream of one session to the log, in order. Waits while the store is
+    unavailable.
 
-    At most `MAX_MESSAGES` messages of `MAX_QUEUED_BYTES` bytes wait.
+    At most `MAX_MESSAGES` messages of `MAX_QUEUED_BYTES` bytes together wait.
     """
 
     __slots__ = ("_bytes", "_events", "_is_stopped", "_session_id", "_tasks", "_waiting")
@@ -120,7 +121,7 @@ class Outbox:
         self._tasks = Tasks("standalone stream")
 
     def put(self, frame: bytes) -> bool:
-        """Add a message. False if too much waits already, and the message is dropped."""
+        """Add a message. Return False if the message is dropped, because too much waits already."""
         is_full = self._waiting and self._bytes + len(frame) > MAX_QUEUED_BYTES
         if self._is_stopped or is_full or len(self._waiting) >= MAX_MESSAGES:
             return False
@@ -139,7 +140,7 @@ class Outbox:
                 self._bytes -= len(self._waiting.popleft())
 
     def stop(self) -> None:
-        """Begin no further append. Messages that wait are dropped."""
+        """Start no further append. Messages that wait are dropped."""
         self._is_stopped = True
 
     async def close(self) -> None:
@@ -149,21 +150,21 @@ class Outbox:
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):
-    """A `tools/call` as the store keeps it: the endpoint, and the params that the client has sent. No rights: those of
-    whoever asks for its answer decide on the repetition."""
+    """A `tools/call` as the store keeps it: the endpoint, and the client's params. It has no rights: when it is
+    repeated, the rights of the client that asks for its answer count."""
 
     endpoint: str
     params: Object
 
     @classmethod
     def read(cls, data: bytes) -> "KeptCall":
-        """Decode the call of which `encode` has made bytes. Raises `msgspec.MsgspecError`."""
+        """Decode a call that `encode` has encoded. Raises `msgspec.MsgspecError`."""
         return msgspec.json.decode(data, type=cls)
 
 
 class LostStreams:
-    """The streams of one session that an earlier process has left open, and whose requests are kept: their calls are
-    made again once their clients come back. Each of them waits, or goes on here."""
+    """The streams of one session that an earlier process has left open, and whose requests are kept. Their calls are
+    made again once their clients come back. Each stream waits for its client, or goes on here."""
 
     __slots__ = ("_going_on", "_has_failed", "_looked", "_waiting")
 
@@ -174,8 +175,8 @@ class LostStreams:
         self._has_failed = False
 
     async def look(self, events: EventStreams, session_id: str) -> bool:
-        """Find the streams, and end those whose requests are not kept. False if no others are left open. Raises
-        `StoreUnavailable`."""
+        """Find the open streams, and end those whose requests are not kept. Return False if none is left open then.
+        Raises `StoreUnavailable`."""
         try:
             for stream, is_kept in (await events.unfinished(session_id)).items():
                 request_id = call_of_stream(stream)
@@ -191,7 +192,7 @@ class LostStreams:
         return bool(self._waiting or self._going_on)
 
     async def looked(self) -> None:
-        """Wait until all of them are found. Raises `StoreUnavailable`: they could not be."""
+        """Wait until `look` has found all streams. Raises `StoreUnavailable` if it could not."""
         await self._looked.wait()
         if self._has_failed:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")
@@ -202,7 +203,7 @@ class LostStreams:
         self._waiting.add(stream)
 
     def go_on(self, stream: str) -> bool:
-        """Have a stream go on here from now on. Returns False if it is none that waits."""
+        """Have a waiting stream go on here from now on. Return False if the stream does not wait."""
         if stream not in self._waiting:
             return False
         self._waiting.discard(stream)
@@ -210,13 +211,14 @@ class LostStreams:
         return True
 
     def newest_of(self, call: RequestId) -> str | None:
-        """Return the last stream of a call, by the id that its client has given it."""
+        """Return the last stream of a call, by the id that its client has given it; None if there is none."""
         own = encode(call)
         streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
         return max(streams, key=age_of_stream, default=None)
 
     async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
-        """End the streams of a call that wait: another request makes it again. Raises `StoreUnavailable`."""
+        """End the waiting streams of a call, because another request makes the call again. Raises `StoreUnavailable`.
+        """
         own = encode(call)
         for stream in [stream for stream in self._waiting if call_of_stream(stream) == own]:
             await end_lost(events, session_id, stream, own)
@@ -226,15 +228,15 @@ class LostStreams:
 async def end_lost(
     events: EventStreams, session_id: str, stream: str, request_id: bytes, reason: str = UNKNOWN
 ) -> None:
-    """End a stream that an earlier process has left open. `request_id` is that of its call, as JSON."""
+    """End a stream that an earlier process has left open. `request_id` is the id of its call, as JSON."""
     error = {"code": OUTCOME_UNKNOWN, "message": reason}
     await events.append(session_id, stream, encode_error(request_id, error))
     await events.finish(session_id, stream)
 
 
 async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
-    """Answer a call of an earlier process, which has given its client an event and died before the store had it.
-    Returns the name of the stream of the answer, which has nothing else: who asks again gets another stream."""
+    """Answer a call whose process gave the client an event and died before the store had it. Return the name of the
+    answer's stream. It has nothing else: a client that asks again gets another stream."""
     stream = stream_of_call(session, 0, secrets.token_hex(4), call)
     await end_lost(events, session.id, stream, encode(call))
     return stream

@@ -1,6 +1,6 @@
-"""What one call has asked of its modern client, and what the client has answered.
+"""Hold the questions of one call to its modern client, and the client's answers.
 
-Knows nothing of calls, nor how many questions may wait (`gateway.calls.questions`). No I/O.
+Knows neither calls nor how many questions may wait (`gateway.calls.questions`). No I/O.
 """
 
 import hashlib
@@ -36,35 +36,35 @@ __all__ = [
 
 
 class AskingServer(Protocol):
-    """The server that has asked a client: where the answer and its progress go."""
+    """The server that has asked a client a question. It gets the answer and the answer's progress."""
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send the client's answer; `request_id` is the server's own id, as JSON."""
+        """Send the client's answer to the server. `request_id` is the server's own id, as JSON."""
         ...
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Answer with an error of the gateway's."""
+        """Answer the server's request with an error of the gateway. `request_id` is the server's own id, as JSON."""
         ...
 
     def notify(self, method: str, params: bytes | None) -> None:
-        """Send a notification, if there is a link."""
+        """Send the server a notification, if there is a link to it."""
         ...
 
 
 class MovingQuestion(Protocol):
-    """A server's request that names no call, while it is asked under one of several calls or one after the other."""
+    """A server's request that names no call. It is asked under each call that it may belong to, one after the other."""
 
     def take(self) -> bool:
-        """Return True if the server still waits for the answer. From now on it does not."""
+        """Stop waiting for the answer. Return True if the server still waited for it."""
         ...
 
     def move(self) -> bool:
-        """Ask under the next call. False if no call is left, or the server does not wait any more."""
+        """Ask under the next call. Return False if no call is left, or the server no longer waits."""
         ...
 
 
 class InputRequest:
-    """A question that a modern client has, or will have, as an entry of `inputRequests`.
+    """A question that a modern client gets as an entry of `inputRequests`, now or later.
 
     `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
     bytes. Identical questions have the same `digest`. `moving` is the request if it may belong to other calls too.
@@ -91,7 +91,7 @@ class InputRequest:
 
     @property
     def with_params(self) -> Mapping[str, Object]:
-        """The member `params` of the entry; empty if the server's request has none."""
+        """Return the member `params` of the entry; empty if the server's request has none."""
         return {} if self.params is None else {"params": self.params}
 
     def answer(self, response: msgspec.Raw) -> None:
@@ -99,12 +99,13 @@ class InputRequest:
         self.answer_as(Message(jsonrpc="2.0", id=0, result=response))
 
     def answer_as(self, message: Message) -> None:
-        """Send the client's response to the server, be it an error. A request has one answer, whatever comes later."""
+        """Send the client's response to the server, even if it is an error. Only the first answer of a request counts.
+        """
         if self._moving is None or self._moving.take():
             self.server.answer(self.server_id, message)
 
     def move(self) -> bool:
-        """Ask under the next call to which the question may belong. False if there is none."""
+        """Ask under the next call to which the question may belong. Return False if there is none."""
         return self._moving is not None and self._moving.move()
 
     def give_up(self) -> None:
@@ -125,9 +126,9 @@ def question_digest(method: str, params: Object) -> str:
 class SuspendedCall:
     """The questions of one call to its modern client, in rounds.
 
-    `call` names it in the gateway's `requestState`. `turn` counts the rounds, and a state is valid for one round.
-    `until` is when the round times out, by the monotonic clock. `answers` are those of earlier rounds, by the digest
-    of the question.
+    `call` names the call in the gateway's `requestState`. `turn` counts the rounds; a state is valid for one round.
+    `until` is the end of the round by the monotonic clock. `answers` are those of earlier rounds, by the digest of the
+    question.
     """
 
     def __init__(self) -> None:
@@ -146,23 +147,23 @@ class SuspendedCall:
         self.questions[f"q{self._last}"] = question
 
     def gather(self) -> bool:
-        """Begin to wait for further questions of the round. False if that has begun already."""
+        """Begin to wait for further questions of the round. Return False if that has begun already."""
         if self.is_gathering:
             return False
         self.is_gathering = True
         return True
 
     def gathered(self) -> None:
-        """End the gathering: the round has all its questions."""
+        """Stop waiting for further questions: the round has all of them."""
         self.is_gathering = False
 
     def ask_until(self, until: float) -> None:
-        """Begin a round. The client may answer until `until`, by the monotonic clock."""
+        """Begin a round, which the client may answer until that time by the monotonic clock."""
         self.turn += 1
         self.until = until
 
     def take_answers(self, responses: Object) -> None:
-        """Send the server the client's answers, and end the round: states that were sealed for it are used up."""
+        """Send the client's answers to the server, and end the round: states sealed for it become invalid."""
         self.turn += 1
         for key, question in list(self.questions.items()):
             if key in responses:
@@ -171,27 +172,27 @@ class SuspendedCall:
                 question.answer(responses[key])
 
     def take_error(self, key: str, error: Message) -> None:
-        """Do as `take_answers`, for a client that answers one question with an error."""
+        """Send the client's error in answer to one question to the server, and end the round."""
         question = self.questions.pop(key, None)
         if question is not None:
             self.turn += 1
             question.answer_as(error)
 
     def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
-        """Drop the server's request with that id, as JSON, or all of its requests if `server_id` is None."""
+        """Drop the server's request with that id, as JSON; all of its requests if `server_id` is None."""
         for key, question in list(self.questions.items()):
             if question.server is server and server_id in (None, question.server_id):
                 del self.questions[key]
 
     def give_up(self) -> None:
-        """Answer the server in place of a client that did not send its answers."""
+        """Answer all questions in place of a client that did not send its answers."""
         for question in self.questions.values():
             question.give_up()
         self.questions.clear()
 
     def call_ended(self) -> None:
-        """Ask what may belong to another call there, and answer the server everything else: the call is over. An answer
-        that is on its way counts all the same. Idempotent: nothing is asked there twice."""
+        """Move the questions that may belong to another call there, and give up the others: the call is over. An answer
+        on its way still counts. Idempotent: no question moves twice."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -213,15 +214,15 @@ class SuspendedCall:
 
     @property
     def size(self) -> int:
-        """Bytes of the open questions."""
+        """Return the bytes of the open questions."""
         return sum(question.size for question in self.questions.values())
 
 
 def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> Callable[[Frame], Frame | None]:
-    """Return a function for the frames that were queued while nobody waited for them.
+    """Return a function that rewrites the ids in frames that were queued while the client had no request open.
 
-    They name the id and the progress token of the client's earlier request, which it has closed. That function returns
-    a frame under those of the later request; None for progress that the later request does not want.
+    Queued frames carry the id and the progress token of the client's earlier request, which is closed. The function
+    returns a frame with those of the later request; None for progress that the later request does not want.
     """
 
     def change(frame: Frame) -> Frame | None:
@@ -239,7 +240,7 @@ def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> C
 
 
 def response_under(request_id: bytes, message: Message) -> bytes:
-    """Return a response as it is sent under that id, which is JSON."""
+    """Return the response in a message as JSON, with `request_id`, which is JSON, as its id."""
     if isinstance(message.error, msgspec.Raw):
         return encode_error(request_id, splice(message.error))
     assert isinstance(message.result, msgspec.Raw)

@@ -1,4 +1,4 @@
-"""The present uses of a session: how many calls and streams, and how much memory they hold. Pure."""
+"""Count the present uses of a session: its calls and streams, and the memory that they hold. Pure."""
 
 from typing import Self
 
@@ -6,13 +6,13 @@ __all__ = ["Usage", "Use"]
 
 
 class Usage:
-    """Counts the uses of one session. The idle time of a session counts from the end of the last use.
+    """Counts the uses of one session. The idle time of a session counts from the end of its last use.
 
     Only `in_use`, `begin_use` and their ends change `busy` (uses that have not ended), `held_bytes` (large request
     bodies of calls in flight), `open_streams` (standalone streams) and `movable` (uses that another replica continues).
     """
 
-    # A base class, so that a session takes no second object for it.
+    # A base class, so that a session needs no second object for it.
     __slots__ = ("_was_used", "busy", "held_bytes", "movable", "open_streams")
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class Usage:
     def in_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
         """Count one more use, until it is released.
 
-        `held`: bytes of a request body that stay in memory for as long. `is_stream`: the use is a standalone stream.
-        `is_movable`: if another replica takes the session over, the use goes on there, as that of a stream does.
+        `held`: bytes of a request body that stay in memory as long as the use. `is_stream`: the use is a standalone
+        stream. `is_movable`: the use goes on at another replica that takes the session over; a stream always does.
         """
         is_movable |= is_stream
         self.busy += 1
@@ -36,7 +36,7 @@ class Usage:
         return Use(self, held, is_stream, is_movable)
 
     def begin_use(self) -> None:
-        """Do as `in_use`, for a use that `end_use` ends once, and that holds nothing."""
+        """Count one more use, which holds no memory. It ends with one `end_use`."""
         self.busy += 1
 
     def end_use(self) -> None:
@@ -46,17 +46,17 @@ class Usage:
 
     @property
     def is_busy(self) -> bool:
-        """True if a use is under way."""
+        """Return True if a use is under way."""
         return self.busy > 0
 
     @property
     def is_movable(self) -> bool:
-        """True if every use that is under way can go on at another replica."""
+        """Return True if every use under way can go on at another replica."""
         return self.busy == self.movable
 
     def take_use(self) -> bool:
-        """Return True if the session is in use, or was since this was last asked: the store has to restart its idle
-        time."""
+        """Return True if the session is in use, or was since the last call of this method. Then the store has to
+        restart the session's idle time."""
         was_used, self._was_used = self._was_used or self.is_busy, False
         return was_used
 
@@ -66,7 +66,7 @@ class Usage:
 
 
 class Use:
-    """One use of a session, from its beginning until `release`; also a context manager."""
+    """One use of a session, from its beginning until `release`. It is also a context manager."""
 
     __slots__ = ("_held", "_is_movable", "_is_stream", "_usage")
 
