@@ -1,1 +1,1 @@
-"""Resolves requests to sessions, and creates, keeps and ends sessions."""
+"""Resolve requests to sessions, and create, keep and end sessions."""

@@ -1,4 +1,4 @@
-"""Aliases: names by which the store finds a session without its id, for requests that carry no token."""
+"""Choose the alias of a request without a token: a name by which the store finds a session without its id."""
 
 import json
 from collections.abc import Container
@@ -19,17 +19,17 @@ _COOKIE_HEADER: Final = "cookie"
 
 
 class Alias(NamedTuple):
-    """An alias. `is_key`: the client has named its session by a session key."""
+    """A name by which the store finds a session. `is_key`: it comes from the client's own session key."""
 
     name: str
     is_key: bool = False
 
 
 class Aliases:
-    """Chooses the alias of a request that carries no token: by its session key, else its default session's.
+    """Chooses the alias of a request that carries no token: that of its session key, else of its default session.
 
-    `endpoints` are the gateway's own. Any other path is an app's behind the middleware, which has its sessions for all
-    of its paths.
+    `endpoints` are the gateway's own. Any other path belongs to an app behind the middleware, whose sessions are for
+    all of its paths.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Aliases:
         self._endpoints = endpoints
 
     def of_key(self, request: Request, principal: Principal) -> Alias | None:
-        """Return the alias that the request's session key stands for; None: it has no key.
+        """Return the alias made from the request's session key; None if the request has no key.
 
         Raises:
-            Refused: 400, it cannot be a key, or not one of an anonymous client.
+            Refused: 400, the key is invalid, or too easy to guess for an anonymous client.
         """
         key = self._carriers.session_key(request)
         if key is None:
@@ -54,13 +54,13 @@ class Aliases:
         return Alias(key_alias(key, principal, endpoint), is_key=True)
 
     async def of_default(self, request: Request, principal: Principal) -> Alias | None:
-        """Return the alias of the default session; None: the client gets a session of its own."""
+        """Return the alias of the client's default session; None: the client gets a session of its own."""
         if not self._has_default or (name := default_alias(request, principal)) is None or asks_for_new(request):
             return None
         return Alias(name) if await self._brings_nothing(request, principal) else None
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
-        """Return True if the client is certain to bring no session back. Where that is not known, two clients must not
+        """Return True if the client is certain to bring no session back. Without that certainty, two clients must not
         share a session."""
         agent, name = agent_of(request), modern_client(request).name
         if agent in self._default_for or name in self._default_for:
@@ -74,8 +74,8 @@ class Aliases:
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:
-    """Return the alias of the default session of a principal and a client. Only modern, authenticated clients have
-    one."""
+    """Return the alias of the default session of a principal and a client. It is None for a legacy or anonymous
+    client."""
     if request.era is not Era.MODERN or principal.is_anonymous:
         return None
     return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])

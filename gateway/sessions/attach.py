@@ -1,4 +1,4 @@
-"""Makes a stored session live on this replica: owned, its streams recovered, its context that of the request.
+"""Make a stored session live on this replica: owned, its streams recovered, its context that of the request.
 
 Does not know how the session was found.
 """
@@ -31,12 +31,12 @@ __all__ = ["Resolved", "SessionAttacher"]
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 8
-"""How often a context is decided anew because the record has changed meanwhile."""
+"""How often a context is decided anew because the record has changed in the meantime."""
 _BUSY: Final = "the session's record changes too often"
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """The session a request belongs to, and the context that the request's credential gives it there.
+    """The session of a request, and the context that the request's credential gives it there.
 
     `opened`: the request has opened the session. `cookie_held`: the client holds the session's cookie already.
     """
@@ -82,10 +82,10 @@ class SessionAttacher:
         else:
             _use_read(live, session)
         if self._rules.renewed(live.session, granted) == live.session.context:
-            # The record's own: what compares the two by identity later need not copy the record.
+            # The same object as the record's: later code compares the two by identity, and then copies no record.
             return Resolved(live=live, context=live.session.context)
         context = await self._renew(live, granted)
-        return Resolved(live=live, context=context)  # another request may have changed the session's meanwhile
+        return Resolved(live=live, context=context)  # the session may have another one from another request by now
 
     async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
         unowned, was_owned = not session.owner, session.owner == self._replica != ""
@@ -93,7 +93,7 @@ class SessionAttacher:
             session = await self._cluster.own(session, session.principal, granted)
         is_new = self._live.get(session.id) is None
         was_released = is_new and unowned and self._cluster is not None
-        # Owned by this very process, and not live in it: it had lost the session, and a failover has forgotten that.
+        # Owned by this process but not live in it: it had lost the session, and a store failover has undone that loss.
         was_lost = is_new and was_owned
         live = self._live.of(session, new_process="drain" if was_released else "takeover" if was_lost else "")
         if is_new:
@@ -102,15 +102,15 @@ class SessionAttacher:
         return live
 
     def refresh(self, live: LiveSession) -> "asyncio.Future[None]":
-        """Read the record of a session in use again, while the cached one serves its calls. Returns the reading, which
-        is shared and raises nothing."""
+        """Read the record of a session again, while the cached one serves its calls. Return the read's future, which is
+        shared and raises nothing."""
         return self._refreshing.start(live, lambda: self._refresh(live))
 
     async def _refresh(self, live: LiveSession) -> None:
         known = live.session
-        with contextlib.suppress(StoreUnavailable):  # the next call that has to wait for the record finds that out
+        with contextlib.suppress(StoreUnavailable):  # the next call that waits for the record meets the error itself
             session = await self._store.resume(known.id, known.principal, known)
-            # What has ended, or has another owner, is for the next call that reads the record itself.
+            # An ended session, or another owner, is left to the next call that reads the record itself.
             if session is not None and session.owner == self._replica and self._live.get(session.id) is live:
                 _use_read(live, session)
 
@@ -126,8 +126,8 @@ class SessionAttacher:
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved, *, anew: bool = False
     ) -> tuple[Resolved, Object]:
-        """Decide on a request that announces another workspace than its session has. Also returns what the `_meta` of
-        the request's result says about the announcement.
+        """Decide on a request that announces another workspace than its session has. Return the session, and the
+        `_meta` with which the request's result reports the decision.
 
         A workspace that the credential or a rule sets stays. A session without a workspace gets the announced one. A
         session that has announced one gets another with an `initialize` (`anew`) only: other clients of the session
@@ -145,8 +145,8 @@ class SessionAttacher:
         if known.workspace and not anew:
             raise other_workspace(known.workspace, announced)
         async with self._context_lock(live):
-            # Of two announcements at once, the second is decided on what the first has written. Memory may hold an
-            # older record: another request may have read it before that write, and put it there after the decision.
+            # Of two announcements at once, the second is decided on the record that the first has written. Memory may
+            # hold an older record, if another request has read it before that write and stored it here after that.
             await self._read(live)
             is_written = False
             for _ in range(_TRIES):
@@ -169,8 +169,8 @@ class SessionAttacher:
         logger.info(text, *values, extra={"session": redact(live.session.id)})
 
     async def _renew(self, live: LiveSession, granted: CredentialClaims | None) -> Context:
-        """Give the session the context that the credential and the rules say now, and return it. The session's servers
-        are restarted: they were started with the old one."""
+        """Give the session the context that follows now from the credential and the rules, and return it. Restart the
+        session's servers, which were started with the old one."""
         async with self._context_lock(live):
             for _ in range(_TRIES):
                 context = self._rules.renewed(live.session, granted)
@@ -182,12 +182,12 @@ class SessionAttacher:
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:
-        """Held while a session's context is decided and written: the next decision is made on what was written."""
+        """Return the lock for deciding and writing a session's context, so that no decision rests on an old context."""
         return self._changing.setdefault(live.session.id, asyncio.Lock())
 
     async def _write(self, live: LiveSession, context: Context) -> bool:
-        """Write a context that was decided on the record in memory. False if somebody else has written since: another
-        replica, if this one was paused and has lost the session. The record in memory is read anew then."""
+        """Write a context that was decided on the record in memory. Return False, and read the record again, if it was
+        written since: by another replica, if this one was paused and has lost the session."""
         renewed = await self._store.update(live.session.id, if_version=live.session.version, context=context)
         if renewed is None and await self._read(live):
             return False
@@ -196,7 +196,7 @@ class SessionAttacher:
         return True
 
     async def _read(self, live: LiveSession) -> bool:
-        """Read the record of a session anew. False if the session has ended."""
+        """Read the record of a session again. Return False if the session has ended."""
         session = await self._store.peek(live.session.id)
         if session is not None:
             _use_read(live, session)
@@ -207,8 +207,8 @@ class SessionAttacher:
         return Resolved(live=self._live.of_new(session), context=session.context, opened=True)
 
     def take_over(self, session: Session) -> None:
-        """Make a session live that this replica has claimed from an owner that is gone. Of several requests that find
-        the owner gone at once, the first does it."""
+        """Make a session live that this replica has claimed from an owner that is gone. If several requests find the
+        owner gone at once, only the first has an effect."""
         live = self._live.get(session.id)
         if live is not None and (live.session.owner, live.session.epoch) == (session.owner, session.epoch):
             return
@@ -217,7 +217,7 @@ class SessionAttacher:
 
 
 def _use_read(live: LiveSession, session: Session) -> None:
-    """Use a record that the store has just returned, unless a write of this replica has overtaken the read."""
+    """Use a record that the store has just returned, unless this replica has written a newer one during the read."""
     live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
 
 

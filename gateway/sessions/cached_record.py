@@ -1,4 +1,4 @@
-"""Decides when this replica may serve a session from its cached record, without asking the store.
+"""Decide when this replica may serve a session from its cached record, without asking the store.
 
 A cached record is what the store last returned for a live session. Every rule here starts from the same condition: the
 record belongs to the principal of the request, and its context is what the credential and the operator's rules give
@@ -19,11 +19,11 @@ from session_store import Principal, Session
 __all__ = ["AGING_AFTER_S", "CACHED_FOR_S", "CachedRecords"]
 
 CACHED_FOR_S: Final = 0.05
-"""How long a record that the store has returned serves further requests (docs/adr/0009-cached-records.md)."""
+"""Seconds for which a record that the store has returned serves further requests (docs/adr/0009-cached-records.md)."""
 
 AGING_AFTER_S: Final = 0.6 * CACHED_FOR_S
-"""From then on a record is read again as soon as it is used, so that the calls of a busy session never wait for the
-store: one that does takes twice as long as the others, and they would be one in ten."""
+"""Age in seconds from which a used record is read again, so that the calls of a busy session never wait for the store.
+A call that waits takes twice as long as the others, and one in ten would wait."""
 
 
 class CachedRecords:
@@ -35,14 +35,14 @@ class CachedRecords:
         self._clock = clock
 
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the record was read less than `CACHED_FOR_S` ago. If the message is lost that announces the
-        end of the session, the session is served for that much longer."""
+        """Return True if the record was read less than `CACHED_FOR_S` ago. If the message of the session's end is lost,
+        the session is served for that much longer."""
         return self.age_at_hand(live) is not None and self._fits(live, who.principal, who.claims)
 
     def age_at_hand(self, live: LiveSession) -> float | None:
-        """Return how many seconds ago the record was read, if it is recent enough to serve a caller whom it was found
-        to fit; None if it is not. Asked on each call, whatever is remembered. From `AGING_AFTER_S` on it should be read
-        again although it may still be used."""
+        """Return the age of the record in seconds, if it may serve a caller whom it was found to fit; None if it may
+        not. This is checked on each call, whatever is cached. From `AGING_AFTER_S` on the record should be read again,
+        although it may still be used."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None
@@ -64,7 +64,7 @@ class CachedRecords:
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
         """Return True if the session may be served while the store does not answer: this replica owns the session, and
-        nobody takes it for a while."""
+        no other can take it for a while."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None

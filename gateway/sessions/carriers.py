@@ -1,4 +1,4 @@
-"""Reads and writes the carriers of sessions: tokens in headers and `_meta`, cookies. Reads client names. Pure."""
+"""Read and write the parts of a request that name its session: tokens in headers and `_meta`, cookies. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -34,12 +34,12 @@ GATEWAY_HEADER: Final = "mcp-gateway-session"
 COOKIE: Final = "mcp_session_id"
 SECURE_COOKIE: Final = "__Host-mcp_session_id"
 NEW: Final = "new"
-"""In place of a token: the client is about to keep the token that it gets, and wants a session of its own."""
+"""Value in place of a token: the client will keep the token that it gets, and wants a session of its own."""
 
 
 def explicit_token(request: Request) -> str | None:
-    """Return the token of the first explicit carrier, or None. A modern client's `Mcp-Session-Id` is ignored: MCP
-    2026-07-28 has no such header."""
+    """Return the token of the first header or `_meta` that carries one; None if none does. A modern client's
+    `Mcp-Session-Id` is ignored: MCP 2026-07-28 has no such header."""
     if request.era is LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
@@ -49,7 +49,7 @@ def explicit_token(request: Request) -> str | None:
 
 
 def names_token(request: Request) -> bool:
-    """Return True if the token of `explicit_token` stands in a header, so that the body cannot name another one."""
+    """Return True if the token of `explicit_token` comes from a header, so that the body cannot name another one."""
     if request.era is LEGACY and LEGACY_HEADER in request.headers:
         return True
     return request.headers.get(GATEWAY_HEADER, NEW) != NEW
@@ -61,17 +61,17 @@ def asks_for_new(request: Request) -> bool:
 
 
 def brings_token(request: Request) -> bool:
-    """Return True if a request carries a token or a cookie that this gateway may have given out."""
+    """Return True if a request carries a token, or a cookie with the name that this gateway uses."""
     return explicit_token(request) is not None or bool(cookies_of(request))
 
 
 def cookies_of(request: Request) -> list[str]:
-    """Return values of the gateway's cookie, as `cookie_values`."""
+    """Return the values of the gateway's cookie in a request, four at most."""
     return cookie_values(request.headers.get("cookie", ""), secure=request.secure)
 
 
 def cookie_values(header: str, *, secure: bool) -> list[str]:
-    """Return values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie
+    """Return the values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie
     counts."""
     wanted = SECURE_COOKIE if secure else COOKIE
     pairs = (part.strip().partition("=") for part in header.split(";"))
@@ -79,7 +79,7 @@ def cookie_values(header: str, *, secure: bool) -> list[str]:
 
 
 def without_tokens(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the raw headers of a request, of whose tokens and cookies only is left that there are some."""
+    """Return the raw headers of a request, without the values of tokens and cookies: only their presence is left."""
     return [(name, _BLANK[name](value) if name in _BLANK else value) for name, value in headers]
 
 
@@ -107,7 +107,7 @@ def modern_client(request: Request) -> ClientFacts:
 
 
 def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
-    """Name and version that a client gives itself, cut to 128 and 64 characters."""
+    """Return the name and version that a client gives itself, cut to 128 and 64 characters."""
     name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
     return ClientFacts(
         name=str(name or "")[:128],
@@ -124,7 +124,7 @@ def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
 
 class Carriers:
     """Signs and verifies tokens and cookies, and writes the headers that give them to a client. `key_headers` may carry
-    a session key, the first one first. `in_results` is the setting `session.token_in_results`."""
+    a session key; the first one found counts. `in_results` is the setting `session.token_in_results`."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class Carriers:
         self._in_results = in_results
 
     def session_key(self, request: Request) -> str | None:
-        """Return the session key that a request carries. Raises `Refused`: 400, it cannot be a key."""
+        """Return the session key of a request; None if it has none. Raises `Refused`: 400, the key is invalid."""
         return session_key(request, self._key_headers)
 
     def has_key(self, request: Request) -> bool:
-        """Return True if a request carries a session key, good or not."""
+        """Return True if a request carries a session key, valid or not."""
         for name in self._key_headers:  # `any` with a generator takes twice as long
             if name in request.headers:
                 return True
@@ -169,13 +169,13 @@ class Carriers:
         return not keeps_cookies and "cookie" not in request.headers
 
     def token(self, session: Session) -> str:
-        """Return the session token: the signed form of the id, the only one that clients get. The client of a child
-        session carries the token of the parent."""
+        """Return the session token: the signed session id, which clients get instead of the id. The client of a child
+        session gets the token of the parent."""
         return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
-        """Return the headers that give a client its session. Legacy clients get them with the answer to `initialize`
-        only. A client with a session key gets no cookie: it may have other sessions, by other keys."""
+        """Return the headers that give a client its session. Legacy clients get them only with the answer to
+        `initialize`. A client with a session key gets no cookie: it may have other sessions, by other keys."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is LEGACY:

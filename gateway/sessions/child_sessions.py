@@ -1,4 +1,5 @@
-"""Child sessions: several sessions of one client at one server, named by handles (the pattern of SEP-2567).
+"""Open, find and close child sessions: several sessions of one client at one server, named by handles (the pattern of
+SEP-2567).
 
 The server needs no support for it. With the setting `handles`, its tools take an optional argument `session`, and two
 more tools open and close such sessions. A handle names a child of the session of the call, or of any session of the
@@ -49,8 +50,8 @@ _TOOLS: Final[list[dict[str, Any]]] = [
 
 
 def with_handles(tools: list[Any]) -> list[Any]:
-    """Return a list of tools with the argument added to each, and with the two tools that open and close. A tool that
-    has an argument of that name is left as it is."""
+    """Add the argument `session` to each tool of a list, and the tools that open and close sessions to the list. A tool
+    that already has an argument of that name stays as it is."""
     return [*map(_with_argument, tools), *_TOOLS]
 
 
@@ -78,9 +79,9 @@ class ChildSessions:
         self._clock = clock
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
-        """Return the params of a tool call for the server, with the exchange moved to the child session that the call
-        names. None if the call was to one of the two tools added here, and is answered. Only a call that names no
-        session at all goes to the parent: a call meant for a child must never run there.
+        """Return the params of a tool call for the server, and move the call's exchange to the child session that the
+        call names. Return None if the call was to one of the two tools added here: it is answered. Only a call that
+        names no session at all goes to the parent: a call meant for a child must never run there.
 
         Raises:
             InvalidArguments: the handle names no session of this principal.
@@ -106,7 +107,7 @@ class ChildSessions:
         found = await self._store.resume_alias(_alias(live.session, given)) if given.startswith(_PREFIX) else None
         if found is None:
             raise unknown_handle(name, given)
-        if found.id != live.session.id:  # else the call was forwarded to the replica that owns the child
+        if found.id != live.session.id:  # else the call was forwarded here, to the owner of the child
             exchange.move_to((await self._attacher.attach(found, exchange.granted)).live)
         rest = {key: value for key, value in arguments.items() if key != ARGUMENT}
         return params | {"arguments": msgspec.Raw(encode(rest))}
@@ -151,7 +152,7 @@ class ChildSessions:
 
 def _alias(within: Session, handle: str) -> str:
     """Return the alias of a handle. Handles of an authenticated principal are valid in all of its sessions, those of an
-    anonymous client only in the session they were opened in."""
+    anonymous client only in the session in which they were opened."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])

@@ -1,4 +1,4 @@
-"""The sessions of HTTP+SSE (MCP 2024-11-05): a client carries its session when it opens its event stream, or later.
+"""Find the session of an HTTP+SSE client (MCP 2024-11-05), which names it with its event stream or a later message.
 
 The wire itself (`transports.inbound.http_sse`) knows tokens only.
 """
@@ -64,7 +64,7 @@ class EventStreamSessions:
         return Carried(token=self._carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
-        """Return the session, and whether a cookie names it. A cookie is valid for all paths of the host, so one that
+        """Return the session, and True if a cookie names it. A cookie is valid for all paths of the host, so one that
         was given at another endpoint does not count."""
         if (token := explicit_token(request)) is not None:
             session_id = self._lookup.id_of_token(token, request.era, who.principal)
@@ -75,7 +75,7 @@ class EventStreamSessions:
         return session, True
 
     async def leave(self, token: str) -> None:
-        """Stop the processes of a session if nothing uses it here: its event stream has ended, and its client may come
+        """Stop the processes of a session that nothing uses here. Its event stream has ended, and its client may come
         back."""
         session_id = self._carriers.tokens.verify(token)
         live = None if session_id is None else self._live.get(session_id)

@@ -1,7 +1,7 @@
-"""What implementations of clients do with the session that a response names: a shipped table. Pure.
+"""Say which client implementations return the session that a response gives them: a table in the code. Pure.
 
-Only a client that certainly brings nothing back is served by its principal's default session. A client that keeps
-cookies, and one that is not in the table, gets a session of its own: two clients must not be merged by a guess.
+Only a client that certainly returns nothing is served by its principal's default session. A client that keeps cookies,
+and one that is not in the table, gets a session of its own: a guess must not merge two clients.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ MAX_AGENT_CHARS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """How clients built on one HTTP library behave, unless their authors have changed it.
+    """The behaviour of clients built on one HTTP library, unless their authors have changed it.
 
     `cookies`: a client returns cookies for as long as it lives. No SDK returns `MCP-Gateway-Session` or the session in
-    `_meta` by itself; every SDK returns `requestState` within a call. `line` sends a session key, for which `{header}`
-    and `{key}` are replaced.
+    `_meta` by itself; every SDK returns `requestState` within a call. `line` is code that sends a session key, with the
+    placeholders `{header}` and `{key}`.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Implementation:
     line: str
 
     def carries(self, *, cookies: bool) -> bool:
-        """Return True if its clients bring their session back, where the gateway has cookies switched on or off."""
+        """Return True if such clients bring their session back. `cookies`: the gateway gives out cookies."""
         return self.cookies and cookies
 
 
@@ -41,7 +41,7 @@ _CURL: Final = "curl -H '{header}: {key}'"
 
 KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
     {
-        # By the product in the User-Agent header. Whether each keeps cookies: the documents of these libraries, and
+        # By the product in the User-Agent header. The sources for `cookies`: the documents of these libraries, and
         # tests/clients/test_client_table.py for those that MCP clients in wide use are built on.
         "python-httpx2": Implementation(name="Python SDK 2 (httpx2)", cookies=True, line=_PYTHON),
         "python-httpx": Implementation(name="httpx", cookies=True, line=_PYTHON.replace("httpx2", "httpx")),
@@ -59,7 +59,7 @@ KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
 
 BY_NAME: Final[Mapping[str, Implementation]] = MappingProxyType(
     {
-        # By a part of the client's name for itself, which wins over the HTTP library that the client is built on.
+        # By a part of the client's name for itself, which counts more than the HTTP library under the client.
         "(via mcp-remote ": Implementation(
             name="mcp-remote", cookies=True, line="mcp-remote URL --header {header}:{key}"
         ),
@@ -73,12 +73,12 @@ def agent_of(request: Request) -> str:
 
 
 def known(agent: str, name: str) -> Implementation | None:
-    """Return the implementation of a client with that name and that product in its `User-Agent`."""
+    """Return the implementation of a client, by its name and the product in its `User-Agent`; None if unknown."""
     return next((found for part, found in BY_NAME.items() if part in name), KNOWN.get(agent))
 
 
 def mending_line(agent: str, name: str, header: str, *, anonymous: bool) -> str:
-    """Return the line of a client's configuration that gives the client a lasting session."""
+    """Return the line of a client's configuration with which it would keep one session."""
     key = "32 RANDOM HEX DIGITS" if anonymous else "A NAME FOR THIS AGENT"
     implementation = known(agent, name)
     return (_HEADER if implementation is None else implementation.line).format(header=header, key=key)

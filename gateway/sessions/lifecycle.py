@@ -1,5 +1,5 @@
-"""The life of sessions: created, kept alive, handed to other replicas, ended. Does not know which request belongs to
-which session.
+"""Create sessions, keep them alive, hand them to other replicas, end them. Does not know which request belongs to which
+session.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ ENDED: Final = "mcp:ended"
 """The bus topic that carries the id of every session that ends, to all replicas."""
 
 CHECKED_AT_ONCE: Final = 256
-"""How many live sessions `sweep` looks up in each round, in case the message of their end was lost."""
+"""Live sessions that `sweep` looks up in each round, in case the message of their end was lost."""
 
 
 class SessionLifecycle:
     """Creates and ends sessions, and keeps those in use alive.
 
-    `on_close` is called with each live session that this replica is about to close, so that others can release what
-    they hold for the session.
+    `on_close` is called with each live session that this replica is about to close, so that other parts can release
+    what they hold for the session.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class SessionLifecycle:
         self._unchecked: list[str] = []
 
     async def create(self, session: Session, alias: str | None) -> Session:
-        """Count a new session against its principal's quota and keep it in the store, owned by this replica. If the
-        alias names a live session already, return that one.
+        """Count a new session against its principal's quota, and store it with this replica as owner. If the alias
+        names a live session already, return that one.
 
         Raises:
             Refused: 429, its principal has as many as it may.
@@ -91,8 +91,8 @@ class SessionLifecycle:
     # -- ending
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """End a session at once, with its processes. Idempotent; True for the caller who ended it. `calls`: how many
-        were answered in it, if another replica has the session and has said so."""
+        """End a session at once, with its processes. Idempotent: only the first caller gets True. `calls`: the number
+        of calls answered in it, if another replica has the session and has reported that number."""
         found = await self._store.peek(session_id)
         if (live := self._live.get(session_id)) is not None:
             calls = live.calls
@@ -114,17 +114,17 @@ class SessionLifecycle:
         return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
-        """Handle a message of the topic `ENDED`: a session id, or None if messages may have been lost. In that case
-        the next rounds of `sweep` find the sessions that have ended."""
+        """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id; None
+        if messages may have been lost, and the next rounds of `sweep` find the ended sessions."""
         if data is not None and self._live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
     def taken_over(self, session_id: str) -> None:
-        """Close a session that another replica has taken over. What becomes of its calls in flight is unknown."""
+        """Close a session that another replica has taken over. The outcome of its calls in flight is unknown."""
         self._close_soon(session_id, over=False, taken_over=True)
 
     async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
-        """Release what this replica holds of a session; the arguments are those of `LiveSession.close`."""
+        """Release everything that this replica holds of a session. For the arguments, see `LiveSession.close`."""
         live = self._live.remove(session_id)
         if live is not None:
             self._on_close(live)
@@ -132,7 +132,7 @@ class SessionLifecycle:
 
     def _close_soon(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> asyncio.Task[None]:
         if (live := self._live.get(session_id)) is not None:
-            live.changed()  # what is sent or answered before it is closed is decided on anew
+            live.changed()  # calls and answers until the close are decided anew
         # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
         return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
 
@@ -151,7 +151,7 @@ class SessionLifecycle:
     # -- while sessions live
 
     async def sweep(self) -> None:
-        """Keep alive the sessions in use, and close those that have ended by themselves or elsewhere."""
+        """Keep the sessions in use alive, and close those that have expired or were ended elsewhere."""
         await self.keep_alive()
         for gone in await self._store.sweep():
             live = self._live.get(gone.session_id)
@@ -172,7 +172,7 @@ class SessionLifecycle:
 
     async def keep_alive(self) -> None:
         """Restart the idle time of every session that is in use, or was since the last round. The idle time counts
-        from the end of the last exchange; one write for all sessions is cheaper than one for each call."""
+        from the end of the last exchange. One write for all sessions is cheaper than one for each call."""
         for scanned in slices(list(self._live), SCANNED_AT_ONCE):
             used = [live for live in scanned if live.take_use()]
             written = 0
@@ -188,8 +188,8 @@ class SessionLifecycle:
     # -- leaving
 
     async def release_idle(self) -> bool:
-        """Release the sessions without a use that ends here, so that other replicas can serve them. True if none is
-        left. For a replica of a cluster that drains."""
+        """Release the sessions without a use that must end here, so that other replicas can serve them. Return True if
+        none is left. For a replica of a cluster that drains."""
         assert self._cluster is not None
         idle = [live for live in self._live if live.is_movable and not (live.exchanges or live.has_suspended)]
         for live in idle:
@@ -197,7 +197,7 @@ class SessionLifecycle:
             self._live.hand_over(live)
             self._on_close(live)
             self._cluster.let_go(live.session)
-        # The next owner may start its processes before the old ones have ended: nobody calls the old ones any more.
+        # The next owner may start its processes before the old ones have ended: the old ones get no calls any more.
         await asyncio.gather(*(self._leave(live) for live in idle))
         await asyncio.gather(*(live.leave_events() for live in idle))
         await asyncio.gather(*(self._cluster.release(live.session) for live in idle))
@@ -206,7 +206,7 @@ class SessionLifecycle:
         return not any(True for _ in self._live)
 
     async def _leave(self, live: LiveSession) -> None:
-        """Have the store know what this replica knows of the uses of a session."""
+        """Write this replica's counts of a session's uses to the store."""
         if live.take_use():
             await self._store.touch(live.session.id)
         counted = Counted(live.calls, live.failed, live.failures)

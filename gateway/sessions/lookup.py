@@ -1,4 +1,4 @@
-"""Finds the stored session that a token or a cookie names. Does not know live sessions and other replicas."""
+"""Find the stored session that a token or a cookie names. Knows neither live sessions nor other replicas."""
 
 from collections.abc import Iterable, Iterator
 
@@ -28,7 +28,7 @@ class SessionLookup:
         """Return the session id in a token that this gateway has signed.
 
         Raises:
-            Refused: 404, the token is not one of this gateway's.
+            Refused: 404, this gateway has not signed the token.
         """
         session_id = self._carriers.tokens.verify(token)
         if session_id is None:
@@ -37,11 +37,11 @@ class SessionLookup:
         return session_id
 
     async def by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
-        """Return the live session of that id. `cached` is the caller's copy of the record, as `SessionStore.resume`
-        takes it.
+        """Return the live session with that id. `cached` is the caller's copy of the record, for
+        `SessionStore.resume`.
 
         Raises:
-            Refused: 404, there is no such session of this principal.
+            Refused: 404, this principal has no such session.
             StoreUnavailable: the store does not answer.
         """
         session = await self._store.resume(session_id, principal, cached)
@@ -51,8 +51,8 @@ class SessionLookup:
         return session
 
     async def by_stale_token(self, token: str, era: Era, principal: Principal) -> Session | None:
-        """Return the live session that a token names; None if its session has ended. For clients that may send an old
-        token.
+        """Return the live session that a token names; None if the session has ended or the token is invalid. For
+        clients that may send an old token.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -67,8 +67,8 @@ class SessionLookup:
         return session
 
     def ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
-        """Yield the session ids in the cookies of a request, if cookies are switched on. A cookie that this gateway has
-        not signed is recorded."""
+        """Yield the session ids in the cookies of a request, if cookies are switched on. Record in the audit trail a
+        cookie that this gateway has not signed."""
         if self._carriers.uses_cookies and request.same_site:
             for value in cookies_of(request):
                 session_id = self._carriers.cookies.verify(value)
@@ -78,8 +78,8 @@ class SessionLookup:
                     yield session_id
 
     async def first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """Return the first live session of these ids. Clients return cookies without knowing it, so a cookie whose
-        session has ended is neither an error nor recorded.
+        """Return the first live session among these ids; None if there is none. Clients return cookies unawares, so a
+        cookie of an ended session is neither an error nor recorded.
 
         Raises:
             StoreUnavailable: the store does not answer.

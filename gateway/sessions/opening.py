@@ -1,4 +1,4 @@
-"""Opens new sessions. Does not know which requests need one."""
+"""Open new sessions. Does not know which requests need one."""
 
 from collections.abc import Callable, Mapping
 
@@ -24,7 +24,7 @@ __all__ = ["SessionOpener", "metadata_of"]
 
 
 class SessionOpener:
-    """Makes the record of a new session from a request and the operator's settings, and keeps it in the store."""
+    """Makes the record of a new session from a request and the operator's settings, and stores it."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class SessionOpener:
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
         """Open a session. If `alias` names a live session already, resume that one. A client with a session key can
-        return, so its session is confirmed from the first.
+        return, so its session is confirmed from the start.
 
         Raises:
             Refused: 429, its principal has as many as it may; 503, other replicas do not reach this one.
-            OwnedByPeer: the session of that alias is another replica's.
+            OwnedByPeer: another replica owns the session of that alias.
         """
         if self._cluster is not None:
             self._cluster.check_reachable()
@@ -103,8 +103,8 @@ class SessionOpener:
 
 def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str], str]) -> dict[str, str]:
     """Return the metadata that the operator's rules give a new session: names and texts, with placeholders replaced by
-    facts of the session. `scrub` redacts in them. Some values are chosen by clients: characters that do not belong in
-    metadata are removed.
+    facts of the session. `scrub` redacts the texts. Clients choose some of the values, so characters that do not belong
+    in metadata are removed.
 
     Raises:
         Refused: 400, it is larger than a session's metadata may be.

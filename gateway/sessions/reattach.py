@@ -1,4 +1,4 @@
-"""Resolves a legacy `initialize` to a session: one that the client names or is re-attached to, else a new one."""
+"""Resolve a legacy `initialize` to a session: one that the client names or is re-attached to, else a new one."""
 
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
@@ -42,8 +42,8 @@ class InitializeResolver:
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved
     ) -> tuple[Resolved, Object]:
-        """Do as `SessionAttacher.apply_announced`, for an `initialize`. Does nothing unless the request announces
-        another workspace than the session has."""
+        """Apply the workspace that an `initialize` announces, if it differs from the session's. Return the session, and
+        the `_meta` with which the result reports the decision (`SessionAttacher.apply_announced`)."""
         if not self._attacher.announces_other(request, resolved):
             return resolved, {}
         return await self._attacher.apply_announced(request, who, resolved, anew=True)
@@ -52,8 +52,8 @@ class InitializeResolver:
         """Return the session of an `initialize`. A stale token is no error: the client is about to get a new session.
 
         Raises:
-            Refused: -32602, the parameters of `initialize` are larger than a record keeps; 400, a session key cannot be
-                used; as `SessionOpener.open`.
+            Refused: -32602, the parameters of `initialize` are larger than a record may keep; 400, a session key cannot
+                be used; as `SessionOpener.open`.
             OwnedByPeer: another replica owns the session.
         """
         self._limits.check_handshake(client.initialize_params)

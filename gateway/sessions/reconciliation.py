@@ -1,7 +1,8 @@
-"""Compares the live sessions of this replica with their owners in the store, each once a lease.
+"""Compare the owners of this replica's live sessions with the owners in the store, for each session once in a lease.
 
-A store may fail over to a copy that has not seen the last claims. Then its record names an earlier owner, and nobody is
-told: the last owner keeps processes that no request reaches, and the earlier one may have some of before the claim.
+A store may fail over to a copy that lacks the last claims. Then its record names an earlier owner, and no replica is
+told. The last owner keeps processes that no request reaches. The earlier owner may have processes from before the
+claim.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ __all__ = ["Reconciliation"]
 logger = logging.getLogger(__name__)
 
 _PARTS: Final = 3
-"""Into so many parts the sessions are divided, of which one is compared with each beat: all within a lease, with what a
-client of the store takes to follow its failover."""
+"""Parts of the live sessions. One part is compared with each heartbeat, so that all are compared within a lease and the
+time that a client of the store takes to follow its failover."""
 
 
 class Reconciliation:
@@ -37,7 +38,8 @@ class Reconciliation:
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare a part of the sessions with each beat, until cancelled. A slow comparison delays no later one."""
+        """Compare a part of the sessions with each heartbeat, until cancelled. A slow comparison delays no later one.
+        """
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -47,11 +49,11 @@ class Reconciliation:
                 await self.compare()
 
     async def compare(self) -> None:
-        """Compare the next part of the sessions.
+        """Compare the next part of the sessions with the store, and end those that this replica has lost.
 
         Raises:
-            StoreUnavailable: the part is the next one again. The store is perhaps failing over, and what it has
-                forgotten must not wait for another round.
+            StoreUnavailable: the same part is compared next time. The store may be failing over, and its lost claims
+                must not wait for another round.
         """
         compared = {
             session_id: live
@@ -65,7 +67,7 @@ class Reconciliation:
             for (session_id, live), found in zip(compared.items(), owners, strict=True)
             if found is not None and self._is_lost(live, epochs[session_id], found)
         ]
-        # First, and again if that fails: once a session has ended here, nobody else would tell.
+        # First, and again if it fails: once a session has ended here, no replica would tell the earlier owner.
         await self._tell(lost)
         for live, found in lost:
             if self._is_lost(live, epochs[live.session.id], found):
@@ -77,7 +79,7 @@ class Reconciliation:
         self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Return True if a session is not this replica's any more, and was not claimed anew since it was asked for."""
+        """Return True if this replica no longer owns a session, and has not claimed it again since the question."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)
@@ -87,7 +89,8 @@ class Reconciliation:
         )
 
     async def _tell(self, lost: Sequence[tuple[LiveSession, tuple[str, int]]]) -> None:
-        """Tell owners of earlier claims: a failover has forgotten this replica's, and whether they were told of it."""
+        """Tell earlier owners of sessions about this replica's claims, lost in a store failover. They may not know of
+        these claims, and may still have processes."""
         earlier: defaultdict[str, list[str]] = defaultdict(list)
         for live, (owner, epoch) in lost:
             if owner and owner != self._cluster.replica and count_of(epoch) < count_of(live.session.epoch):

@@ -1,5 +1,5 @@
-"""Changes of a session's record, in the store and in the copy that this replica has cached, and the limits of what
-clients put into it: the parameters of `initialize`, and subscriptions."""
+"""Change the record of a session, in the store and in this replica's cached copy, and limit what clients put into it:
+the parameters of `initialize`, and subscriptions."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,12 +25,12 @@ class RecordLimits:
         self._refusals = Refusals() if refusals is None else refusals
 
     def check_handshake(self, params: bytes) -> None:
-        """Raises `Refused`: -32602, the parameters of `initialize` are too large."""
+        """Check the size of the parameters of `initialize`. Raises `Refused`: -32602, they are too large."""
         if len(params) > self._most:
             raise self._refused("params of initialize")
 
     def check_subscription(self, session: Session, uri: str = "") -> None:
-        """Raises `Refused`: -32602, the record is too large, or would be with a subscription to that URI."""
+        """Check the size of a record with one more subscription. Raises `Refused`: -32602, it would be too large."""
         uris = (*session.subscriptions, uri) if uri else session.subscriptions
         size = len(session.client.initialize_params) + sum(len(each.encode("utf-8", "replace")) for each in uris)
         if len(uris) > MAX_SUBSCRIPTIONS or size > self._most:
@@ -42,8 +42,8 @@ class RecordLimits:
 
 
 class SessionRecords:
-    """Writes records; a session that has ended is left as it is. Every method may raise `StoreUnavailable`, but for
-    `happened`, which keeps something in the timeline of a session."""
+    """Writes records of sessions; a session that has ended stays as it is. Every method may raise `StoreUnavailable`,
+    except `happened`, which adds an entry to the timeline of a session."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SessionRecords:
             live.replace_record(session)
 
     async def subscribe(self, live: LiveSession, uri: str) -> None:
-        """Record a subscription, which the next process of the server has to be given again.
+        """Record a subscription, so that the server's next process gets it again.
 
         Raises:
             Refused: -32602, the record has no room for it.
@@ -82,14 +82,15 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
+        """Record that the session uses that upstream. Return True if an earlier process has recorded it already."""
         if upstream in live.session.links:
             return True
         await self._change_set(live, "links", add=upstream)
         return False
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Record what a later link to an HTTP upstream can resume with, in place of `old`; empty: nothing."""
+        """Record the session id with which a later link to an HTTP upstream can resume, in place of `old`; empty: none.
+        """
         await self._change_set(live, "remote", add=new, remove=old)
 
     async def _change_set(self, live: LinkSession, field: SetField, **change: str) -> None:

@@ -1,4 +1,4 @@
-"""Resolves a request to its session: from its carriers, and the cached record or the store."""
+"""Resolve a request to its session, from the parts of the request that name one, and the cached record or the store."""
 
 import asyncio
 import itertools
@@ -53,12 +53,11 @@ class SessionResolver:
         self.apply_announced = attacher.apply_announced
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session the request carries, in the order of carriers: header, `_meta`, session key, cookie,
-        default session.
+        """Return the session that the request names; None if it names none. The order: token in a header, `_meta`,
+        session key, cookie, default session.
 
         Raises:
-            Refused: 404, an explicit carrier does not name a live session of this principal; 400, a session key cannot
-                be used.
+            Refused: 404, a token does not name a live session of this principal; 400, a session key cannot be used.
             OwnedByPeer: another replica owns the session.
             StoreUnavailable: the store does not answer.
         """
@@ -78,14 +77,14 @@ class SessionResolver:
         return resolved
 
     def holds(self, live: LiveSession) -> bool:
-        """Return True if this replica holds a live session, and its client has come back to it."""
+        """Return True if this replica holds a live session, and the session's client has come back to it."""
         return self._live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
     def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
-        """Return for how many seconds the same bytes of the same caller are for this session, as long as that lives.
+        """Return for how many seconds the same bytes of the same caller belong to this session, while that lives.
 
-        A token, a cookie or a session key says it for good, and so does the replica that has forwarded the request. The
-        default session is a client's until some replica learns that it brings tokens back.
+        A token, a cookie or a session key decides it for good, and so does the replica that has forwarded the request.
+        A default session is a client's until a replica learns that the client brings tokens back.
         """
         if (forwarded := request.forwarded) is not None:
             return math.inf if forwarded.session_id == resolved.live.session.id else 0.0
@@ -98,8 +97,8 @@ class SessionResolver:
         return ASKED_AGAIN_S if key is None else math.inf
 
     def still_serves(self, live: LiveSession) -> bool:
-        """Return True if this replica may serve a live session that it has served before, without asking anybody. Its
-        record is read again in time."""
+        """Return True if this replica may serve a live session that it has served before, without asking the store. An
+        aging record is read again in the background."""
         age_s = self._cached.age_at_hand(live)
         if age_s is None:
             return False
@@ -108,7 +107,7 @@ class SessionResolver:
         return True
 
     def read_again(self, live: LiveSession) -> "asyncio.Future[None]":
-        """Read the record of a live session, for a call that is to wait for it. Afterwards ask `still_serves`."""
+        """Read the record of a live session again, for a call that waits for it. Afterwards call `still_serves`."""
         return self._attacher.refresh(live)
 
     async def _resume_without_token(self, request: Request, who: RequestContext) -> Resolved | None:
@@ -158,11 +157,11 @@ class SessionResolver:
         live = self._live.get(session_id)
         known = None if live is None else live.session
         found = await self._found(live, who, lambda: self._lookup.by_id(session_id, era, who.principal, known))
-        assert found is not None  # else the look-up has refused
+        assert found is not None  # else `by_id` has raised
         return found
 
     async def resume_by_cookie(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session that a cookie of the request names, if cookies are switched on."""
+        """Return the session that a cookie of the request names, if cookies are switched on; None if none does."""
         session_ids = self._lookup.ids_of_cookies(request, who)
         first = next(session_ids, None)
         if first is None:
@@ -172,7 +171,7 @@ class SessionResolver:
         return None if resolved is None else replace(resolved, cookie_held=True)
 
     async def resume_by_alias(self, alias: Alias, who: RequestContext) -> Resolved | None:
-        """Return the live session of that alias, if there is one.
+        """Return the live session of that alias; None if there is none.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`.
@@ -184,16 +183,16 @@ class SessionResolver:
         return resolved
 
     async def is_named_by_key(self, live: LiveSession, request: Request, who: RequestContext) -> bool:
-        """Return True if the request has a session key, and that is the key of this session."""
+        """Return True if the request has a session key, and the key names this session."""
         alias = self._aliases.of_key(request, who.principal)
         named = None if alias is None else await self._store.named(alias.name)
         return named is not None and named.id == live.session.id
 
     async def require(self, request: Request, who: RequestContext) -> Resolved:
-        """Do as `resume`, for a legacy message, which has to name its session.
+        """Return the session of a legacy message, which has to name one.
 
         Raises:
-            Refused: 400, the request names no session.
+            Refused: 400, the request names no session; also as `resume`, with the other errors of `resume`.
         """
         resolved = await self.resume(request, who)
         if resolved is None:
@@ -201,7 +200,7 @@ class SessionResolver:
         return resolved
 
     async def resume_or_open(self, request: Request, who: RequestContext) -> Resolved:
-        """Do as `resume`; a modern client without a session gets one."""
+        """Return the session that a modern request names; open one if it names none. Raises as `resume` and `open`."""
         if (resolved := await self.resume(request, who)) is not None:
             return resolved
         principal = who.principal
@@ -216,7 +215,7 @@ class SessionResolver:
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
-        """Do as `SessionOpener.open`. A session that is opened by an alias is found by it from now on."""
+        """Open a session as `SessionOpener.open` does, and note its alias, by which it is found from now on."""
         resolved = await self._opener.open(request, who, client, alias)
         if alias is not None:
             self._live.note_alias(resolved.live, alias.name)
@@ -224,8 +223,8 @@ class SessionResolver:
 
 
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
-    """Have the head of a request remember who owns its session, which is then asked without a look at the store. The
-    owner decides whether the session is still this caller's, and its own. Return the route with that memory."""
+    """Keep the route to a session's owner with the head of a request: later requests need no look at the store. The
+    owner decides if the session is still its own and this caller's. Return the route with that memory."""
     if request.memory is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory(), until=who.until)
@@ -234,7 +233,8 @@ def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
 
 
 def _route_before(request: Request, who: RequestContext) -> Route | None:
-    """Return the way to the owner of the session of an earlier request of that caller with the same head."""
+    """Return the route to the session's owner that an earlier request of that caller with the same head has kept; None
+    if there is none."""
     if request.memory is None or request.memory.kept is None:
         return None
     era, route = request.memory.kept

@@ -1,8 +1,8 @@
-"""Whether clients come back to the sessions that they open, and which clients never do.
+"""Learn which clients come back to the sessions that they open, and which never do.
 
-A modern session is watched from its opening until a request comes for it. What is learnt decides three things: a
-session that nobody has come back to keeps no idle process, a client that never comes back is reported, and a client
-that has brought a token back has no default session.
+A modern session is watched from its opening until a request comes for it. The result decides three things: a session
+without such a request keeps no idle process, a client that never comes back is reported, and a client that has brought
+a token back has no default session.
 """
 
 import contextlib
@@ -30,41 +30,41 @@ __all__ = ["ADVICE", "ASKED_AGAIN_S", "ClientKey", "Returns", "UnreturningClient
 logger = logging.getLogger(__name__)
 
 ADVICE: Final = ": have it send "
-"""In the reason of a `warned` event, between what the client does and the line that mends it."""
+"""Text in the reason of a `warned` event, between the client's behaviour and the line that would change it."""
 
 TOLD_AFTER: Final = 5
-"""Sessions that a client opens without coming back to one of them, before it is reported."""
+"""Sessions that a client opens without coming back to any of them, before it is reported."""
 
 GRACE_S: Final = 5.0
-"""Time that the client has to come back to the last of those. Many clients may begin at once."""
+"""Seconds that the client has to come back to the last of those. Many clients may begin at once."""
 
 _MOST_CLIENTS: Final = 1_000
 _LEARNT_FOR_S: Final = 86_400.0
 ASKED_AGAIN_S: Final = 1.0
-"""How long this replica goes without asking the store what other replicas have learnt of a client."""
+"""Seconds between two questions to the store for what other replicas have learnt of a client."""
 
 
 class ClientKey(msgspec.Struct, frozen=True):
-    """The clients that cannot be told apart without a carrier: principal, client name, product of the User-Agent."""
+    """The facts that tell clients apart without a token: principal, client name, product of the User-Agent."""
 
     principal: Principal
     name: str
     agent: str
 
     def mark(self, what: str) -> str:
-        """Return the name of a mark about these clients."""
+        """Return the name in the store of a mark (an expiring flag) about these clients."""
         return msgspec.json.encode(
             [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
         ).decode()
 
 
 def client_key(request: Request, principal: Principal) -> ClientKey:
-    """Return whom a request comes from, as far as clients without a carrier are told apart."""
+    """Return the facts of a request that tell clients without a token apart."""
     return ClientKey(principal, modern_client(request).name, agent_of(request))
 
 
 class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that opened several sessions and came back to none. `line` of its configuration would mend that.
+    """A client that opened several sessions and came back to none. `line` is the configuration that would change that.
 
     `sessions` were opened since `since`, the last one at `last`, in seconds since the epoch.
     """
@@ -79,13 +79,13 @@ class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """What the client does, as a sentence."""
+        """Return the client's behaviour as a sentence."""
         who = f"client {self.client or '(no name)'} ({self.agent or 'no User-Agent'}) of {self.principal}"
         return f"{who} has opened {self.sessions} sessions and returned to none"
 
 
 def together(clients: Iterable[UnreturningClient]) -> list[UnreturningClient]:
-    """Return what several replicas know of clients, as one list, the most sessions first."""
+    """Merge the reports of several replicas into one list of clients, the most sessions first."""
     found: dict[tuple[str, str, str], UnreturningClient] = {}
     for one in clients:
         key = (one.client, one.agent, one.principal)
@@ -133,7 +133,7 @@ class _Watch:
     def __init__(self, openings: _Openings | None, default_of: ClientKey | None, *, is_waiting: bool = True) -> None:
         self.is_waiting = is_waiting
         self.openings = openings
-        self.default_of = default_of  # whose default session it is
+        self.default_of = default_of  # the client whose default session it is
 
     def returned(self) -> None:
         self.is_waiting = False
@@ -164,8 +164,8 @@ class Returns:
     # -- sessions
 
     def opened(self, live: LiveSession, request: Request, who: RequestContext, *, has_key: bool, alias: str) -> None:
-        """Watch a session that a modern client has just opened: with a session key, by an alias as its default session,
-        or for itself alone."""
+        """Watch a session that a modern client has just opened. `has_key`: with a session key. `alias`: of the key, or
+        of the default session; empty: the session is for this client alone."""
         client = client_key(request, who.principal)
         openings = None
         if not alias:
@@ -182,7 +182,7 @@ class Returns:
             live.watch_return(_Watch(None, client_key(request, who.principal), is_waiting=False))
 
     async def came_back(self, live: LiveSession, request: Request) -> None:
-        """Record that a request has come for a session, if that is watched."""
+        """Record that a request has come for a session, if the session is watched."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
             return
@@ -210,7 +210,7 @@ class Returns:
 
     async def _learn(self, client: ClientKey) -> None:
         self._carrying[client] = True
-        with contextlib.suppress(StoreUnavailable):  # other replicas will see for themselves
+        with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
             await self._marks.set(client.mark("carries"), _LEARNT_FOR_S)
 
     # -- what is told

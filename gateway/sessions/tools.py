@@ -1,4 +1,4 @@
-"""Tools of the gateway itself, off by default: a client lists, inspects and ends its own sessions.
+"""Offer tools of the gateway itself, off by default: a client lists, inspects and ends its own sessions.
 
 A tool call that names no session works on the only one. If there are several, it fails with a message that says how to
 choose one.
@@ -19,11 +19,11 @@ __all__ = ["NAME", "gateway_tools", "own_sessions"]
 NAME: Final = "gateway"
 _PAGE: Final = 500
 _MOST: Final = 20_000
-"""How many sessions are searched for those of a principal."""
+"""Sessions in the store that are searched for those of a principal, at most."""
 
 
 def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
-    """Return the server object. Each tool works on the sessions of the principal that calls it."""
+    """Return the MCP server with these tools. Each tool works on the sessions of the principal that calls it."""
     server = MCPServer(NAME)
 
     @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
@@ -47,7 +47,7 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
 
 
 async def own_sessions(store: SessionStore) -> list[Session]:
-    """Return the sessions of the principal that calls. An anonymous client gets only the session of the call."""
+    """Return the sessions of the calling principal. An anonymous client gets only the session of the call."""
     here = await store.peek(current_session().id)
     if here is None or here.principal.is_anonymous:
         return [] if here is None else [here]
