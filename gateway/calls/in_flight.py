@@ -42,7 +42,7 @@ MOST_NAMED: Final = 3
 """Calls in flight that a log line lists by correlation id. A longer list would say nothing."""
 
 _EXIT_S: Final = 1.0
-"""How long a process may take to end after it has closed its input, so that errors say how it ended."""
+"""Seconds for a process to end after it has closed its input, so that errors say how it ended."""
 
 _LATE: Final = {
     Clock.SERVER: "server {!r} did not answer",

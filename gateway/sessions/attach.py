@@ -31,7 +31,7 @@ __all__ = ["Resolved", "SessionAttacher"]
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 8
-"""How often a context is decided anew because the record has changed in the meantime."""
+"""Tries to decide and write a context, each because the record has changed in the meantime."""
 _BUSY: Final = "the session's record changes too often"
 
 

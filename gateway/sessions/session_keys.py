@@ -1,5 +1,4 @@
-"""Session keys: the name that a client chooses for its session. Where a request carries one, and how hard it is to
-guess. Pure.
+"""Read session keys, the names that clients choose for their sessions, and estimate how hard they are to guess. Pure.
 
 A key is bound to its principal. Anonymous clients are one principal, so whoever guesses the key of one of them has its
 session: such a key must be as hard to guess as a session token.
@@ -24,19 +23,19 @@ __all__ = ["ANONYMOUS_BITS", "KEY_META", "MAX_KEY_CHARS", "estimated_bits", "key
 KEY_META: Final = "io.github.mcp-session-gateway/session-key"
 MAX_KEY_CHARS: Final = 256
 ANONYMOUS_BITS: Final = 128
-"""As many as make a guess hopeless, which is what a session id has."""
+"""Bits that make a guess hopeless: as many as a session id has."""
 
 _MIN_DISTINCT: Final = 8
-"""Fewer different characters than random text of that length ever has."""
+"""Random text of the length of a key always has at least this many different characters."""
 
 _WRITTEN: Final = 22
-"""Bits by which a text is likelier as one that a person writes than as random text: one random key in 2 million is."""
+"""Bits by which a key must be likelier as text of a person than as random text: one random key in 2 million is."""
 
 _HEX: Final = frozenset(string.hexdigits)
 _BASE32: Final = frozenset(string.ascii_uppercase + "234567")
 _BASE32_SMALL: Final = frozenset(string.ascii_lowercase + "234567")
 _BASE64: Final = frozenset(string.ascii_letters + string.digits + "-_+/=")
-"""Of both forms (RFC 4648 §4, §5)."""
+"""The characters of both forms of base64 (RFC 4648 §4, §5)."""
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>")
@@ -44,10 +43,11 @@ _UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>")
 
 
 def session_key(request: Request, headers: Sequence[str]) -> str | None:
-    """Return the key that a request carries: in the first of these headers (lower case) that it has, else in `_meta`.
+    """Return the key of a request, from the first of these headers (lower case) that it has, else from `_meta`; None if
+    it has no key.
 
     Raises:
-        Refused: 400, it cannot be a key.
+        Refused: 400, the value cannot be a key.
     """
     for name in headers:
         if (value := request.headers.get(name)) is not None:
@@ -81,7 +81,7 @@ def key_alias(key: str, principal: Principal, endpoint: str) -> str:
     """Return the alias of the session that a principal names by that key at an endpoint. It does not reveal the key.
 
     Raises:
-        Refused: 400, an anonymous client's key could be guessed.
+        Refused: 400, the key of an anonymous client could be guessed.
     """
     if principal.is_anonymous and (bits := estimated_bits(key)) < ANONYMOUS_BITS:
         raise bad_session_key(
@@ -94,11 +94,10 @@ def key_alias(key: str, principal: Principal, endpoint: str) -> str:
 
 
 def estimated_bits(key: str) -> float:
-    """Return an upper estimate of the random bits in a key, from its length and the alphabet that it seems to be
-    written in: 4 bits for a hex digit, 6 for a character of base64url. Repetitions, sequences and words count for
-    nothing.
+    """Return the most random bits that a key can have, by its length and the alphabet in which it seems to be written:
+    4 bits for a hex digit, 6 for a character of base64url. Repetitions, sequences and words count as 0.
 
-    No estimate can tell a random text from one that looks like it; this one refuses what a person types in.
+    No estimate can tell random text from text that looks like it. This one refuses what a person types in.
     """
     if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
         return 0.0  # made of a time or a name (RFC 9562 §5)
@@ -112,24 +111,23 @@ def estimated_bits(key: str) -> float:
 
 
 def _unrepeated(key: str) -> str:
-    """Return the shortest text of which the key is a repetition: the key itself, if it repeats nothing."""
+    """Return the shortest text whose repetition is the key: the key itself, if it repeats nothing."""
     place = (key + key).find(key, 1)
     return key[:place]
 
 
 def _is_sequence(text: str) -> bool:
-    """Return True if most characters are the same as the one before, or its neighbour in the alphabet: more than 3 of
-    5, as of 32 random hex digits half may be."""
+    """Return True if more than 3 of 5 characters equal the one before or are its neighbour in the alphabet. In 32
+    random hex digits, half may do so."""
     steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
     return 5 * sum(step <= 1 for step in steps) > 3 * len(steps)
 
 
 def _alphabet(text: str) -> int:
-    """Return the size of the alphabet that generators of random text use and this text is written in; 1 if it is none
-    of them.
+    """Return the size of the smallest alphabet of random generators that has all characters of a text; 1 if none has.
 
-    Addresses and phrases have spaces, dots or colons. One random text of base64url in 50,000 has no
-    capitals or no small letters.
+    Addresses and phrases have spaces, dots or colons. One random text of base64url in 50,000 has no capitals or no
+    small letters.
     """
     used = set(text)
     if used <= set(string.digits):
@@ -141,14 +139,14 @@ def _alphabet(text: str) -> int:
     return 64 if used <= _BASE64 else 1
 
 
-# Random keys are told from those that are made of words, numbers, repetitions and sequences by two likelihoods: that of
-# the text as a person writes one, and that of random text. Of keys that are random, at most one in 2^b is 2^b times
-# likelier as written text, whatever the model of written text is (Markov's inequality): so the model below needs no
-# precision, and can refuse hardly any random key.
+# Random keys are told from keys of words, numbers, repetitions and sequences by two likelihoods: that of the text as
+# written by a person, and as random. Of random keys, at most one in 2^b is 2^b times likelier as written by a person,
+# whatever the model of written text is (Markov's inequality). So the model below needs no precision, and refuses hardly
+# any random key.
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _OTHERS: Final = "-_+/="
-# Of a hundred thousand letters of English text.
+# How often each letter occurs in a hundred thousand letters of English text.
 _FREQUENCIES: Final = dict(
     zip(
         _LETTERS,
@@ -171,7 +169,7 @@ _FOLLOWERS: Final = dict(
         strict=True,
     )
 )
-# How a text goes on after a character of each kind: with a small letter, a capital, a digit, or another character.
+# The shares of what follows a character of each kind: a small letter, a capital, a digit, another character.
 _KINDS: Final = {
     "small": (0.81, 0.11, 0.04, 0.04),
     "capital": (0.90, 0.06, 0.02, 0.02),
@@ -179,22 +177,22 @@ _KINDS: Final = {
     "other": (0.45, 0.25, 0.25, 0.05),
 }
 _ALIKE: Final = 0.02
-"""The share of a character that repeats the one before it, and of either of its neighbours."""
+"""The probability that a character repeats the one before it; also that it is either one of its neighbours."""
 _FOLLOWS: Final = 0.75
 
 
 def written_bits(text: str) -> float:
-    """Return how unlikely a text is as one that a person writes: the binary logarithm of one in so many. `text` has
-    the characters of base64 and base64url; without small letters, its capitals are taken as such."""
+    """Return the bits of a text under a model of people's writing: minus the binary logarithm of its probability.
+    `text` has the characters of base64 and base64url. Without small letters, its capitals are taken as small."""
     if not any(map(str.islower, text)):
         text = text.lower()
     bits = -math.log2(_share("-", text[:1])) if text else 0.0
     return bits - sum(math.log2(_share(before, after)) for before, after in itertools.pairwise(text))
 
 
-@functools.cache  # by two characters of seventy
+@functools.cache  # at most for each pair of seventy characters
 def _share(before: str, after: str) -> float:
-    """Return the probability of a character behind another one. The sum over all characters is at most 1."""
+    """Return the probability of a character after another one. The sum over all characters is at most 1."""
     is_alike = abs(ord(before) - ord(after)) <= 1
     small, capital, digit, other = _KINDS[_kind(before)]
     share = {
