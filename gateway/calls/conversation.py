@@ -182,7 +182,7 @@ class Conversation:
         return not self.has_calls and not self._own
 
     def is_open_to(self, live: LinkSession | None) -> bool:
-        """Return True if a call of that session can be sent at once: the link is open, and its use is recorded."""
+        """Return True if a call of that session can be sent at once: the link is open, and `join` is done for it."""
         return self.links.is_open and live in self.users
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
@@ -190,7 +190,7 @@ class Conversation:
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
 
     def watch(self, frames: SessionFrames | None) -> None:
-        """Give `frames` the messages from now on, and the last lines of stderr. None: nobody watches any more."""
+        """Show an operator the messages from now on, and the last lines of stderr, by `frames`. None: stop that."""
         if frames is not None and self.frames is None:
             frames.hide(self.links.secrets())
             for line in self.output_tail:
@@ -342,7 +342,7 @@ class Conversation:
         exchange.fail(code, f"Cancelled: {reason}")
 
     def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway's; the server is not notified."""
+        """Answer a call with an error of the gateway. The server is not notified."""
         self.end(exchange)
         exchange.fail(code, reason)
 
@@ -406,13 +406,13 @@ class Conversation:
             logger.debug("%s is not sent to server %s, which is closed", method, self.name)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send the client's answer to a request of the server's; `request_id` is the server's own id, as JSON."""
+        """Send the client's answer to a request of the server. `request_id` is the server's own id, as JSON."""
         if (tasks := self.known_tasks) is not None:
             message = tasks.answer_for_server(message)
         self._send_or_drop(response_under(request_id, message))
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
-        """Answer a request of the server's with an error of the gateway's."""
+        """Answer a request of the server with an error of the gateway. `request_id` is the server's own id, as JSON."""
         self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
 
     def acknowledge(self, request_id: bytes) -> None:
@@ -442,7 +442,7 @@ class Conversation:
         self._holds += 1
 
     def free_link(self) -> None:
-        """Undo one `hold_link`."""
+        """Undo one `hold_link`, so that an idle link may be closed again."""
         self._holds -= 1
         self.links.rest()
 
@@ -524,7 +524,7 @@ class Conversation:
         self.users.restarted(reason)
 
     def turned(self) -> None:
-        """Invalidate what was decided on calls of these sessions: the link or the server's lists have changed."""
+        """Invalidate the decisions cached for calls of its sessions: the link or the server's lists have changed."""
         self.users.changed()
 
     def stopped(self) -> None:

@@ -25,7 +25,7 @@ MAX_WAITING_BYTES: Final = 32 << 20
 """Bytes of events that may wait while the store does not answer. Later events get no id, so a replay lacks them."""
 
 _RESERVED: Final = 1 << 16
-"""Numbers that are reserved together for one session."""
+"""Event numbers that are reserved for a session in one step."""
 
 _LEFT: Final = StoreUnavailable("another process serves the session")
 
@@ -318,7 +318,7 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if `count` numbers of that epoch are left. None: the session moves to another process."""
+        """Return True if `count` numbers of that epoch are left; None: of any, as the session leaves this process."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:
@@ -357,14 +357,14 @@ class EventWriter:
     def record_now(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> list[str | None]:
-        """Record events without waiting, and return their ids. All are None unless `make_ready` has got numbers."""
+        """Record events without waiting, and return their ids: all None if too few numbers are reserved (`make_ready`)."""
         numbers = self._numbers.get(session_id)
         if numbers is None or not numbers.has(len(frames), self._epoch_of(session_id)):
             return [None] * len(frames)
         return self._add(session_id, numbers, stream, frames, request)
 
     def end(self, session_id: str, stream: str) -> None:
-        """Record the end of a stream. If no number is left, first get some from the store, in the background."""
+        """Record the end of a stream. If no event number is left, reserve some in the background first."""
         if self.is_ready(session_id, 1):
             self.record_now(session_id, stream, [(b"", True)])
         else:

@@ -296,7 +296,7 @@ class Exchange(ObservedCall):
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """Return True if a later process follows the server's task, which must outlive this exchange then."""
+        """Return True if a later process follows the server's task, which the end of this exchange must not cancel."""
         return False
 
     def has_become(self, task: TaskAtServer) -> None:

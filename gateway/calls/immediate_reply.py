@@ -48,4 +48,4 @@ class ImmediateReply:
         return (None,) * len(frames)
 
     def done(self) -> None:
-        """Do nothing: the reply holds nothing."""
+        """Do nothing: the reply holds no resources."""

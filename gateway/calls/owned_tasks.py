@@ -119,7 +119,7 @@ class OwnedTasks:
 
 
 class TaskLink(ExchangeConversation, Protocol):
-    """The conversation over whose links tasks are made."""
+    """A conversation with a server that makes tasks."""
 
     @property
     def is_process(self) -> bool:
@@ -128,11 +128,11 @@ class TaskLink(ExchangeConversation, Protocol):
 
     @property
     def known_tasks(self) -> OwnedTasks | None:
-        """Return the tasks over the present link; None if none are known."""
+        """Return the tasks that the server has made over the present link; None if none are known."""
         ...
 
     def own_task(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task over the present link."""
+        """Record a task that the server has made over the present link."""
         ...
 
     def hold_link(self) -> None:
@@ -140,7 +140,7 @@ class TaskLink(ExchangeConversation, Protocol):
         ...
 
     def free_link(self) -> None:
-        """Undo one `hold_link`."""
+        """Undo one `hold_link`, so that an idle link may be closed again."""
         ...
 
     def request(self, method: str, params: bytes) -> None:

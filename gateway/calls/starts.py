@@ -74,7 +74,7 @@ class FirstAnswerTimeout:
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time of the block. Raises `TimeoutError`."""
+        """Limit the time of the `with` block. Raises `TimeoutError`."""
         self.is_noisy = False
         try:
             async with asyncio.timeout(seconds) as self._timeout:
@@ -93,7 +93,7 @@ class FirstAnswerTimeout:
             timeout.reschedule(sooner)
 
     def late(self, server: str, seconds: float) -> str:
-        """Return the reason why the block has timed out."""
+        """Return the reason for the client why the start has timed out."""
         if self.is_noisy:
             return (
                 f"server {server!r} writes lines to stdout that are not MCP messages, and did not answer within "

@@ -77,7 +77,7 @@ class Use:
         self._is_movable = is_movable
 
     def release(self) -> None:
-        """End the use. Idempotent."""
+        """Stop counting this use of the session. Idempotent."""
         usage, self._usage = self._usage, None
         if usage is not None:
             usage.busy -= 1

@@ -48,7 +48,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionAttacher:
-    """Makes this replica the owner of stored sessions, and builds what it holds of each (`LiveSession`)."""
+    """Makes this replica the owner of stored sessions, and builds a `LiveSession` for each."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ A call that waits takes twice as long as the others, and one in ten would wait."
 
 
 class CachedRecords:
-    """Decides about cached records. `clock` is the wall clock, in which sessions expire."""
+    """Decides when a cached record may serve a request. `clock` is the wall clock, in which sessions expire."""
 
     def __init__(self, rules: ContextRules, cluster: Cluster | None, clock: Callable[[], float]) -> None:
         self._rules = rules

@@ -101,7 +101,7 @@ _BLANK: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
 
 
 def modern_client(request: Request) -> ClientFacts:
-    """Return the client that the `_meta` of a modern request names."""
+    """Return the client's name and version from the `_meta` of a modern request."""
     info = request.meta.get("io.modelcontextprotocol/clientInfo")
     return client_facts(info, request.protocol_version)
 

@@ -56,7 +56,7 @@ class SessionRecords:
         self._limits = limits
 
     async def update(self, live: LiveSession, **fields: Any) -> None:
-        """Set fields of the record."""
+        """Set fields of a session's record."""
         session = await self._store.update(live.session.id, **fields)
         if session is not None:
             live.replace_record(session)
@@ -78,7 +78,7 @@ class SessionRecords:
             raise
 
     async def unsubscribe(self, live: LiveSession, uri: str) -> None:
-        """Remove a subscription."""
+        """Remove a subscription from a session's record."""
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:

@@ -126,7 +126,7 @@ class _Openings:
 
 
 class _Watch:
-    """Waits for the client of one session (`gateway.calls.live_session.ReturnWatch`)."""
+    """Waits for the client of one session to come back (`gateway.calls.live_session.ReturnWatch`)."""
 
     __slots__ = ("default_of", "is_waiting", "openings")
 
@@ -142,7 +142,7 @@ class _Watch:
 
 
 class Returns:
-    """Watches new sessions. `clock` is monotonic, `wall` in seconds since the epoch."""
+    """Watches whether clients come back to new sessions. `clock` is monotonic, `wall` in seconds since the epoch."""
 
     def __init__(
         self,
