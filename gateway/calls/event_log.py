@@ -357,7 +357,7 @@ class EventWriter:
     def record_now(
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> list[str | None]:
-        """Record events without waiting, and return their ids: all None if too few numbers are reserved (`make_ready`)."""
+        """Record events without waiting, and return their ids: all None if `make_ready` has reserved too few."""
         numbers = self._numbers.get(session_id)
         if numbers is None or not numbers.has(len(frames), self._epoch_of(session_id)):
             return [None] * len(frames)

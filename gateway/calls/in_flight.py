@@ -1,4 +1,5 @@
-"""Track what has no answer yet in one conversation: clients' calls, of which late ones end here, and own requests.
+"""Track what has no answer yet in one conversation: the calls of clients and the gateway's own requests. End calls that
+are late.
 
 `sent` has the calls that the server has, by number; the others wait for the link or for their client
 (`gateway.calls.lifecycles`).
@@ -283,7 +284,7 @@ class OwnRequests:
         return closed
 
     def settle(self, message: Message) -> bool:
-        """Set the answer to one of these requests. Return False if the message answers none of them."""
+        """Set the answer to the gateway's own request that a message answers. Return False if it answers none."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:
             return False

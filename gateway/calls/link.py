@@ -142,8 +142,7 @@ class LinkSource(Protocol):
         ...
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record the session id with which a later link can resume; empty if there is none. Raises `StoreUnavailable`.
-        """
+        """Record the session id for a later link to resume with; empty: there is none. Raises `StoreUnavailable`."""
         ...
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
@@ -241,7 +240,7 @@ class LinkLifecycle:
 
     @property
     def greeted(self) -> Link | None:
-        """Return the present link once its handshake is complete, when a client's notifications may follow."""
+        """Return the present link if its handshake is complete: a client's notifications may follow. Else None."""
         return self.link if self.link is self._greeted else None
 
     @property
@@ -423,7 +422,7 @@ class LinkLifecycle:
         self.rest()
 
     def rest(self) -> None:
-        """Start the time after which the link is closed, if no call is in flight."""
+        """Start the idle time after which the link is closed, unless a call is in flight."""
         if self._idle is not None:  # a running timer goes on and checks this time when it ends: cheaper for each call
             self._rests_since = monotonic()
         elif self._idle_stop_s is not None and self.link is not None and not self._user.has_calls:

@@ -177,7 +177,7 @@ class LiveSession(Usage):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if another replica or a later process continues it: its sessions at remote servers are kept."""
+        """Return True if another replica or a later process continues the session, whose remote sessions are kept."""
         return self.state is LiveState.ELSEWHERE
 
     @property
@@ -224,7 +224,7 @@ class LiveSession(Usage):
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:
-        """Have the path drop its decisions once the session has ended, if the path still exists."""
+        """Note a path, which keeps decisions on the session's calls: it must drop them once the session has ended."""
         if self._paths is None:
             self._paths = set()
         self._paths.add(weakref.ref(path, self._paths.discard))
@@ -238,7 +238,7 @@ class LiveSession(Usage):
     # -- who watches
 
     def watched_by(self, frames: SessionFrames | None) -> None:
-        """Give `frames` the messages of the session and of its links from now on. None: nobody watches any more."""
+        """Show an operator the messages of the session and of its links from now on, by `frames`. None: stop that."""
         self.frames = frames
         self.changed()
         for conversation in self.conversations.values():
@@ -319,12 +319,12 @@ class LiveSession(Usage):
         return self.return_watch is not None and self.return_watch.is_waiting
 
     def watch_return(self, watch: ReturnWatch | None) -> None:
-        """Use this watch to wait for the session's client. None: do not wait any more."""
+        """Wait for the session's client to come back, by this watch. None: wait no longer."""
         self.return_watch = watch
         self.changed()
 
     def client_returned(self) -> None:
-        """Set the idle stop of the session's servers to that of a session in use."""
+        """Use the idle time of a session in use for its links from now on: the client has come back."""
         for conversation in self.conversations.values():
             conversation.links.stop_idle_after(conversation.deadlines.idle_stop_s)
 

@@ -45,7 +45,7 @@ MAX_QUESTIONS_OF_CALL: Final = 32
 """Questions of one call that may wait for a modern client."""
 
 MAX_SERVER_ID_BYTES: Final = 1_024
-"""Size of the id of a server's request, and of its progress token, as JSON. Both are kept while the client is asked."""
+"""Largest id of a server's request, and largest progress token, as JSON. Both are kept while the client is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Questions:
         return params | {"_meta": msgspec.Raw(encode(meta | {"progressToken": own}))}, token
 
     def answered(self, message: Message) -> bool:
-        """Pass on the client's response to one of these requests. Return False if no server waits for it."""
+        """Pass on the client's response to the server that asked. Return False if no server waits for it."""
         question = self._open.pop(message.id, None) if isinstance(message.id, int) else None
         if question is None:
             return False

@@ -205,5 +205,5 @@ def _kind(message: Message) -> Literal["request", "notification", "response", "e
 def _read(frame: bytes) -> Message | None:
     try:
         return parse(frame)
-    except InvalidMessage:  # an extension's bytes; the gateway's own frames are always messages
+    except InvalidMessage:  # the gateway's own frames are messages
         return None

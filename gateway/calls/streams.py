@@ -60,8 +60,7 @@ def stream_of_call(session: Session, number: int, upstream: str, client_id: Requ
 
 
 def age_of_stream(stream: str) -> tuple[int, int]:
-    """Return the epoch of a stream and its number in that epoch: a pair that is greater for a later stream of a call.
-    """
+    """Return epoch and number of a call's stream: a pair that is greater for a later stream of the same call."""
     epoch, number, _ = stream.split("/", 2)
     return int(epoch), int(number)
 
@@ -217,8 +216,7 @@ class LostStreams:
         return max(streams, key=age_of_stream, default=None)
 
     async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
-        """End the waiting streams of a call, because another request makes the call again. Raises `StoreUnavailable`.
-        """
+        """End the waiting streams of a call that another request makes again. Raises `StoreUnavailable`."""
         own = encode(call)
         for stream in [stream for stream in self._waiting if call_of_stream(stream) == own]:
             await end_lost(events, session_id, stream, own)

@@ -99,8 +99,7 @@ class InputRequest:
         self.answer_as(Message(jsonrpc="2.0", id=0, result=response))
 
     def answer_as(self, message: Message) -> None:
-        """Send the client's response to the server, even if it is an error. Only the first answer of a request counts.
-        """
+        """Send the client's response, even an error, to the server. Only the first answer to a request counts."""
         if self._moving is None or self._moving.take():
             self.server.answer(self.server_id, message)
 

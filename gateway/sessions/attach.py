@@ -31,7 +31,7 @@ __all__ = ["Resolved", "SessionAttacher"]
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 8
-"""Tries to decide and write a context, each because the record has changed in the meantime."""
+"""Attempts to decide and write a context before the request fails: the record may change during each."""
 _BUSY: Final = "the session's record changes too often"
 
 

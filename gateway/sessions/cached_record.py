@@ -40,9 +40,9 @@ class CachedRecords:
         return self.age_at_hand(live) is not None and self._fits(live, who.principal, who.claims)
 
     def age_at_hand(self, live: LiveSession) -> float | None:
-        """Return the age of the record in seconds, if it may serve a caller whom it was found to fit; None if it may
-        not. This is checked on each call, whatever is cached. From `AGING_AFTER_S` on the record should be read again,
-        although it may still be used."""
+        """Return the age of the record in seconds if it may serve a caller for whom all else was checked before; None
+        if it may not. This is checked on each call, whatever is cached. From `AGING_AFTER_S` on the record should be
+        read again, although it may still be used."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None

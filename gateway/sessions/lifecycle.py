@@ -65,7 +65,7 @@ class SessionLifecycle:
         names a live session already, return that one.
 
         Raises:
-            Refused: 429, its principal has as many as it may.
+            Refused: 429, its principal has as many sessions as it may.
         """
         try:
             await self._quotas.session(session)

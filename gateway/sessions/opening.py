@@ -62,7 +62,7 @@ class SessionOpener:
         return, so its session is confirmed from the start.
 
         Raises:
-            Refused: 429, its principal has as many as it may; 503, other replicas do not reach this one.
+            Refused: 429, its principal has as many sessions as it may; 503, other replicas do not reach this one.
             OwnedByPeer: another replica owns the session of that alias.
         """
         if self._cluster is not None:
@@ -107,7 +107,7 @@ def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str
     in metadata are removed.
 
     Raises:
-        Refused: 400, it is larger than a session's metadata may be.
+        Refused: 400, the metadata is larger than a session's metadata may be.
     """
     filled = {
         name: text.format(

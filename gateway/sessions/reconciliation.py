@@ -38,8 +38,7 @@ class Reconciliation:
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare a part of the sessions with each heartbeat, until cancelled. A slow comparison delays no later one.
-        """
+        """Compare a part of the sessions with each heartbeat, until cancelled. A slow one delays no later one."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -79,7 +78,7 @@ class Reconciliation:
         self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Return True if this replica no longer owns a session, and has not claimed it again since the question."""
+        """Return True if this replica no longer owns a session, and has not claimed it again since `epoch` was read."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)

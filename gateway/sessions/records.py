@@ -89,8 +89,7 @@ class SessionRecords:
         return False
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Record the session id with which a later link to an HTTP upstream can resume, in place of `old`; empty: none.
-        """
+        """Record the session id for a later link to an HTTP upstream to resume with, in place of `old`; empty: none."""
         await self._change_set(live, "remote", add=new, remove=old)
 
     async def _change_set(self, live: LinkSession, field: SetField, **change: str) -> None:

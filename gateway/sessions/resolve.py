@@ -81,7 +81,7 @@ class SessionResolver:
         return self._live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
     def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
-        """Return for how many seconds the same bytes of the same caller belong to this session, while that lives.
+        """Return for how many seconds the same bytes of the same caller belong to this session, while it lives.
 
         A token, a cookie or a session key decides it for good, and so does the replica that has forwarded the request.
         A default session is a client's until a replica learns that the client brings tokens back.
@@ -192,7 +192,7 @@ class SessionResolver:
         """Return the session of a legacy message, which has to name one.
 
         Raises:
-            Refused: 400, the request names no session; also as `resume`, with the other errors of `resume`.
+            Refused: 400, the request names no session; and all that `resume` raises.
         """
         resolved = await self.resume(request, who)
         if resolved is None:

@@ -36,7 +36,7 @@ TOLD_AFTER: Final = 5
 """Sessions that a client opens without coming back to any of them, before it is reported."""
 
 GRACE_S: Final = 5.0
-"""Seconds that the client has to come back to the last of those. Many clients may begin at once."""
+"""Seconds after its last new session before a client is reported. Many clients may begin at once."""
 
 _MOST_CLIENTS: Final = 1_000
 _LEARNT_FOR_S: Final = 86_400.0

@@ -29,7 +29,7 @@ _MIN_DISTINCT: Final = 8
 """Random text of the length of a key always has at least this many different characters."""
 
 _WRITTEN: Final = 22
-"""Bits by which a key must be likelier as text of a person than as random text: one random key in 2 million is."""
+"""Bits by which a key to refuse is likelier as text of a person than as random: one random key in 2 million is."""
 
 _HEX: Final = frozenset(string.hexdigits)
 _BASE32: Final = frozenset(string.ascii_uppercase + "234567")
@@ -177,7 +177,7 @@ _KINDS: Final = {
     "other": (0.45, 0.25, 0.25, 0.05),
 }
 _ALIKE: Final = 0.02
-"""The probability that a character repeats the one before it; also that it is either one of its neighbours."""
+"""The probability of a character that repeats the one before it, and of each neighbour of that in the alphabet."""
 _FOLLOWS: Final = 0.75
 
 
