@@ -65,7 +65,7 @@ class Router(Protocol):
         ...
 
     def tools_changed(self, conversation: "Conversation") -> None:
-        """Forget the server's list of tools: the server has refused the headers of a call, which follow the schemas of
+        """Forget the server's list of tools. The server has refused the headers of a call, which follow the schemas of
         that list (MCP 2026-07-28, Transports §Client Behavior)."""
         ...
 
@@ -76,7 +76,7 @@ class Router(Protocol):
 
 class _HttpLink(Protocol):
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
-        """Send a message as an HTTP request with these headers: an intermediary forwards every `Mcp-Param-*` header
+        """Send a message as an HTTP request with these headers. An intermediary forwards every `Mcp-Param-*` header
         that it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
         ...
 

@@ -145,7 +145,7 @@ class Calls:
         return exchange
 
     def _keep_token(self, exchange: Exchange) -> None:
-        """Keep the progress token of an answered call, for a client and a server of the handshake era: it stays valid
+        """Keep the progress token of an answered call, for a client and a server of the handshake era. It stays valid
         as long as the call's task (MCP 2025-11-25, Progress). The end of the task is not known here, but a server
         sends no progress after it."""
         if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
@@ -198,8 +198,8 @@ class WatchedConversation(ExchangeConversation, Protocol):
 
 
 class CallWatch:
-    """Checks the calls of a conversation at intervals while there are any: sends keepalives to clients that wait, logs
-    calls that are slow, and ends those that are late."""
+    """Checks the calls of a conversation at intervals while there are any. It sends keepalives to clients that wait,
+    logs slow calls, and ends late ones."""
 
     __slots__ = ("_conversation", "ticking")
 

@@ -1,4 +1,4 @@
-"""Define the lives of an exchange, a link and a live session as tables, in which an event leads from one state to
+"""Define the lives of an exchange, a link and a live session as tables. In these, an event leads from one state to
 another. Define the deadlines of exchanges and links. Pure."""
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Keep the questions of servers to the client of one session, in both eras: each question's place, and their limits.
 
 A legacy client gets a question as a request, on the stream of the question's call or on the session's own stream. A
-modern client gets it as the result of the call, which is suspended until the client comes back
+modern client gets it as the result of the call. The call is then suspended until the client comes back
 (`gateway.bridge.suspended_calls` decides which call, and when).
 """
 

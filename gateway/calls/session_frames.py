@@ -1,5 +1,5 @@
-"""Record the newest messages between a client, the gateway and the servers of one session, and the lines of its servers
-on stderr, while an operator watches the session. Without credentials, and bounded."""
+"""Record the newest messages between the client, the gateway and the servers of a session, and the servers' lines on
+stderr. This is for an operator who watches the session: without credentials, and bounded."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable

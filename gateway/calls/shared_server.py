@@ -32,9 +32,9 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
-    """Return True if a legacy server must be set to that log level for a call of a modern client, which asks for one
-    with each call. A server has one level for all calls: the lowest that any of them requested. `present` is that
-    level, empty before the first. Messages are filtered for each call."""
+    """Return True if a legacy server must be set to that log level for a call. A modern client asks for a level with
+    each call. A server has one level for all calls: the lowest that any of them requested. `present` is that level,
+    empty before the first. Messages are filtered for each call."""
     if level not in LOG_LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
     return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)

@@ -61,7 +61,7 @@ class Backoff:
 class FirstAnswerTimeout:
     """Limits the wait for a server's first answer. One wait at a time.
 
-    `noise_s` is the limit from a server's first line that is no message: after a banner an answer follows, but a
+    `noise_s` is the limit from a server's first line that is no message. After a banner an answer follows, but a
     program that is no MCP server never answers.
     """
 

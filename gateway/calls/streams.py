@@ -1,4 +1,4 @@
-"""Name the event streams of a session and their events, feed its standalone stream, and end the streams that a dead
+"""Name the event streams of a session and their events, and write to the standalone stream. End the streams that a dead
 process has left open."""
 
 import asyncio

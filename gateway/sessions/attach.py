@@ -186,8 +186,8 @@ class SessionAttacher:
         return self._changing.setdefault(live.session.id, asyncio.Lock())
 
     async def _write(self, live: LiveSession, context: Context) -> bool:
-        """Write a context that was decided on the record in memory. Return False, and read the record again, if it was
-        written since: by another replica, if this one was paused and has lost the session."""
+        """Write a context that was decided on the record in memory. If another replica has written the record since,
+        read it again and return False: this replica was paused and has lost the session."""
         renewed = await self._store.update(live.session.id, if_version=live.session.version, context=context)
         if renewed is None and await self._read(live):
             return False

@@ -1,8 +1,8 @@
 """Decide when this replica may serve a session from its cached record, without asking the store.
 
-A cached record is what the store last returned for a live session. Every rule here starts from the same condition: the
-record belongs to the principal of the request, and its context is what the credential and the operator's rules give
-now. No I/O.
+A cached record is the last that the store returned for a live session. All rules here share two conditions. The record
+belongs to the principal of the request. Its context is the one that the credential and the operator's rules give now.
+No I/O.
 """
 
 from collections.abc import Callable
@@ -63,8 +63,8 @@ class CachedRecords:
         )
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the session may be served while the store does not answer: this replica owns the session, and
-        no other can take it for a while."""
+        """Return True if the session may be served while the store does not answer. This replica must own the session,
+        and no other may be able to take it for a while."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None

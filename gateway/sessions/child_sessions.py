@@ -151,8 +151,8 @@ class ChildSessions:
 
 
 def _alias(within: Session, handle: str) -> str:
-    """Return the alias of a handle. Handles of an authenticated principal are valid in all of its sessions, those of an
-    anonymous client only in the session in which they were opened."""
+    """Return the alias of a handle. An authenticated principal's handle is valid in all of its sessions. An anonymous
+    client's handle is valid only in the session in which it was opened."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])

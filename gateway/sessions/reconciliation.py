@@ -24,8 +24,8 @@ __all__ = ["Reconciliation"]
 logger = logging.getLogger(__name__)
 
 _PARTS: Final = 3
-"""Parts of the live sessions. One part is compared with each heartbeat, so that all are compared within a lease and the
-time that a client of the store takes to follow its failover."""
+"""Parts of the live sessions, one of which is compared with each heartbeat. So all are compared within a lease,
+including the time that a client of the store takes to follow its failover."""
 
 
 class Reconciliation:

@@ -1,5 +1,5 @@
-"""Change the record of a session, in the store and in this replica's cached copy, and limit what clients put into it:
-the parameters of `initialize`, and subscriptions."""
+"""Change the record of a session, in the store and in this replica's cached copy. Limit the data that clients put into
+it: the parameters of `initialize`, and subscriptions."""
 
 from collections.abc import Callable
 from typing import Any, Final

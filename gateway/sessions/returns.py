@@ -1,8 +1,8 @@
 """Learn which clients come back to the sessions that they open, and which never do.
 
-A modern session is watched from its opening until a request comes for it. The result decides three things: a session
-without such a request keeps no idle process, a client that never comes back is reported, and a client that has brought
-a token back has no default session.
+A modern session is watched from its opening until a request comes for it. A session without such a request keeps no
+idle process. A client that never comes back is reported. A client that has brought a token back has no default
+session.
 """
 
 import contextlib

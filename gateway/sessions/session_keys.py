@@ -1,7 +1,7 @@
 """Read session keys, the names that clients choose for their sessions, and estimate how hard they are to guess. Pure.
 
-A key is bound to its principal. Anonymous clients are one principal, so whoever guesses the key of one of them has its
-session: such a key must be as hard to guess as a session token.
+A key is bound to its principal. Anonymous clients are one principal, so whoever guesses a key of one gets its session.
+Such a key must be as hard to guess as a session token.
 """
 
 import functools
