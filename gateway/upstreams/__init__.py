@@ -1,1 +1,1 @@
-"""The configured servers: the eras they speak, what they list, and the links to them."""
+"""Address the configured servers: find their eras, read their lists, and open links to them."""

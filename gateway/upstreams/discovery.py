@@ -1,7 +1,7 @@
-"""Asks a server `server/discover`, and says what its answer proves about the era that it speaks.
+"""Find which era of MCP a server speaks, from its answer to `server/discover`.
 
-MCP 2026-07-28, Versioning §Backward Compatibility; stdio and Streamable HTTP §Backward Compatibility. If the server
-refuses what the gateway asks without credentials, sessions ask it with theirs (`SessionDiscovery`).
+MCP 2026-07-28, Versioning §Backward Compatibility; stdio and Streamable HTTP §Backward Compatibility. A server may
+refuse this request because it has no credentials. Then sessions ask with theirs (`SessionDiscovery`).
 """
 
 import asyncio
@@ -30,17 +30,17 @@ __all__ = ["Discovery", "SessionDiscovery", "ask_discovery", "meaning_of"]
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 9.0
-"""How long a session waits for its turn, and then for the answer."""
+"""Timeout of a session that waits for its turn to ask, and then again of the answer."""
 
 AGAIN_S: Final = 5.0
-"""How long after an answer that has proved nothing a session asks again at the earliest."""
+"""Least time between two questions of one session, after an answer that has proved nothing."""
 
 LEGACY_S: Final = 60.0
-"""How long the server counts as legacy for all, after it has answered one session as a legacy server does. Then another
-session asks: the answer may have been about the credentials."""
+"""Time for which a legacy answer to one session counts for all sessions. Then another session asks: the answer may have
+been about the credentials."""
 
 _MOST: Final = 4
-"""Of sessions that ask at the same time. The others wait, and most of them need not ask then."""
+"""Most sessions that ask at the same time. The others wait, and most of them find the answer known then."""
 
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _MOST_VERSIONS: Final = 8
@@ -51,9 +51,10 @@ _REFUSED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What an answer proves: the era of the server, or nothing (None). `result` is that of a modern server which can be
-    used. `reason` says why it cannot, or why nothing is proved. `retry` is a version to ask again with. `is_refused`: a
-    status says that the request lacks credentials."""
+    """The conclusion from a server's answer to `server/discover`: its era, or None if the answer proves nothing.
+    `result` is the answer of a modern server that can be used. `reason` says why the server cannot be used, or why
+    nothing is proved. `retry` is a protocol version to ask again with. `is_refused`: the HTTP status says that
+    credentials are missing."""
 
     era: Era | None
     result: bytes | None = None
@@ -63,9 +64,10 @@ class Discovery:
 
 
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: bool) -> Discovery:
-    """Ask a server, again with a version that it names if it refuses the first one.
+    """Ask a server for its era with `server/discover`. If it refuses the version and names another, ask again.
 
-    A process that stays silent, or exits, is legacy. A server behind a URL may have been busy, or a proxy has answered.
+    A process that stays silent for `within_s`, or exits, counts as legacy. Behind a URL the same proves nothing: the
+    server may be busy, or a proxy may have answered.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused: the server cannot be reached.
@@ -98,8 +100,8 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
 
 
 def meaning_of(error: msgspec.Raw) -> Discovery:
-    """Return what an error of the server proves. Only errors that MCP 2026-07-28 defines prove a modern server: the
-    codes of legacy servers are their own."""
+    """Return the conclusion from an error that answers `server/discover`. Only errors that MCP 2026-07-28 defines prove
+    a modern server: a legacy server chooses its error codes itself."""
     try:
         decoded = msgspec.json.decode(error)
     except msgspec.MsgspecError:
@@ -116,7 +118,7 @@ def meaning_of(error: msgspec.Raw) -> Discovery:
 
 
 def _of_versions(data: dict[str, Any]) -> Discovery:
-    """Return the consequence of an `UnsupportedProtocolVersionError`."""
+    """Return the conclusion from an `UnsupportedProtocolVersionError`, which lists supported versions."""
     supported = [version for version in data["supported"] if isinstance(version, str)]
     common = [version for version in MODERN_VERSIONS if version in supported]
     if common:
@@ -130,16 +132,17 @@ def _of_versions(data: dict[str, Any]) -> Discovery:
 
 
 class Learner(Protocol):
-    """Keeps what a session has learned."""
+    """Take the facts about a server that a session has found."""
 
     def learn(self, facts: ServerFacts) -> None: ...
 
 
 class SessionDiscovery:
-    """Asks one server with the credentials of sessions which era it speaks. `known` has what the gateway knows of it.
+    """Ask one server with the credentials of sessions which era it speaks. `known` has the gateway's facts about the
+    server.
 
-    What one session learns of the era and the capabilities counts for all. Everything else that the server has answered
-    may be for the owner of the credentials alone, and is not kept.
+    The era and the capabilities that one session finds count for all sessions. The rest of the answer is not kept: it
+    may be for the owner of the credentials alone.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class SessionDiscovery:
         self._tasks = Tasks(f"discovery of {name} by sessions")
 
     def is_wanted(self, live: LiveSession) -> bool:
-        """Return True if the server has to be asked with the credentials of that session."""
+        """Return True if the server has to be asked now with the credentials of this session."""
         facts = self._known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return False
@@ -164,8 +167,9 @@ class SessionDiscovery:
         return now >= self._legacy_until and now >= self._again_at.get(live, now)
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:
-        """Ask the server in a conversation of the session, which is closed unless the server is modern. Concurrent
-        callers share one question. One that is cancelled does not end it. Whatever fails proves nothing."""
+        """Ask the server for its era in a conversation of the session. Close the conversation unless the server is
+        modern. Concurrent callers share one question, and a cancelled caller does not end it. A failure proves nothing
+        and raises nothing."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share(conversation, lambda: self._ask(live, conversation))
 
@@ -208,7 +212,8 @@ class SessionDiscovery:
         self._learner.learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
-        """Close the conversation if the session will not use it: calls would be taken for those of the other era."""
+        """Close the conversation unless the server is known to be modern: later calls in it would be of the wrong
+        era."""
         facts = self._known.latest
         if facts is not None and facts.discover is not None:
             return

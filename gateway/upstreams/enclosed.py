@@ -1,4 +1,4 @@
-"""Adds the sandbox of a server to the resources of its links: walls, a folder of their own, and what is in it."""
+"""Add the sandbox of a server to the resources of its links: walls, a private folder, and the package to start."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class Enclosing:
-    """Encloses the processes of the server `name`. `sandbox` returns the sandbox for sessions of a trust. `package`
-    fetches the package that the server's command names, if there is one."""
+    """Put the processes of the server `name` into its sandbox. `sandbox` returns the sandbox for sessions of a trust
+    level. `package` fetches the package that the server's command names, if it names one."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Enclosing:
         self._enclosures = enclosures
         self._folders = folders
         self._package = package
-        self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # what was logged last
+        self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
         self.sandbox = enclosures.sandbox
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
-        """Return the resources of a link, with the walls of that sandbox. If they cannot be made, the link's resources
-        are released. Raises `UpstreamUnavailable`."""
+        """Return the resources of a session's link, with the walls of that sandbox added. If this fails, release the
+        resources. Raises `UpstreamUnavailable`."""
         try:
             return await self._enclosed(resources, session_id, sandbox)
         except BaseException:
@@ -50,7 +50,8 @@ class Enclosing:
             raise
 
     async def shared(self) -> LinkResources:
-        """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        """Return resources with walls for a link that belongs to no session, or to many. Raises
+        `UpstreamUnavailable`."""
         return await self._enclosed(LinkResources(), "", self._enclosures.shared)
 
     async def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
@@ -111,11 +112,11 @@ class Enclosing:
         )
 
     def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
-        """The start of the gateway looks at all sandboxes. What they name may since have become another folder, with a
-        mount for instance.
+        """Check that the walls do not open files of the gateway. The start has checked this already, but a mount may
+        have replaced a folder since.
 
         Raises:
-            UpstreamUnavailable: the walls leave files of the gateway open. Clients are not told which; the log is.
+            UpstreamUnavailable: the walls open such files. The log names them, the message to clients does not.
         """
         refused = list(opened(walls, self._enclosures.private))
         for grant, file in refused if refused != self._refused.get(sandbox) else ():
@@ -131,7 +132,7 @@ class Enclosing:
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls both, one after the other."""
+    """Return a function that calls `first` and then `second`, even if `first` fails."""
 
     def close() -> None:
         try:

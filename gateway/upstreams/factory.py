@@ -1,4 +1,4 @@
-"""Makes the configured upstreams: the transport of each entry of the configuration, and the parts around it."""
+"""Make the configured upstreams: the transport of each entry of the configuration, and the parts around it."""
 
 import importlib
 import sys
@@ -36,19 +36,19 @@ OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program hands in."""
 
 SUSPENDED_S: Final = 55.0
-"""How long a call waits for the answers of a 2026-07-28 client to a question of a legacy server. Servers give up after
+"""Time for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers give up after
 about 60 s."""
 
 CACHED_BYTES: Final = 8 << 20
-"""Of the results of each server that are kept while they are fresh: lists, and resources that were read."""
+"""Size limit of the fresh results that are kept of each server: lists, and resources that were read."""
 
 
 class UpstreamFactory:
-    """Makes upstreams.
+    """Make the upstream objects of configured servers.
 
-    `unreturned_stop_s`: how long a process may be idle in a session to which its client has not come back; 0: for ever.
-    `resources` makes the resources of links to one server. `permits` returns those URIs of a server's resources that a
-    context may subscribe to.
+    `unreturned_stop_s` is the idle time after which a process stops, if its session's client has not come back; 0:
+    never. `resources` makes the resources of links to one server. `permits` returns those of a server's resource URIs
+    that a context may subscribe to.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class UpstreamFactory:
         return self._make(name, settings, self._transport(name, settings), known)
 
     def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
-        """Return the upstream of a server object in this process. Raises `ConfigurationError`: it is no server
+        """Return the upstream of a server object in this process. Raises `ConfigurationError` if it is no server
         object."""
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
 
@@ -134,7 +134,8 @@ class UpstreamFactory:
         )
 
     def _unreturned_stop_s(self, settings: UpstreamSettings) -> float | None:
-        """Only a process costs what is worth a restart."""
+        """Return the idle time after which a process stops, if its session's client has not come back; None: never.
+        Only processes stop so: other links cost too little for a restart."""
         if settings.idle_stop_s is not None or not settings.command:
             return settings.idle_stop_s or None
         return self._default_unreturned_stop_s or None
@@ -171,16 +172,15 @@ class UpstreamFactory:
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that contain no secret of a principal."""
+    """Return the values without a placeholder of a principal's secret. They are the same for all sessions."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
-    """Return the upstream of an object in this process: a server object of the SDK, or an object that is an `Upstream`
-    itself.
+    """Return the upstream of an object in this process: a server object of the SDK, or an `Upstream`.
 
-    Other packages can add kinds of upstreams: an `Upstream` of theirs stands in the setting `in_process`, or in the
-    `servers` of `create_app`. `transports.testing` has its contract.
+    Other packages can add kinds of upstreams: their `Upstream` stands in setting `in_process`, or in `servers` of
+    `create_app`. `transports.testing` has its contract.
 
     Raises:
         ConfigurationError: the object is neither, or the SDK is not installed.
@@ -198,10 +198,10 @@ def _in_process(where: str, name: str, server: Any) -> Upstream:
 
 
 def load_object(name: str, path: str) -> Any:
-    """Return the object that `module:attribute` names; modules of the working directory are found too.
+    """Import and return the object that `module:attribute` names. Modules of the working directory are found too.
 
     Raises:
-        ConfigurationError: it cannot be imported.
+        ConfigurationError: the object cannot be imported.
     """
     module, _, attribute = path.partition(":")
     if "" not in sys.path:
@@ -219,7 +219,8 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """Return the line of the operator's module that failed; where modules are looked for, if none was found."""
+    """Return text for an error message: the line of the operator's module that failed. If there is none, return where
+    modules are looked for."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

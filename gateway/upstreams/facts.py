@@ -1,4 +1,4 @@
-"""The facts about one server: the eras it speaks, and the tools it lists. Pure: the probe collects them."""
+"""Hold the facts about one server: the eras it speaks, and the tools it lists. Pure: the probe collects them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,19 +16,22 @@ from transports.era import LEGACY, MODERN, Era
 __all__ = ["STARTING", "KnownFacts", "ServerFacts", "ServerState", "era_of"]
 
 STARTING: Final = "it has not answered yet"
-"""The reason why a server cannot be used that has not failed."""
+"""The reason that is shown for a server that has neither answered nor failed yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """The findings of one probe: the result of `server/discover` (a modern server), or else that of `initialize`.
+    """The findings of one probe of a server.
 
-    `failure` says why the server could not be asked, for clients. `output_tail` are the last lines of its output then,
-    for operators. Without `discover`, `initialize` and `failure`, the server speaks neither era. `is_certain` is false
-    while a server counts as legacy only because it has accepted a handshake: its answer to `server/discover` has proved
-    nothing. `at` is when `discover` came, by the monotonic clock. `needs_credentials`: the server refuses what the
-    gateway asks without the credentials of a session. `discover` is then the part for all of what it has answered to a
-    session.
+    `discover` is the result of `server/discover` from a modern server. Otherwise `initialize` is the result of the
+    handshake. `failure` says to clients why the server could not be asked. `output_tail` then has its last lines of
+    output, for operators. Without these three results (`discover`, `initialize`, `failure`), the server speaks neither
+    era.
+
+    `is_certain` is false while a server counts as legacy only because it has accepted a handshake. Its answer to
+    `server/discover` has proved nothing then. `at` is when `discover` came, by the monotonic clock.
+    `needs_credentials`: the server refuses requests of the gateway without the credentials of a session. `discover`
+    then has only what is for all from an answer to a session.
     """
 
     discover: bytes | None = None
@@ -42,38 +45,39 @@ class ServerFacts:
 
     @property
     def discovery(self) -> bytes | None:
-        """The answer to `server/discover` that modern clients get."""
+        """Return the answer to `server/discover` for modern clients; for a legacy server, one made from its
+        handshake."""
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
 
     @property
     def has_answered(self) -> bool:
-        """True if the server speaks one of the eras."""
+        """Return True if the server speaks one of the eras."""
         return not self.failure and self.discovery is not None
 
     @cached_property
     def declared(self) -> Declared:
-        """The extensions of the server. They are read once, because every method that MCP does not define asks for
+        """Return the extensions of the server. They are cached, because every method that MCP does not define needs
         them."""
         return Declared.of(capabilities_json(self.discovery))
 
     @cached_property
     def notifies(self) -> bool:
-        """True if the server declares that it notifies of changes: of any list, or of resources."""
+        """Return True if the server declares that it notifies of changes, either of a list or of resources."""
         return bool(everything([""]).honoured(self.capabilities))
 
     @cached_property
     def capabilities(self) -> dict[str, Any]:
-        """The capabilities of the server, as it declares them. Read only."""
+        """Return the capabilities that the server declares. Callers must not change them."""
         found = msgspec.json.decode(self.discovery or b"{}").get("capabilities", {})
         return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Whether a server can be used, and why not.
+    """The state of a server, and the reason if it cannot be used.
 
-    `start_s`: how long it took to start and to answer. `waited_s`: how long the gateway has waited for it. `attempts`:
-    failed ones in a row. `output_tail`: the last lines that it wrote.
+    `start_s` is the time that the server took to start and answer. `waited_s` is the time that the gateway has waited
+    for it. `attempts` counts the failures in a row. `output_tail` has the last lines that the server wrote.
     """
 
     state: Literal["ok", "starting", "failing"]
@@ -85,10 +89,11 @@ class ServerState:
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
-    """Return the era in which a server is addressed for a client of that era: the client's own if the server speaks it.
+    """Return the era in which to address a server for a client of the era `client`. If the server speaks the client's
+    era, it is that one.
 
-    `accepts_handshake` says whether a modern server accepts `initialize` as well. None: it is not known yet. The result
-    is None while it depends on something that is not known.
+    `accepts_handshake` says whether a modern server accepts `initialize` as well; None: not known yet. The result is
+    None if it depends on something that is not known yet.
     """
     if facts is None:
         return None
@@ -102,10 +107,10 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """The facts of the last probe of one server. Only the probe writes them. `version` is another number after each
-    change of what calls are decided on.
+    """Keep the facts of the last probe of one server. Only the probe writes them. `version` changes with the facts that
+    decisions about calls depend on.
 
-    The schemas of tools that mirror arguments in headers are those of the last list that anybody has received.
+    The schemas of tools that mirror arguments in headers come from the last list that any session has received.
     """
 
     def __init__(self) -> None:
@@ -120,24 +125,26 @@ class KnownFacts:
         self._mirrored = dict(facts.tools.mirrored)
 
     def changed(self) -> None:
-        """What was decided on a call of the server does not hold for the next one."""
+        """Increase `version`, so that earlier decisions about calls of the server no longer count."""
         self.version += 1
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """The facts about a server that has accepted a handshake while nothing proved its era."""
+        """Return the facts of a server that has accepted a handshake, but has not proved its era; None for any other
+        server."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """Return the facts of a probe, or those that a session has learned while the probe was refused."""
+        """Return the facts to keep after a probe. If the server refused the probe, these are the facts that a session
+        has learned."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts
         return latest
 
     def listed(self, tools: Tools) -> None:
-        """Tools that the server has listed since."""
+        """Update the schemas of tools that mirror arguments in headers, from a list that the server has sent."""
         for name in tools.schemas:
             if name in tools.mirrored:
                 self._mirrored[name] = tools.mirrored[name]
@@ -145,14 +152,14 @@ class KnownFacts:
                 self._mirrored.pop(name, None)
 
     def tools(self) -> Tools | None:
-        """Return the tools that the probe has listed; None if it could not."""
+        """Return the tools that the server listed to the probe; None if the probe could not read them."""
         latest = self.latest
         return None if latest is None or latest.failure or latest.needs_credentials else latest.tools
 
     def handshake(self) -> bytes | None:
-        """Return the `initialize` result of a legacy server."""
+        """Return the `initialize` result of a legacy server; None if there is none."""
         return None if self.latest is None else self.latest.initialize
 
     def mirrored_schemas(self) -> Mapping[str, Any]:
-        """Input schemas of the tools that mirror arguments in headers, by tool."""
+        """Return the input schemas of the tools that mirror arguments in headers, by tool name."""
         return self._mirrored

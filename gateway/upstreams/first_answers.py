@@ -1,10 +1,10 @@
-"""What a new process of a legacy server answers before it is used: its handshake, and its lists.
+"""Cache the first answers of new processes of a legacy server: the handshake, and the lists.
 
-A legacy server does not say how long its answers are fresh, or for whom: the operator does (setting `lists_fresh_s`). A
-process gets the facts of its session, so an answer is kept for sessions that equal the one it was for in everything but
-their ids and times: metadata and credential count. What a session does may change what its server lists: an answer is
-kept only of a process that was asked for nothing but lists, for a session that has called no server, and is given only
-to such a session, in place of a process.
+A legacy server does not say how long its answers are fresh, or for whom. The operator does (setting `lists_fresh_s`). A
+process gets the facts of its session. So an answer is kept for sessions whose facts are equal, metadata and credential
+count included; ids and times may differ. A session's calls may change the lists of its server. So only answers of a
+process that was asked for nothing but lists are kept. They are kept for, and given to, sessions that have called no
+server, in place of a process.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,15 @@ _HANDSHAKE: Final = "initialize"
 
 
 class FirstAnswers:
-    """The answers of new processes of one legacy server that are fresh, for `fresh_s` seconds. 0: none are kept."""
+    """Cache the first answers of processes of one legacy server. They are fresh for `fresh_s` seconds; 0: none are
+    kept."""
 
     def __init__(self, results: ResultCache, fresh_s: float) -> None:
         self._results = results
         self._fresh_ms = int(fresh_s * 1_000) if results.takes("tools/list") else 0
 
     def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> Asked | None:
-        """Return the request of a legacy client as its result is kept; None if it may not be."""
+        """Return the cache key (`Asked`) for a request of a legacy client; None if its result must not be kept."""
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
@@ -41,7 +42,7 @@ class FirstAnswers:
         return Asked.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
 
     def handshake(self, live: LiveSession) -> bytes | None:
-        """Return what a new process would answer to the `initialize` of that session; None if that is not known."""
+        """Return the cached answer of a new process to the session's `initialize`; None if there is none."""
         asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
         found = None if asked is None or live.session.links else self._results.find(asked)
         if found is not None:
@@ -49,11 +50,11 @@ class FirstAnswers:
         return found
 
     def handshake_version(self) -> int:
-        """For `keep_handshake`. To be read before the process is asked."""
+        """Return the cache version for `keep_handshake`. Read it before the process is asked."""
         return self._results.version(_HANDSHAKE)
 
     def keep_handshake(self, live: LiveSession, conversation: Conversation, version: int) -> None:
-        """Keep what the session's process has answered to `initialize`, if it was asked for nothing else yet."""
+        """Keep the answer of the session's process to `initialize`, if the process was asked for nothing else yet."""
         asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
         if asked is not None and is_unused(live, conversation, _HANDSHAKE):
             assert conversation.initialize_result is not None
@@ -61,7 +62,7 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Return True if a session has called no server, and its process has announced no change of that list."""
+    """Return True if a session has called no server, and its process has announced no change of the list `method`."""
     if live.session.links or live.ended:
         return False
     if conversation is None:

@@ -1,7 +1,7 @@
-"""The lists of a server, requested when they are needed, over the conversation that needs them.
+"""Request the lists of a server when they are needed, over the conversation that needs them.
 
 A server may send different lists to different sessions, and may change them. So a list counts for the conversation that
-has received it, until the server notifies of a change. Does not know who may see what.
+has received it, until the server notifies of a change. This module does not know who may see what.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["Inventory"]
 
 AGAIN_S: Final = 5.0
-"""A name that is not in a list causes another request after this time: not all servers notify of changes."""
+"""Least age of a list that is requested again because it lacks a name: not all servers notify of changes."""
 _HELD_BYTES: Final = 16 << 20
 
 
 class Inventory:
-    """The lists of one server.
+    """Request and keep the lists of one server.
 
-    `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the probe has listed:
-    they count for a conversation until it has received a list itself. `listed` is called with each list of tools.
-    `results` has the results of the server that are fresh: from these a list is read without the server.
+    `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the server listed to the
+    probe. They count for a conversation until it has received a list itself. `listed` is called with each list of
+    tools. `results` caches fresh results of the server: a list in it is read without the server.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Inventory:
         return self._probed()
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """Return the list. If `name` is not in it, it is requested again. Concurrent callers share one request.
+        """Return the list, requested if it is not known. If it lacks `name` and is old, request it again. Concurrent
+        callers share one request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -87,7 +88,7 @@ class Inventory:
         return await self.refresh(method, conversation)
 
     async def refresh(self, method: str, conversation: Conversation) -> Listed:
-        """Return the list, requested now. Raises: as `listed`."""
+        """Request the list now, and return it. Raises the same errors as `listed`."""
         lists = conversation.lists
         try:
             return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))
@@ -109,7 +110,7 @@ class Inventory:
         return found
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
-        """Add the new items of a page that a client has requested."""
+        """Add the items of a page that a client has requested to the known list."""
         if conversation is None:
             return
         key, known = METHODS[method].item_key, self.known(method, conversation)
@@ -138,7 +139,7 @@ class Inventory:
             passed[method] = found
 
     def names(self, method: str, conversation: Conversation | None) -> Names:
-        """Return the names of resources or templates that are known without a request, which may not be all."""
+        """Return the names of resources or templates that are known without a request. The server may have more."""
         known = self.known(method, conversation)
         if isinstance(known, Names):
             return known
