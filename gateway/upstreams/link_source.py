@@ -1,4 +1,4 @@
-"""The sources of links to one server: a session's own, the one that sessions share, and a trial (`LinkSource`)."""
+"""Open links to one server: for one session, for many sessions or none, and for a trial (`LinkSource`)."""
 
 import asyncio
 import logging
@@ -49,28 +49,28 @@ _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
 class SessionRecorder(Protocol):
-    """Writes to the records of sessions what later links need."""
+    """Write to the records of sessions the data that later links need."""
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that the session uses that upstream. True if the session did so already, in an earlier process."""
+        """Record that the session uses that upstream. Return True if an earlier process has recorded it already."""
         ...
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Record what a later link can resume with, in place of `old`."""
+        """Replace the entry `old` of the session's record with `new`, which a later link can resume with."""
         ...
 
     def happened(self, session: Session, entry: TimelineEntry) -> None:
-        """Keep that in the timeline of the session."""
+        """Add an entry to the timeline of the session."""
         ...
 
 
 class UpstreamLinks:
-    """The facts that all links to one server share. `restarts` counts replaced links by reason, `starts` opened links
-    by outcome. `start_times_s` has how long the last of them took to open.
+    """Keep the facts that all links to one server share. `restarts` counts replaced links by reason, `starts` opened
+    links by outcome. `start_times_s` has the opening times of the last links.
 
-    `records` writes to the record of a session. `permits` returns those URIs of resources that a context may subscribe
-    to. `known` has what the last probe found. `quotes`: the processes whose output errors quote to clients, those of
-    the session that has the error, all, or none.
+    `records` writes to the record of a session. `permits` returns those resource URIs that a context may subscribe to.
+    `known` has the facts of the last probe. `quotes` says whose process output is quoted in errors to clients: of the
+    session that has the error, of all sessions, or of none.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class UpstreamLinks:
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
     def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link of that session is open; None: one that belongs to no session. Returns a
-        function that takes it back."""
+        """Call `callback` once the next link of that session is open; None: the next link that belongs to no session.
+        Return a function that cancels this."""
         self._awaited.setdefault(live, []).append(callback)
 
         def take_back() -> None:
@@ -121,13 +121,13 @@ class UpstreamLinks:
         return take_back
 
     def forget(self, live: LiveSession) -> None:
-        """Call nothing for a session that has ended."""
+        """Drop the callbacks of a session that has ended."""
         self._awaited.pop(live, None)
 
     def started(
         self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None, why: str = ""
     ) -> None:
-        """Count a link that was opened, and log it with the session that it belongs to. `why` is for its timeline."""
+        """Count an opened link, and log it with its session. `why` is the reason for the session's timeline."""
         self.starts["started"] += 1
         self.start_times_s.append(took_s)
         for callback in self._awaited.pop(live, ()):
@@ -149,20 +149,20 @@ class UpstreamLinks:
         self.start_failure = (time(), why)
 
     def note(self, session: Session, name: str, correlation: str = "", *, took_s: float = 0.0, why: str = "") -> None:
-        """Keep in the timeline of a session what became of its link."""
+        """Add an event of a session's link to the timeline of the session."""
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
         self._happened(
             session, TimelineEntry(at, "server", self.name, name, took_s=took_s, correlation=correlation, why=why)
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record that a session uses the server; the result is that of `SessionRecorder`. A server behind a URL is not
-        recorded: the gateway's end does not end it."""
+        """Record that a session uses the server. Return True if an earlier process has recorded it already. A server
+        behind a URL is not recorded: it does not end with the gateway."""
         return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:
-    """Links that belong to no session, or to many. They get no resources of a session. `is_trial`: one link, which
+    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: the one link
     tries whether the server accepts a handshake."""
 
     def __init__(self, links: UpstreamLinks, era: Era, *, is_trial: bool = False) -> None:
@@ -179,7 +179,7 @@ class SharedLinks:
         self.failed = links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return none: nobody watches such a link."""
+        """Return no secrets: nobody watches such a link."""
         return set()
 
     def handshake(self) -> bytes | None:
@@ -202,8 +202,8 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """The links of one session. `caller` is the modern client that a legacy server gets a handshake for; None: the
-    session's own client has made one. `correlation` is of the request that the first link is opened for."""
+    """Open the links of one session. `caller` is the modern client for which a legacy server gets a handshake; None:
+    the session's own client has made one. `correlation` is the id of the request that the first link is opened for."""
 
     __slots__ = ("_caller", "_correlation", "_key", "_links", "_live")
 
@@ -269,7 +269,7 @@ class SessionLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record the session at the server, with which later links on any replica can resume."""
+        """Record the id of the session that the server has made. Later links on any replica can resume with it."""
         entry, known = _recorded(self._live, self._key)
         if resume != known:
             changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""
@@ -289,8 +289,8 @@ class SessionLinks:
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
-    """Return the entry of the session's record about its session at that server, and the part that a link can resume
-    with."""
+    """Find the entry about that server in the session's record. Return it, and the id with which a link can resume;
+    both are empty if there is no entry."""
     for entry in live.session.remote:
         name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
         if (name, capabilities) == (key[0], key[2].decode()):
@@ -299,7 +299,7 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
 
 
 def _replay(live: LiveSession, permits: Permits) -> list[bytes]:
-    """Return the messages that a legacy server gets after a handshake on behalf of that session."""
+    """Return the messages that a legacy server gets after a handshake, to restore the session there."""
     session = live.session
     if session.era == Era.MODERN:
         listened = frozenset().union(*(subscription.wanted.uris for subscription in live.subscriptions))

@@ -1,4 +1,4 @@
-"""Reads the lists of tools, prompts and resources that a server sends. Keeps nothing."""
+"""Read the lists of tools, prompts and resources that a server sends. Keep nothing."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,34 +20,34 @@ GATEWAY_META: Final = {
     "io.modelcontextprotocol/clientInfo": {"name": "mcp-session-gateway", "version": "0"},
     "io.modelcontextprotocol/clientCapabilities": {},
 }
-"""The `_meta` of requests that the gateway makes for itself to a modern server."""
+"""The `_meta` of the gateway's own requests to a modern server."""
 
 _MAX_PAGES: Final = 100
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> Asked:
-    """Return a request of the gateway's own, of which only results for every caller are kept."""
+    """Return the cache key of a request by the gateway itself. Only results that are for every caller are cached under
+    it."""
     return Asked.of(method, params, public=b"", private=None)
 
 
 class ListReader:
-    """Reads lists, and leaves out items that no client can name.
-
-    A request with a name or URI that is longer than `transports.inbound.limits.Limits` allows is refused.
-    """
+    """Read lists, and leave out items that no client can name. Their name or URI is longer than
+    `transports.inbound.limits.Limits` allows in a request."""
 
     def __init__(self, *, name_chars: int = Limits().name_chars, uri_chars: int = Limits().uri_chars) -> None:
         self._name_chars = name_chars
         self._uri_chars = uri_chars
 
     def items(self, method: str, page: Any) -> list[dict[str, Any]]:
-        """Return the items of one page of that list."""
+        """Return the items of one page of the list `method`."""
         row = METHODS[method]
         most_chars = self._name_chars if row.item_key == "name" else self._uri_chars
         return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
     def kept_items(self, method: str, results: ResultCache) -> list[dict[str, Any]] | None:
-        """Return the items of all pages of that list, if fresh ones for every caller are kept."""
+        """Return the items of all pages of the list from the cache; None unless it has fresh pages that are for every
+        caller."""
         pages = results.pages(method, lambda params: asked_by_gateway(method, params))
         if pages is None:
             return None
@@ -56,8 +56,8 @@ class ListReader:
     async def all_items(
         self, method: str, conversation: Conversation, results: ResultCache | None = None
     ) -> list[dict[str, Any]]:
-        """Return the items of all pages of that list, until there are more than the gateway keeps. `results` keeps
-        pages that are the same for every caller.
+        """Request all pages of the list `method`, and return their items. Stop when there are more than the gateway
+        keeps. `results` caches pages that are the same for every caller.
 
         Raises:
             UpstreamUnavailable: the server refused with an HTTP status, or cannot be reached.
@@ -86,8 +86,7 @@ class ListReader:
         return items
 
     async def is_repeatable(self, tool: str, conversation: Conversation) -> bool:
-        """Return True if a tool's annotations say that calling it twice does no more than calling it once
-        (ToolAnnotations).
+        """Return True if two calls of a tool do no more than one, according to its annotations (ToolAnnotations).
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

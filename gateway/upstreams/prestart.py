@@ -1,8 +1,8 @@
-"""Processes that are started before a session needs them (setting `warm` of a server).
+"""Start processes before a session needs them (setting `warm` of a server).
 
-A prestarted set is what one future session will need: a session id, and a process of each such server with the
-environment of that session. It serves only a session that it was made for: same endpoint, principal, context and
-client, and the same secrets. Environments are learned: when a session opens, sets are made for the next one like it.
+A prestarted set is made for one future session. It has a session id, and a process of each such server with the
+environment of that session. Only a session with the same endpoint, principal, context, client and secrets may use it.
+Environments are learned: when a session opens, sets are made for the next one like it.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS: Final = 32
 AT_ONCE: Final = 2
-"""How many sets are made at the same time. More would slow down sessions that open meanwhile."""
+"""Most sets that are made at the same time. More would slow down sessions that open meanwhile."""
 
 UNUSED_S: Final = 600.0
 
 
 class PrestartableServer(Protocol):
-    """A server of which processes can be prestarted."""
+    """Start processes of one server before sessions need them."""
 
     @property
     def name(self) -> str:
-        """The name in the configuration."""
+        """Return the name in the configuration."""
         ...
 
     @property
     def prestarted(self) -> int:
-        """How many processes are kept ready for sessions of one environment."""
+        """Return the number of processes that are kept ready for sessions of one environment."""
         ...
 
     async def prestart(self, session: Session) -> PrestartedProcess:
@@ -50,7 +50,7 @@ class PrestartableServer(Protocol):
 
 
 class _PrestartedSet:
-    """A future session, and its processes by server."""
+    """A future session, and its prestarted processes by server."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -65,7 +65,7 @@ class _PrestartedSet:
 
 
 class PrestartedProcesses:
-    """The prestarted processes that sessions were given and have not used yet."""
+    """Keep the prestarted processes that sessions were given and have not used yet."""
 
     def __init__(self) -> None:
         self._given: dict[str, _PrestartedSet] = {}
@@ -76,7 +76,7 @@ class PrestartedProcesses:
         self._given[prestarted.session.id] = prestarted
 
     def take(self, session: Session, server: str) -> PrestartedProcess | None:
-        """Remove and return the process of that server for the session. The caller closes it."""
+        """Remove and return the session's process of that server; None if there is none. The caller closes it."""
         prestarted = self._given.get(session.id)
         if prestarted is None:
             return None
@@ -103,7 +103,7 @@ class PrestartedProcesses:
 
 
 class _Environment(NamedTuple):
-    """The facts of its session that a process gets, except for the session's id."""
+    """The facts of a session that its processes get, except for the session's id."""
 
     endpoint: str
     principal: Principal
@@ -116,7 +116,7 @@ class _Environment(NamedTuple):
 
 
 class _Pool:
-    """Sets for sessions of one environment: like the session `like`."""
+    """Keep prestarted sets for sessions with the same environment as the session `like`."""
 
     def __init__(self, like: Session) -> None:
         self.like = like
@@ -129,7 +129,7 @@ class _Pool:
 
 
 class PrestartPool:
-    """Prestarted sets, in a pool for each environment.
+    """Make and keep prestarted sets, in a pool for each environment.
 
     `servers_of` returns the servers with prestarted processes at an endpoint, for sessions of a context.
     """
@@ -148,9 +148,8 @@ class PrestartPool:
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """Surround the opening of a session. Yields the session, with the id of a prestarted set if one fits it. If
-        `opened` is not called inside the block, the set is closed.
-        """
+        """Surround the opening of a session. Yield the session, with the id of a prestarted set if one fits it. If
+        `opened` is not called inside the block, close the set."""
         begun = self._begin(session)
         try:
             yield begun

@@ -1,4 +1,4 @@
-"""Asks one server which eras it speaks and which tools it lists: at the start, and again after each failure."""
+"""Ask one server which eras it speaks and which tools it lists, at the start and again after each failure."""
 
 import asyncio
 import contextlib
@@ -31,8 +31,8 @@ __all__ = ["Probe"]
 logger = logging.getLogger(__name__)
 
 _NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION, HEADER_MISMATCH})
-"""Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version, and a missing
-header of 2026-07-28, which a server may check before it looks at the method."""
+"""Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version, missing
+header. The header is one of 2026-07-28, which a server may check before it looks at the method."""
 
 _TOO_MANY: Final = (
     "server %s declares too many or too long extensions: %d names do not count when methods are sent to servers. "
@@ -40,22 +40,23 @@ _TOO_MANY: Final = (
 )
 
 WAIT_S: Final = 9.0
-"""How long after its beginning the probe is waited for. SDK clients wait 10 s for the answer to `server/discover`."""
+"""Clients wait for a probe until this time after its start. SDK clients wait 10 s for the answer to
+`server/discover`."""
 
 AGAIN_S: Final = 5.0
-"""How long after a failure a client's request makes the probe again at the earliest. Without requests it is made again
-after a `Backoff`: a server that recovers is found although no client asks, as when no load balancer sends any."""
+"""Least time from a failure to the next probe that a client's request causes. Without requests, the probe is made again
+after a `Backoff`. So a server that recovers is found even if no client asks, as when no load balancer sends any."""
 
 _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 
 
 class Probe:
-    """The probe of one server. One runs at a time, and concurrent callers share its result.
+    """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
 
-    `start_s` is how long the server may take to answer. `is_url`: the server is no process. `results` keeps the list of
-    tools, if it is the same for all. `clock` is monotonic. `took_s` is how long the last probe took, `started_s` the
-    part of it until the server answered in the era that it speaks. `began_at` is when the present run began, None if
-    none runs. `answered` is set once the server has answered.
+    `start_s` is how long the server may take to answer. `is_url`: the server is no process. `results` caches the list
+    of tools, if it is the same for all. `clock` is monotonic. `took_s` is the duration of the last probe. `started_s`
+    is the part of it until the server answered in its era. `began_at` is when the running probe began; None if none
+    runs. `answered` is set once the server has answered.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class Probe:
         self._tasks = Tasks(f"probe of {name}")
 
     def start(self) -> asyncio.Task[ServerFacts]:
-        """Run the probe in the background, if it does not run already."""
+        """Run the probe in the background, unless it runs already. Return its task."""
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """Return the findings of the last probe. After a failure the probe runs again in the background, so that a
-        server that is started later is found.
+        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. After a failure, run the probe
+        again in the background, to find a server that is started later.
 
-        A server that has not answered yet counts as legacy, so that its clients need not wait.
+        A server that has not answered in this time counts as legacy, so that its clients need not wait.
         """
         facts = self._known.latest
         if facts is not None:
@@ -115,8 +116,8 @@ class Probe:
             return ServerFacts(failure="the gateway stops")
 
     def discovery(self, facts: ServerFacts) -> bytes | None:
-        """Return the answer to `server/discover` that modern clients get, with what is left of its `ttlMs`. A server
-        whose answer is no longer fresh is asked again in the background: nobody waits for it."""
+        """Return the answer to `server/discover` for modern clients, with what is left of its `ttlMs`. If it is no
+        longer fresh, ask the server again in the background: nobody waits for it."""
         ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
         if not ttl_ms or facts.discover is None:
             return facts.discovery
@@ -136,17 +137,19 @@ class Probe:
 
     @property
     def waited_s(self) -> float:
-        """How long the present probe has taken so far, or the last one if none runs."""
+        """Return how long the running probe has taken so far, or the last one if none runs."""
         return self.took_s if self.began_at is None else max(self.took_s, self._clock() - self.began_at)
 
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
-        """Do as `era_for`, without waiting; None while the era is not known."""
+        """Return the era in which to address the server for a client of that era, without waiting; None while it is not
+        known."""
         return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
-        """Return the era in which the server is addressed for such a client."""
+        """Return the era in which to address the server for a client of that era. Wait for the probe, and try a
+        handshake if the era depends on it."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
         if era is None and not facts.needs_credentials:
@@ -158,7 +161,7 @@ class Probe:
         return era
 
     async def _try_handshake(self) -> None:
-        """Find out whether a modern server accepts a handshake. In a process of its own, because a server that speaks
+        """Find out whether a modern server accepts a handshake. This takes a process of its own: a server that speaks
         both eras chooses one by the first message."""
         trial = self._shared.trial()
         try:
@@ -167,8 +170,9 @@ class Probe:
             await trial.close()
 
     async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
-        """As the trial, with a session's own process, so that its client waits for one start only. A conversation that
-        the server does not accept is closed, after `drop`. A caller that is cancelled does not end it."""
+        """Find out with a session's own process whether a modern server accepts a handshake. So the session's client
+        waits for one start only. If the server refuses, call `drop` and close the conversation. A cancelled caller does
+        not end the trial."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
 
@@ -181,13 +185,13 @@ class Probe:
     async def _learn_from(self, conversation: Conversation) -> None:
         try:
             await conversation.ready()
-            # An answer in no version of this era is that of a server which answers every method.
+            # Some servers answer every method. Only an answer in a version of this era accepts the handshake.
             self._accepts_handshake = version_of(conversation.initialize_result or b"{}") in HANDSHAKE_VERSIONS
             self._known.changed()
         except UpstreamUnavailable as error:
             logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
         except HandshakeRefused as error:
-            # With any other error the server refuses this handshake only.
+            # Any other error refuses this handshake only.
             self._accepts_handshake = error_code(error.error) not in _NO_HANDSHAKE
             self._known.changed()
 
@@ -203,7 +207,7 @@ class Probe:
             self.began_at = None
             self.took_s = self._clock() - began
         if facts.has_answered:
-            if self.failures.count and self.answered.is_set():  # else whoever waits for the first answer says it
+            if self.failures.count and self.answered.is_set():  # the first answer is logged by whoever waits for it
                 logger.info("server %s answers again", self._name)
             self.failures = Backoff()
             self.answered.set()
@@ -215,14 +219,14 @@ class Probe:
         return facts
 
     def learn(self, facts: ServerFacts) -> None:
-        """Keep what a session has learned that the server speaks, which refuses the probe."""
+        """Keep the facts that a session has learned about a server that refuses the probe."""
         self._cancel_timer()
         self._keep(facts)
         self.failures = Backoff()
         self.answered.set()
 
     def _keep(self, facts: ServerFacts) -> None:
-        """Keep what was found, and tell the operator of extensions that do not count."""
+        """Keep the facts of a probe, and warn the operator of extensions that do not count."""
         self._known.learn(facts)
         if facts.has_answered and facts.declared.left_off:
             logger.warning(_TOO_MANY, self._name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
@@ -244,8 +248,8 @@ class Probe:
             self._again = None
 
     async def _asked(self) -> ServerFacts:
-        """Return the facts. An error that nobody foresaw counts as a failed attempt: without facts, and without another
-        attempt, no client could use the server any more."""
+        """Return the facts. An unforeseen error counts as a failed attempt: without another attempt, no client could
+        use the server any more."""
         try:
             return await self._ask()
         except Exception as error:
@@ -276,7 +280,8 @@ class Probe:
         return replace(facts, needs_credentials=found.is_refused and self._is_url and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
-        """Make a handshake: the server is legacy, or its answer to `server/discover` has proved nothing."""
+        """Make a handshake, and return the facts. The server is legacy, or its answer to `server/discover` has proved
+        nothing."""
         conversation, began = self._shared.of(Era.LEGACY), self._clock()
         is_certain = found.era is not None
         try:
