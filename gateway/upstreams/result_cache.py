@@ -1,8 +1,8 @@
-"""The results of one server that are fresh: lists, and resources that were read (MCP 2026-07-28, Caching).
+"""Cache the fresh results of one server: lists, and resources that were read (MCP 2026-07-28, Caching).
 
-A result that the server calls public is kept for all callers, any other for one session or one principal. Every result
-of a kind is dropped when the server notifies, in whatever conversation, of a change of that kind. Does not know who may
-see what: policy is applied to what comes from here as to what comes from the server.
+A result that the server calls public is kept for all callers, any other for one session or one principal. When the
+server notifies of a change in any conversation, all results of that kind are dropped. This module does not know who may
+see what: callers apply policy to cached results as to new ones.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ from transports.jsonrpc import encode
 __all__ = ["Asked", "ResultCache"]
 
 _OVERHEAD: Final = 512
-"""Bytes that an entry takes beside its result, so that many small ones are bounded too."""
+"""Bytes that an entry takes in addition to its result, so that many small entries are bounded too."""
 
 
 _LEAST_S: Final = 0.001
-"""What is fresh for less is not given to anybody: `ttlMs` is a whole number."""
+"""A result that stays fresh for less time is not given to anybody: `ttlMs` is a whole number."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request whose result may be kept.
+    """A request whose result may be cached.
 
-    `public` and `private` are the keys of its results for all callers and for this caller; empty: such results are
-    neither kept nor found. `session` is the session that a private result is kept for, if it is for one only.
-    `fresh_ms`: the server is legacy, and its results are fresh for so long; 0: each result says how long.
+    `public` and `private` are the cache keys of results for all callers and for this caller. If a key is empty, such
+    results are neither kept nor found. `session` is the only session that a private result is for; empty: it is for
+    more than one. `fresh_ms` is how long results of a legacy server are fresh; 0: each result says it.
     """
 
     method: str
@@ -53,9 +53,9 @@ class Asked(msgspec.Struct, frozen=True):
         session: str = "",
         fresh_ms: int = 0,
     ) -> "Asked":
-        """Return the request with these params. `public` says what beside them a public result depends on, `private`
-        for whom a private one is; None: nobody."""
-        # As JSON, so that no two requests have the same text: what one client asks must not answer another's request.
+        """Return the request with these params. `public` is what else a public result depends on. `private` is for whom
+        a private result is. None: such results are not kept."""
+        # As JSON, so that no two requests have the same text: the result of one request must not answer another.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))
 
@@ -77,9 +77,9 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class ResultCache:
-    """Results of one server. `most_bytes` bounds them together; 0: none are kept. `clock` is monotonic.
+    """Cache results of one server, in at most `most_bytes` together; 0: keep none. `clock` is monotonic.
 
-    `hits`: how often a client was answered from it, by method.
+    `hits` counts by method how often a client was answered from the cache.
     """
 
     def __init__(self, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
@@ -97,7 +97,7 @@ class ResultCache:
 
     @property
     def size(self) -> int:
-        """The bytes of all results, with what each takes beside."""
+        """Return the bytes of all results, with the overhead of each."""
         return int(self._kept.currsize)
 
     def takes(self, method: str) -> bool:
@@ -105,7 +105,7 @@ class ResultCache:
         return self._most_bytes > 0 and method in CACHEABLE
 
     def find(self, asked: Asked) -> bytes | None:
-        """Return the result, with the time that is left of its `ttlMs` if it has one; None if no fresh one is kept."""
+        """Return the cached result, its `ttlMs` reduced to the time that is left; None if no fresh one is kept."""
         kept = self._fresh(asked)
         if kept is None or asked.fresh_ms:
             return None if kept is None else kept.result
@@ -126,12 +126,13 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Changes with each change that the server notifies of. To be read before the request is sent."""
+        """Return the number of changes of that method's results so far, of which the server has notified. Read it
+        before the request is sent."""
         return self._versions[method]
 
     def keep(self, asked: Asked, result: object, version: int, *, for_all: bool = True) -> None:
-        """Keep the result of a request, unless the server has notified of a change since it was sent. `for_all`: for
-        all callers, if the server calls it public."""
+        """Keep the result of a request, unless the server has notified of a change since the request was sent.
+        `for_all`: keep a public result for all callers."""
         if not isinstance(result, msgspec.Raw) or version != self._versions[asked.method]:
             return
         hints = Hints(asked.fresh_ms, False) if asked.fresh_ms else hints_of(result)
@@ -145,19 +146,20 @@ class ResultCache:
             self._sessions.add(session)
 
     def changed(self, change: Method) -> None:
-        """Drop what a change outdates of which the server notifies: of the lists of a kind, or of a resource."""
+        """Drop the results that a notified change outdates: lists of a kind, or resources."""
         affected = (row for row in METHODS.values() if row.is_cacheable and row.kind == change.kind)
         self._versions.update(row.name for row in affected if change.flag or not row.listed)
 
     def forget(self, session: str) -> None:
-        """Drop what is kept for a session that has ended."""
+        """Drop the results of a session that has ended."""
         if session in self._sessions:
             self._sessions.discard(session)
             for key in [key for key, kept in self._kept.items() if kept.session == session]:
                 del self._kept[key]
 
     def pages(self, method: str, asked: Callable[[Mapping[str, bytes]], Asked]) -> Iterable[bytes] | None:
-        """Return all pages of a list; None if one of them is not kept. `asked` makes the request of a page."""
+        """Return all cached pages of a list; None if one of them is not kept. `asked` makes the request of a page from
+        its params."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}
         for _ in range(_MOST_PAGES):

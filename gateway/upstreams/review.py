@@ -1,4 +1,4 @@
-"""Compares the patterns of the configuration and the schemas of tools with what servers list.
+"""Compare the patterns of the configuration and the schemas of tools with the lists of servers.
 
 A pattern that matches no name protects nothing, and a schema that cannot be used checks nothing.
 """
@@ -52,12 +52,12 @@ _KINDS: Final = ("tools", "prompts", "resources")
 
 
 class Reviewed:
-    """The findings.
+    """The findings of a review.
 
-    `unmatched`: patterns of the configuration that match no name. `of_workspaces`: those of them that stand in the
-    settings of workspaces. `unusable`: schemas that cannot be used. `unchecked`: patterns inside the other schemas that
-    are not checked. `unbound`: arguments in `bind` that no tool has. `no_tasks`: patterns of tools whose calls become
-    tasks at once, and that match no tool. `unasked`: names of servers that could not be asked.
+    `unmatched`: patterns of the configuration that match no name. `of_workspaces`: those of them in the settings of
+    workspaces. `unusable`: schemas that cannot be used. `unchecked`: patterns in usable schemas that are not checked.
+    `unbound`: arguments in `bind` that no tool has. `no_tasks`: patterns in `gateway.tasks` that match no tool.
+    `unasked`: names of servers that could not be asked.
     """
 
     def __init__(self) -> None:
@@ -71,15 +71,15 @@ class Reviewed:
 
 
 def asking(settings: Settings) -> Settings:
-    """Return the same settings, for commands that only ask servers what they list and report the findings
-    themselves."""
+    """Return the settings without tracing, and with unmatched patterns allowed. They are for commands that only ask
+    servers for their lists, and report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
     options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
     return settings.model_copy(update={"gateway": options})
 
 
 async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review all servers that have answered, before clients are served.
+    """Review all servers that have answered, before clients are served. Log the findings.
 
     Raises:
         ConfigurationError: a pattern matches nothing, and the policy refuses that.
@@ -101,8 +101,8 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
 
 
 async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Say of the servers that have not answered before clients were served when each does, and review it then; in the
-    end also the patterns of workspaces and of tasks. What does not fit is logged: `Admission` refuses to serve it."""
+    """Review each server that had not answered before clients were served, and log when it is ready. Then review the
+    patterns of workspaces and of tasks. Faults are logged only: `Admission` refuses to serve what they are about."""
     late = [upstream for upstream in upstreams if not upstream.has_answered]
     if not late:
         return
@@ -131,8 +131,8 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server what it lists, and compare that with its settings; with `settings`, which are about all servers,
-    if all have answered."""
+    """Ask each server for its lists, and compare them with its settings. If all have answered, compare `settings` too,
+    which are about all servers."""
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
@@ -170,8 +170,8 @@ async def review(
 async def _lists_to_compare(
     upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
 ) -> dict[str, list[str] | None]:
-    """Return the names of prompts and the URIs of resources that a server lists, of the kinds for which there are
-    patterns. None in place of a list: the server does not give it."""
+    """Return the names of prompts and the URIs of resources that a server lists. Leave out kinds without patterns. None
+    in place of a list: the server does not give it."""
     facts = await upstream.facts()
     if not facts.has_answered or facts.needs_credentials:
         return {}
@@ -183,7 +183,7 @@ async def _lists_to_compare(
 
 
 def _unbound(server: str, rules: Mapping[str, ToolSettings], tools: Tools) -> Iterable[str]:
-    """Return a message for each bound argument that no tool of its pattern has."""
+    """Yield a message for each bound argument that no tool of its pattern has."""
     for pattern, rule in rules.items():
         matching = [tool["name"] for tool in tools.listed if matches(pattern, tool["name"])]
         for argument in rule.bind if matching else ():
@@ -200,8 +200,8 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """Return a message for each pattern that matches no name. A pattern that matches everything is never reported: it
-    is meant for names that the server may list later."""
+    """Return a message for each pattern that matches no name. Do not report patterns that match everything: these are
+    meant for names that the server may list later."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -212,14 +212,14 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
 
 
 def patterns_of(settings: UpstreamSettings, kind: str) -> tuple[str, Iterable[str]]:
-    """Return the setting with the patterns of a server for a kind of items, and these patterns."""
+    """Return the name of the setting with a server's patterns for a kind of items, and these patterns."""
     setting = "resource_uris" if kind == "resources" else kind
     patterns: Iterable[str] = getattr(settings, setting)
     return setting, patterns
 
 
 def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
-    """Compare the patterns of a server for a kind of items with what it lists.
+    """Check that each pattern of a server for a kind of items matches a name that the server lists.
 
     Raises:
         UpstreamUnavailable: a pattern matches nothing, so it is unknown what it should protect.
@@ -262,14 +262,14 @@ def _no_tasks(settings: TaskSettings, names: Mapping[str, Mapping[str, list[str]
     for setting in ("at_once", "offered"):
         for pattern in getattr(settings, setting):
             only = TaskSettings(at_once=(pattern,))
-            # With an empty name, as with workspaces.
+            # With an empty name, because `server/*` is meant for tools that the server may list later.
             listed = ((server, tool) for server, lists in names.items() for tool in ("", *lists["tools"]))
             if not any(only.is_at_once(*each) for each in listed):
                 yield f"gateway.tasks.{setting}: {pattern!r} names no tool that a server lists (server/tool)"
 
 
 async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
-    """Return the names or URIs that a server lists of a kind of items; None if it cannot be asked."""
+    """Return the names or URIs of a kind of items that a server lists; None if it cannot be asked."""
     facts = await upstream.facts()
     conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
     names: list[str] = []

@@ -1,5 +1,5 @@
-"""Makes the resources of links to one server: environment and secrets of a child, or headers with an assertion. Knows
-which values in them, and in the configuration of the server, nobody may see."""
+"""Make the resources of links to one server: environment and secrets of a child, or headers with an assertion. Find the
+secret values in them, and in the configuration of the server."""
 
 import functools
 import os
@@ -29,8 +29,8 @@ __all__ = ["PrestartedProcess", "SessionResources", "secrets_in", "secrets_in_co
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
-    """A prestarted process, the resources it was given, and the environment and sandbox that it was started with.
-    `forget` removes what the process leaves behind if its session never opens."""
+    """A prestarted process, its resources, and the environment and sandbox that it was started with. `forget` removes
+    the files that the process leaves behind if its session never opens."""
 
     grant: LinkResources
     link: PrestartedLink
@@ -40,7 +40,7 @@ class PrestartedProcess:
 
     @property
     def is_good(self) -> bool:
-        """True if it is as good as a new process."""
+        """Return True if the process is as good as a new one: it runs, and has sent nothing yet."""
         return self.link.is_unheard
 
     async def close(self) -> None:
@@ -51,10 +51,10 @@ class PrestartedProcess:
 
 
 class SessionResources:
-    """Makes the resources of links to one server.
+    """Make the resources of links to one server.
 
-    `take_prestarted` returns the process that was prestarted for a session, if there is one. `enclosing` has the
-    server's sandboxes.
+    `take_prestarted` returns the prestarted process of a session, if there is one. `enclosing` has the server's
+    sandboxes.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class SessionResources:
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
-        """Return the resources of the next link of a session. `resume` is the state that an earlier link to a URL has
-        left.
+        """Return the resources of the next link of a session. `resume` is the state from an earlier link to a URL.
 
         Raises:
-            UpstreamUnavailable: the process limit of its principal is reached, or a secret is missing.
+            UpstreamUnavailable: a secret is missing, or the process cannot get its resources.
+            Refused: 429, the process limit of the principal is reached.
         """
         if self._settings.url:
             return await self._for_url(live, resume)
@@ -122,7 +122,7 @@ class SessionResources:
         return await self._enclosing.of_session(resources, session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return the values in the configuration of the server, and in what a link is given, that nobody may see."""
+        """Return the secret values in the configuration of the server, and in the options that a link is given."""
         return secrets_in(self._settings) | secrets_of_link(given)
 
     async def shared(self) -> LinkResources:
@@ -144,8 +144,8 @@ class SessionResources:
         return PrestartedProcess(resources, link, self._environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
-        """Return the prestarted process of that session, if it was started with the environment and the sandbox that it
-        would get now."""
+        """Return the resources of the session's prestarted process; None if there is none. If its environment or
+        sandbox is not that of a new process now, close it and return None."""
         prestarted = self._take_prestarted(session)
         if prestarted is None:
             return None
@@ -157,32 +157,34 @@ class SessionResources:
 
 
 def secrets_in_command(settings: UpstreamSettings) -> set[str]:
-    """Return the secrets in a server's command line, and those of the gateway's environment that the configuration puts
-    into the command line or the environment of the server."""
+    """Return the secrets in a server's command line. Include those of the gateway's environment that the configuration
+    puts into the command line or environment of the server."""
     texts = (*settings.args, *settings.env.values())
     ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
     return secret_arguments(settings.args) | ours
 
 
 def secrets_in(settings: UpstreamSettings) -> set[str]:
-    """Return those of `secrets_in_command`, and the variables that are secret by their name, and all headers."""
+    """Return all secrets in a server's configuration: those of `secrets_in_command`, variables with names of secrets,
+    and headers."""
     return secrets_in_command(settings) | secret_values(settings.env) | _of_headers(settings.headers.values())
 
 
 def secrets_of_link(given: ConnectOptions) -> set[str]:
-    """Return the values of all headers, and of all variables but those that repeat facts of the session."""
+    """Return the values of all headers that a link is given. Include all variables but those that repeat facts of the
+    session."""
     facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
     variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}
     return (variables - facts) | _of_headers(given.headers().values())
 
 
 def _of_headers(values: Any) -> set[str]:
-    """Return the values of headers. Of `Bearer VALUE` it is also the last word alone."""
+    """Return the values of headers. For `Bearer VALUE`, include `VALUE` alone."""
     return {part for value in values for part in (value, value.rpartition(" ")[2])}
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a JSON value."""
+    """Yield all strings in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

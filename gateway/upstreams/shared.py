@@ -1,4 +1,5 @@
-"""The conversations with one server that belong to no session: for lists, for the probe, and of a shared server."""
+"""Keep the conversations with one server that belong to no session: for lists, for the probe, and of a shared
+server."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ __all__ = ["SharedConversations"]
 
 
 class SharedConversations:
-    """The shared conversations, one for each era. Each is made when it is first needed. `on_change` is called with each
-    notification of the server that something has changed."""
+    """Keep one shared conversation for each era, made when it is first needed. `on_change` is called when the server
+    notifies of a change."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class SharedConversations:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """The last lines of a server that has not answered yet: of the process that runs, else of the one before."""
+        """Return the last output lines of a server that has not answered yet: of the running process, else of the one
+        before."""
         for conversation in self:
             if words := newest(conversation.output_tail):
                 return tuple(words)
@@ -63,7 +65,7 @@ class SharedConversations:
         return Conversation(SharedLinks(self._links, Era.LEGACY, is_trial=True), SharedRouter(), self._deadlines)
 
     def forget(self, live: LiveSession) -> None:
-        """Remove a session that has ended."""
+        """Remove a session that has ended from the users of all conversations."""
         for conversation in self:
             conversation.users.discard(live)
 

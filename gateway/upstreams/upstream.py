@@ -1,4 +1,4 @@
-"""A configured server: the era in which it is addressed, and the conversations with it."""
+"""Decide in which era a configured server is addressed, and keep the conversations with it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
@@ -30,14 +30,14 @@ from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnav
 __all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
 
 MAX_CONVERSATIONS: Final = 16
-"""Of one session with one server: a client can declare other capabilities with each request, and each set of them takes
-a connection of its own, often with a process."""
+"""Most conversations of one session with one server. A client can declare other capabilities with each request. Each
+set of them takes a connection of its own, often with a process."""
 
 _NOTHING: Final = ServerFacts()
 
 
 class ConfiguredUpstream:
-    """One configured server. `UpstreamFactory` makes it."""
+    """Give access to one configured server: its state, its eras and its conversations. `UpstreamFactory` makes it."""
 
     def __init__(
         self,
@@ -57,15 +57,14 @@ class ConfiguredUpstream:
         self.first_answers = FirstAnswers(inventory.results, settings.lists_fresh_s)
         rules = {"tools": settings.tools, "prompts": settings.prompts, "resources": settings.resource_uris}
         self.unreviewed = {kind for kind, patterns in rules.items() if patterns}
-        """Kinds of items for which the configuration has patterns, and it is not known yet that these match what the
-        server lists."""
+        """Kinds of items with patterns in the configuration that are not yet known to match the server's lists."""
         self._upstream = upstream
         self._links = links
         self.known = known
         self._shared = shared
         self._probe = probe
         self._deadlines = deadlines
-        # One for all sessions, of which there are many.
+        # One object for all sessions, of which there are many.
         self._plain_keys: Mapping[Era, Key] = {era: (links.name, era, b"") for era in Era}
         self._on_change = inventory.results.changed
         self._by_sessions = SessionDiscovery(links.name, known, probe)
@@ -82,67 +81,68 @@ class ConfiguredUpstream:
 
     @property
     def prestarted(self) -> int:
-        """How many processes are kept ready for sessions of one environment."""
+        """Return the number of processes that are kept ready for sessions of one environment."""
         return self.settings.warm
 
     @property
     def start_failure(self) -> tuple[float, str]:
-        """When the last start failed (Unix time), and why; 0 and empty if none has."""
+        """Return when the last start failed (Unix time), and why; 0 and empty if none has."""
         return self._links.start_failure
 
     @property
     def _facts(self) -> ServerFacts:
-        """The findings of the last probe; nothing if there was none."""
+        """Return the facts of the last probe; empty facts if there was none."""
         return self.known.latest or _NOTHING
 
     @property
     def has_answered(self) -> bool:
-        """True if the last probe found what the server lists."""
+        """Return True if the server has answered the last probe in an era that it speaks."""
         return self._facts.has_answered
 
     @property
     def is_failing(self) -> bool:
-        """True if the last probe has failed."""
+        """Return True if the last probe has failed."""
         return self._probe.failures.count > 0
 
     @property
     def failures(self) -> Backoff:
-        """The probes that have failed since the last one that did not."""
+        """Return the failed probes since the last successful one."""
         return self._probe.failures
 
     @property
     def hangs_for_s(self) -> float:
-        """How long the server has let the probe wait; 0 if it has answered."""
+        """Return how many seconds the server has let the probe wait; 0 if it has answered."""
         return 0.0 if self.has_answered else self._probe.waited_s
 
     @property
     def speaks_modern(self) -> bool:
-        """True if the server speaks 2026-07-28 or later."""
+        """Return True if the server speaks MCP 2026-07-28 or later."""
         return self._facts.discover is not None
 
     @property
     def is_asked_in_sessions(self) -> bool:
-        """True if the server answers nothing without the credentials that its configuration has for each session."""
+        """Return True if the server answers only with the credentials that its configuration has for each session."""
         return self._takes_secrets and self._facts.needs_credentials
 
     @property
     def probed_tools(self) -> Tools | None:
-        """The tools that the server has listed to the probe."""
+        """Return the tools that the server listed to the last probe; None if the probe could not read them."""
         return self.known.tools()
 
     @property
     def discovery(self) -> bytes | None:
-        """The server's answer to `server/discover`, or one made from its handshake; None if it has not answered."""
+        """Return the server's answer to `server/discover`, or one made from its handshake; None if it has not
+        answered."""
         return self._facts.discovery if self.has_answered else None
 
     @property
     def handshake(self) -> bytes | None:
-        """The server's answer to `initialize`; None if it speaks the modern era, or has not answered."""
+        """Return the server's answer to `initialize`; None if it speaks the modern era, or has not answered."""
         return self.known.handshake()
 
     @property
     def state(self) -> ServerState:
-        """How the server is, for operators: ok, starting or failing, and why."""
+        """Return the state of the server for operators: ok, starting or failing, and why."""
         probe = self._probe
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
@@ -153,32 +153,32 @@ class ConfiguredUpstream:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """The capabilities that the server has declared to the last probe; empty if it has not answered."""
+        """Return the capabilities that the server has declared to the last probe; empty if it has not answered."""
         return self._facts.capabilities
 
     @property
     def notifies(self) -> bool:
-        """True if the server has declared to the last probe that it notifies of changes."""
+        """Return True if the server has declared to the last probe that it notifies of changes."""
         return self._facts.notifies
 
     @property
     def extensions(self) -> Declared:
-        """The extensions that the server has declared to the last probe."""
+        """Return the extensions that the server has declared to the last probe."""
         return self._facts.declared
 
     async def capabilities(self) -> dict[str, Any]:
-        """Return the capabilities that the server declares."""
+        """Return the capabilities that the server declares; wait for the first probe."""
         return (await self.facts()).capabilities
 
     def mark_reviewed(self, kind: str = "") -> None:
-        """Record that the patterns for that kind of items, or all, match what the server lists."""
+        """Record that the patterns for that kind of items match the server's lists; empty: for all kinds."""
         self.unreviewed -= {kind} if kind else self.unreviewed
 
     # -- conversations
 
     @property
     def shared(self) -> Iterable[Conversation]:
-        """The conversations that belong to no session."""
+        """Return the conversations that belong to no session."""
         return self._shared
 
     def sessionless(self, era: Era) -> Conversation:
@@ -186,20 +186,19 @@ class ConfiguredUpstream:
         return self._shared.of(era)
 
     def is_asked_by(self, live: LiveSession) -> bool:
-        """Return True if the server has to be asked for its era with the credentials of that session first
-        (`era_in`)."""
+        """Return True if the server must first be asked for its era with the session's credentials (`era_in`)."""
         return not self.settings.shared and self._by_sessions.is_wanted(live)
 
     async def conversation_for(self, call: Call) -> Conversation:
-        """Return the conversation for a call, in the era in which this server is addressed for the call's client."""
+        """Return the conversation for a call, in the era in which to address this server for the call's client."""
         if (live := call.live) is None:
             return self._shared.of(await self.era_for(call.era))
         era = await self.era_in(live, call.era, call.correlation)
         return self.conversation(live, era, call.correlation, call.exchange.caller)
 
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
-        """Do as `era_for`, for a session. A server that refuses what the gateway asks without credentials is asked with
-        those of the session."""
+        """Return the era in which to address the server for a client of a session. If the server refuses the gateway's
+        own requests, ask it with the session's credentials first."""
         era = await self.era_for(client)
         if not self._facts.needs_credentials or self.settings.shared:
             return era
@@ -210,9 +209,8 @@ class ConfiguredUpstream:
         return await self.era_for(client)
 
     def held_for(self, exchange: Exchange, client: Era) -> Conversation | None:
-        """Return the conversation that a call of a client of that era would be sent in; None if its session has none
-        yet, or if it is not known in which era that would be. The tools of a call that is about to open one are those
-        of another conversation of its session."""
+        """Return the conversation in which a client's call would be sent; None if there is none yet, or its era is
+        unknown. A tool call then gets another conversation of its session, whose list of tools counts."""
         live, era = live_session_of(exchange), self.era_now(client)
         if live is None:
             return None
@@ -223,7 +221,7 @@ class ConfiguredUpstream:
         return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 
     def _key(self, era: Era, caller: Caller | None) -> Key:
-        """Return the name of the conversations of that era and caller among those of a session."""
+        """Return the key of the conversation for that era and caller among those of a session."""
         declaring = caller if era is LEGACY else None
         return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
 
@@ -234,16 +232,17 @@ class ConfiguredUpstream:
         return next((held for (name, *_), held in live.conversations.items() if name == self.name), None)
 
     def is_open_to(self, live: LiveSession) -> bool:
-        """Return True if the session has a link to the server that is open now."""
+        """Return True if the session has an open link to the server now."""
         conversation = self.open_with(live)
         return conversation is not None and conversation.is_open
 
     def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None = None) -> Conversation:
-        """Return the conversation of a session; a shared server has one for all sessions. `caller` is a modern client:
-        a legacy server learns its capabilities in the handshake, so each set of capabilities has its own conversation.
+        """Return the conversation of a session in that era, made if there is none. A shared server has one for all
+        sessions. `caller` is a modern client: a legacy server learns its capabilities in the handshake. So each set of
+        capabilities has its own conversation.
 
         Raises:
-            UpstreamUnavailable: the session has ended, so no process may be started for it.
+            UpstreamUnavailable: the session has ended, or its client has declared too many sets of capabilities.
         """
         if live.ended:
             raise UpstreamUnavailable("the session has ended")
@@ -268,8 +267,8 @@ class ConfiguredUpstream:
         return conversation
 
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
-        """Find out with the session's own process whether a modern server accepts a handshake, if that is not known: to
-        try it in another process first would double the wait of the first legacy client."""
+        """Find out with the session's own process whether a modern server accepts a handshake, unless that is known.
+        Another process would double the wait of the first legacy client."""
         await self.era_in(live, MODERN, correlation)
         if not self.settings.shared:
             await self._try_own_handshake(live, correlation)
@@ -281,7 +280,7 @@ class ConfiguredUpstream:
         await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
 
     def when_started(self, live: LiveSession, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link that serves the session is open. Returns a function that takes it back."""
+        """Call `callback` once the next link that serves the session is open. Return a function that cancels this."""
         return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
@@ -292,7 +291,7 @@ class ConfiguredUpstream:
     # -- its end
 
     def forget(self, live: LiveSession) -> None:
-        """Remove a session that has ended from the shared conversations."""
+        """Remove a session that has ended from shared conversations, waiting callbacks and cached results."""
         self._shared.forget(live)
         self._links.forget(live)
         self.inventory.results.forget(live.session.id)
