@@ -1,1 +1,1 @@
-"""What a session sees, may call, and how often."""
+"""Decide what a session sees, what it may call, and how often."""

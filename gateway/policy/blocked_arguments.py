@@ -1,8 +1,8 @@
-"""Searches the arguments of a call for text that an operator has blocked, however JSON and Unicode write it.
+"""Search the arguments of a call for text that an operator has blocked, in every spelling of JSON and Unicode.
 
 Pure. Every string is searched, keys and values, as the server reads it. A string is searched once more in its normal
 form: NFKC, without invisible characters, and with every kind of space as U+0020. Numbers, `true` and `false` are
-searched as JSON writes them, also if a string spells them: many servers read "3" as 3.
+searched as JSON writes them. This also holds for strings that spell them: many servers read "3" as 3.
 """
 
 import functools
@@ -14,18 +14,18 @@ from gateway.protocol.uris import TooManyMarks, normal
 __all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
 
 MOST_TEXTS: Final = 20_000
-"""Strings and numbers of one call. A search of so many takes 0.1 s."""
+"""Most strings and numbers of one call. A search of so many takes 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10
-"""Characters of strings that are not ASCII. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
+"""Most characters in strings that are not ASCII. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
 _MOST_SPELLED: Final = 4_300
-"""Characters of a string that a server may read as a number: Python's limit for the digits of an integer."""
+"""Longest string, in characters, that a server may read as a number: Python's limit for the digits of an integer."""
 _MOST_OF_NAME: Final = 64
-"""Characters of a name whose check is remembered."""
+"""Longest name, in characters, whose check is cached."""
 _NAMES: Final = 1_024
 _BEGINS: Final = frozenset("+-.0123456789tTfF")
 _READS: Final[tuple[Callable[[str], float], ...]] = (int, float, functools.partial(int, base=0))
 _EXPANDING: Final = (("\ufdfa", 18), ("\ufdfb", 8))
-"""Characters that NFKC expands to more than four, and how many these become."""
+"""Characters that NFKC expands to more than four, and the number of characters that each becomes."""
 _INVISIBLE: Final = (
     *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
     *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
@@ -55,11 +55,11 @@ _PLAIN: Final[dict[int, str | None]] = {
 
 
 class TooMuchText(ValueError):
-    """Says that the arguments cannot be checked in a bounded time. The message says why."""
+    """The arguments cannot be checked in a bounded time. The message says why."""
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
-    """Return True if one of these expressions (`patterns.expression`) matches a text in the arguments.
+    """Return True if one of these expressions (`gateway.config.model.expression`) matches a text in the arguments.
 
     Raises:
         TooMuchText: the arguments cannot be checked in a bounded time.
@@ -82,11 +82,11 @@ def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
 
 
 _name_matches = functools.lru_cache(maxsize=_NAMES)(_matches)
-"""As `_matches`. Each call of a tool names the same arguments, and a search takes 0.7 µs."""
+"""`_matches` with a cache: each call of a tool names the same arguments, and a search takes 0.7 µs."""
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether a text is its own normal form, because nothing of it is invisible, or another space."""
+    """Return whether a text is certainly its own normal form: it has only printable ASCII characters."""
     return text.isascii() and text.isprintable()
 
 
@@ -112,7 +112,7 @@ def _forms(texts: list[str]) -> Iterator[str]:
 
 
 def _texts(arguments: Any) -> tuple[list[str], list[str]]:
-    """Return the names of all arguments and fields; and every string, number and truth value, as text."""
+    """Return the names of all arguments and fields. Return also every string, number and truth value, as text."""
     names: list[str] = []
     texts: list[str] = []
     waiting = [arguments]
@@ -137,7 +137,7 @@ def _texts(arguments: Any) -> tuple[list[str], list[str]]:
 
 
 def _number(value: float) -> Iterator[str]:
-    """Yield an integer or a float, as text."""
+    """Yield the text of an integer or a float. For a float with an integer value, yield that integer too."""
     if isinstance(value, int):
         yield _digits(value)
     else:
@@ -147,14 +147,14 @@ def _number(value: float) -> Iterator[str]:
 
 
 def _spelling(text: str) -> str:
-    """Return what a server may read as a number or a truth value; empty if it is none for certain."""
+    """Return the stripped text, if a server may read it as a number or a truth value; otherwise an empty text."""
     plain = text.strip() if len(text) <= _MOST_SPELLED else ""
     return "" if plain and plain.isascii() and plain[0] not in _BEGINS else plain
 
 
 def _spelled(text: str, plain: str) -> Iterator[str]:
-    """Yield the number or truth value that a server may read from a string, as text. The rules are Python's and
-    JavaScript's, which take more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
+    """Yield, as text, the number or truth value that a server may read from a string. The rules are Python's and
+    JavaScript's, which accept more than JSON: spaces, signs, leading zeros, `1_000`, `0x10`, `True`."""
     if plain.lower() in ("true", "false"):
         yield plain.lower()
     for read in _READS:

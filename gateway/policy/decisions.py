@@ -1,8 +1,8 @@
-"""Decides what a session sees and may call, and says why not. Pure: decisions depend on the settings, the context, the
-name, and the operation that a tool's annotations name.
+"""Decide what a session sees and may call, and give the reason for each refusal.
 
-A session cannot list or call what the policy hides from it; such names answer as unknown. A reason names the setting
-that hides something. An empty reason means that nothing hides it.
+Pure: decisions depend on the settings, the context, the name, and the operation that a tool's annotations name. A
+session cannot list or call what the policy hides from it: such names answer as unknown. A reason names the setting that
+hides something. An empty reason means that nothing hides it.
 """
 
 import functools
@@ -28,14 +28,14 @@ ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
 _CACHED_LONG: Final = 512
 _SHORT: Final = 256
-"""Characters of a workspace."""
+"""Longest workspace name, in characters, of a context that cache keys contain as it is."""
 _ALL: Final = ("*",)
 Rule = TypeVar("Rule")
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the rules of the configuration for one server. `is_remote`: it is behind a URL."""
+    """The rules of the configuration for one server. `is_remote`: it is behind a URL."""
 
     direct_only: bool = False
     is_remote: bool = False
@@ -49,12 +49,12 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the decision on one tool for one context.
+    """The decision on one tool for one context.
 
-    `server` and `tool` name the tool; `tool` is empty for one that the server does not list. `reason` says why the tool
-    is not allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` are
-    expressions that the arguments may not contain. `bind` has pairs of an argument and the field of the session that
-    it is filled with.
+    `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason` says why the tool is not
+    allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` are
+    expressions that the arguments must not contain. `bind` has pairs of an argument and the field of the session that
+    fills it.
     """
 
     allowed: bool
@@ -69,7 +69,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy:
-    """Decides by the policy, compiled from the settings. `is_open`: every session sees every server.
+    """Decide by the policy of the settings. `is_open`: every session sees every server.
 
     Decisions are cached by names that servers list, never by names that only a client has sent.
     """
@@ -82,7 +82,8 @@ class Policy:
         )
         self._restricted = {name: self._kinds(name) for name in servers}
         self.restricts = self._restricted.__getitem__
-        """The kinds of items (`tools`, `prompts`, `resources`) of a server of which sessions may see only a part."""
+        """Return the kinds of items (`tools`, `prompts`, `resources`) of a server of which sessions may see only a
+        part."""
         # Compiled here, so that no request waits for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
@@ -108,8 +109,8 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def rights_of(self, context: Context) -> Context:
-        """Return the context without what no decision depends on. Otherwise decisions would be cached for each session,
-        and the caches would hold what clients announce."""
+        """Return the context without the parts that no decision depends on. With them, decisions would be cached for
+        each session, and clients could fill the caches with announced values."""
         return context if not context.fields and len(context.workspace) <= _SHORT else self._rights_of(context)
 
     def _rights(self, context: Context) -> Context:
@@ -119,11 +120,11 @@ class Policy:
     # -- servers
 
     def sees(self, context: Context, server: str) -> bool:
-        """Return whether that context sees a server."""
+        """Return whether a context sees a server."""
         return not self.hides(context, server)
 
     def hides(self, context: Context, server: str) -> str:
-        """Return the reason why that context does not see a server."""
+        """Return the reason why a context does not see a server; empty if it does."""
         return self._hides(self.rights_of(context), server)
 
     def _why_hidden(self, context: Context, server: str) -> str:
@@ -141,8 +142,8 @@ class Policy:
     # -- tools
 
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
-        """Return whether that context may call a tool, and the rules for its calls. `annotated` is the operation that
-        the tool's annotations name (`gateway.protocol.listing.operation_of`)."""
+        """Return whether a context may call a tool, and the rules for its calls. `annotated` is the operation that the
+        tool's annotations name (`gateway.protocol.listing.operation_of`)."""
         return self._decided(self.rights_of(context), server, tool, annotated)
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
@@ -183,11 +184,11 @@ class Policy:
     # -- prompts and resources
 
     def allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
-        """Return whether that context sees a prompt that the server lists."""
+        """Return whether a context sees a prompt that the server lists."""
         return not self.hides_prompt(context, server, prompt)
 
     def hides_prompt(self, context: Context, server: str, prompt: str) -> str:
-        """Return the reason why that context does not see a prompt that the server lists."""
+        """Return the reason why a context does not see a prompt that the server lists; empty if it does."""
         return self._hides_prompt(self.rights_of(context), server, prompt)
 
     def _why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
@@ -199,15 +200,17 @@ class Policy:
         )
 
     def allows_listed_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Return whether that context sees a resource or template that the server lists."""
+        """Return whether a context sees a resource or template that the server lists."""
         return not self.hides_listed_uri(context, server, uri)
 
     def hides_listed_uri(self, context: Context, server: str, uri: str) -> str:
-        """Return the reason why that context does not see a resource or template that the server lists."""
+        """Return the reason why a context does not see a resource or template that the server lists; empty if it
+        does."""
         return self._hides_uri(self.rights_of(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Return whether that context sees a resource or template, in every form in which a server may read the URI."""
+        """Return whether a context sees a resource or template, in every form in which a server may read the URI. The
+        result is not cached."""
         return not self._why_uri_hidden(self.rights_of(context), server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
@@ -222,7 +225,7 @@ class Policy:
         )
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
-        """Return those of the resources to whose changes that context may subscribe."""
+        """Return those of the resource URIs to whose changes a context may subscribe."""
         if "resources" not in self._restricted[server]:
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
@@ -230,13 +233,13 @@ class Policy:
     # -- methods that MCP does not define
 
     def hides_method(self, context: Context, server: str, method: str) -> str:
-        """Return the reason why that context may not send a server a method or notification that MCP does not define.
-        Not cached: any name may come."""
+        """Return the reason why a context may not send a server a method or notification that MCP does not define;
+        empty if it may. The result is not cached, because a client can send any name."""
         context, where = self.rights_of(context), f"mcpServers.{server}.methods"
         written = method_forms(method)
         rules = self._servers[server].methods
         granted = _matching(rules, written)
-        # What a pattern restricts, it restricts in all spellings; what it allows, in its own.
+        # A pattern restricts all spellings of a method. It allows only the spelling that it has itself.
         respelt = _matching(
             {pattern.lower(): item for pattern, item in rules.items()}, method_forms(folded_method(method))
         )
@@ -255,12 +258,12 @@ class Policy:
         return _not_for(context, where, found) or self._outside(context, "methods", (f"{server}__{written[-1]}",))
 
     def restricted_by(self, context: Context) -> list[str]:
-        """Return the patterns of the entries of `gateway.policy.workspaces` that restrict that context. A workspace
-        that no entry matches has none, and sees nothing."""
+        """Return the patterns of the entries of `gateway.policy.workspaces` that restrict a context. A workspace that
+        no entry matches has none, and sees nothing."""
         return [pattern for pattern, _ in self._entries(self.rights_of(context)) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
-        """Return the reason why the context's workspace does not have all of these names."""
+        """Return the reason why the context's workspace lacks one of these names; empty if it has all."""
         for pattern, entry in self._entries(context):
             if not all(any_matches(getattr(entry, kind), name) for name in names):
                 if pattern is None:
@@ -269,11 +272,12 @@ class Policy:
         return ""
 
     def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
-        """Return the entries that restrict the context's workspace, by pattern; none if the settings have no entries.
+        """Return the entries that restrict the context's workspace, with their patterns; none if the settings have no
+        entries.
 
-        A workspace is restricted by the first entry that matches it. One that no entry matches sees nothing. A client
-        can announce any workspace: it is restricted by all entries that a name could match, so that no name gains
-        anything (docs/adr/0013-provenance.md).
+        The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (pattern
+        None). But a client can announce any workspace. So all entries that a name could match restrict an announced
+        one: no name gains anything (docs/adr/0013-provenance.md).
         """
         workspaces = self._settings.workspaces
         if not workspaces:
@@ -290,7 +294,7 @@ class Policy:
 
 
 def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:
-    """Return the reason why a tool, in any spelling of its name, is served to nobody."""
+    """Return the reason why a tool, in any spelling of its name, is served to nobody; empty if it is served."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
             return f"it is hidden from everyone ({where}.hidden_tools)"
@@ -305,7 +309,7 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
 
 
 def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
-    """Return the reason why an item that these patterns match is not for that context."""
+    """Return the reason why an item that these patterns match is not for a context; empty if it is."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.{pattern}.direct_only)"
@@ -315,7 +319,7 @@ def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) ->
 
 
 def server_policy(settings: UpstreamSettings) -> ServerPolicy:
-    """Return the part of a server's settings that policy is about."""
+    """Return the settings of a server that policy depends on."""
     return ServerPolicy(
         direct_only=settings.direct_only,
         is_remote=settings.kind == "url",

@@ -1,4 +1,4 @@
-"""Limits how many sessions and processes a principal may have, on all replicas together.
+"""Limit how many sessions and processes a principal may have, on all replicas together.
 
 Anonymous clients are counted by the network that they come from.
 """
@@ -22,23 +22,24 @@ __all__ = ["PrincipalQuotas"]
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 5.0
-"""A session is counted before it is stored. One that began less than this ago counts even if the store has none."""
+"""A session is counted before it is stored. If it began less than this time ago, it counts even if the store lacks
+it."""
 
 _FULL_S = 2.0
-"""How long a full quota is not searched again: not every refused request may cost a search."""
+"""Time for which a full quota is not searched again: not every refused request may cost a search."""
 
 _MAX_CHECKED = 256
-"""How many entries of a full quota one search checks. The next refused request causes another search."""
+"""Most entries of a full quota that one search checks. The next refused request causes another search."""
 
 
 class PrincipalQuotas:
-    """Applies the operator's quotas.
+    """Apply the operator's quotas of sessions and processes.
 
-    A session that expires or a process that dies with its replica does not release its slot. Such slots are reclaimed
-    when a quota appears exhausted, before a request is refused.
+    If a session expires, or a process dies with its replica, its slot is not released. Such slots are reclaimed when a
+    quota appears exhausted, before a request is refused.
 
     `kept_s` is the longest life of a session; entries of a quota expire after it. `run` is the id of this gateway
-    process, and `runs` returns the ids of all gateway processes that are running.
+    process. `runs` returns the ids of all gateway processes that are running.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class PrincipalQuotas:
                 raise too_many("sessions", self._sessions_most, anonymous=session.principal.is_anonymous)
 
     async def release_session(self, session: Session) -> None:
-        """Release a session's slot. If the store is unreachable, the slot is reclaimed later, when the quota appears
+        """Release a session's slot. If the store is unreachable, the slot is reclaimed when the quota appears
         exhausted."""
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
@@ -85,7 +86,8 @@ class PrincipalQuotas:
                 await self._quotas.give_back(key, [_named(session)])
 
     def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
-        """Finds the counted sessions that have ended. Those that began less than `_OPENING_S` before `now` count."""
+        """Return a function that finds the counted sessions that have ended. Sessions that began less than `_OPENING_S`
+        before `now` still count."""
 
         async def ended(names: list[str]) -> list[str]:
             stored = {
@@ -97,7 +99,8 @@ class PrincipalQuotas:
         return ended
 
     async def process(self, session: Session) -> Callable[[], None]:
-        """Count a process that is about to be started. The caller calls the result when the process has ended.
+        """Count a process that is about to be started. Return a function that the caller calls when the process has
+        ended.
 
         Raises:
             Refused: 429, its principal has as many as it may.
@@ -112,7 +115,8 @@ class PrincipalQuotas:
     async def _hold(
         self, key: str, name: str, most: int, gone: Callable[[list[str]], Awaitable[Collection[str]]]
     ) -> bool:
-        """Hold a slot of the quota. `gone` returns those of the names that have ended. False: the quota is full."""
+        """Hold a slot of the quota. Return False if the quota is full. `gone` returns those of the names that have
+        ended."""
         if key in self._full:
             return False
         try:

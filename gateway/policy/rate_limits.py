@@ -1,9 +1,9 @@
-"""Limits the rate of a session's calls, a principal's messages and new sessions, on all replicas together.
+"""Limit the rates of a session's calls, a principal's messages and new sessions, on all replicas together.
 
 A message beyond the rate waits for its turn, first come, first served. It is refused with 429 if too many wait already,
-or if its turn would come too late. It counts once, and once more for each further 64 KiB of its body that are begun,
-because a large body costs as much as many small ones. Anonymous clients are counted by the network that they come from,
-so that they do not use up one common rate.
+or if its turn would come too late. It counts once, and once more for each further 64 KiB of its body, even a part of
+them: a large body costs as much as many small ones. Anonymous clients are counted by their network, so that they do not
+use up one common rate.
 """
 
 import asyncio
@@ -22,25 +22,26 @@ from transports.tasks import Tasks
 __all__ = ["RateLimits"]
 
 _AHEAD_S: Final = 0.1
-"""A replica takes the tokens of this many seconds from the store at once, and spends them without asking again. It may
-also spend as many before it asks, and takes them later. So few calls wait for the store."""
+"""A replica takes the tokens of this time from the store at once, and spends them without asking again. It may also
+spend as many before it asks, and take them later. So few calls wait for the store."""
 
 _TOKENS_EXPIRE_S: Final = 1.0
-"""Tokens that are not spent by then expire: they must not allow a burst later."""
+"""Time after which unspent tokens expire: they must not allow a burst later."""
 
 _LONGEST_WAIT_S: Final = 1.0
-"""A client that sends its next call once the last is answered never waits so long at a rate of one a second or more. A
-call that waits longer looks like a server that hangs, and its client is told when to come back."""
+"""Longest wait for a turn. A client that sends one call at a time never waits so long, at one call a second or more. A
+call that waits longer would look like a server that hangs: it is refused, with the time to come back."""
 
 _WAIT_OF_ONE: Final = 32
-"""How many messages of a session, or openings of a principal, wait at the same time. Agents have a few calls in flight;
-what has dozens beyond its rate does not slow down by itself, and each that waits holds a connection and a body."""
+"""Most messages of a session, or openings of a principal, that wait at the same time. Agents have a few calls in
+flight. A client with dozens beyond its rate does not slow down by itself. Each that waits holds a connection and a
+body."""
 
 _WAIT_OF_MANY: Final = 256
-"""How many messages of a principal or an address wait at the same time: one of each of many agents."""
+"""Most messages of a principal or an address that wait at the same time: one of each of many agents."""
 
 _MOST_QUEUED: Final = 4_096
-"""How many messages of an account wait for the store at the same time, which says how long they have to wait."""
+"""Most messages of an account that wait for the store to say how long they have to wait."""
 
 _WEIGHED_BYTES: Final = 64 << 10
 
@@ -50,11 +51,12 @@ _NEVER: Final = -math.inf
 
 
 class _Account:
-    """Holds the tokens of one key on this replica. `left`: taken from the store and not spent; negative: spent in
-    advance.
+    """Hold the tokens of one key on this replica. `left` counts tokens from the store that are not spent; negative:
+    spent in advance.
 
-    Beyond the rate, the store gives tokens for later: one every `every` seconds, the last of them at `last_at`. Who is
-    in `queue` has none yet, and `waiting` is how many have one that is not due. All times are of the monotonic clock.
+    Beyond the rate, the store gives tokens for later: one every `every` seconds, the last of them at `last_at`.
+    Messages in `queue` have no token yet. `waiting` counts the messages with a token that is not due. All times are of
+    the monotonic clock.
     """
 
     __slots__ = ("ahead", "credit", "every", "key", "kind", "last_at", "left", "low", "queue", "until", "waiting")
@@ -74,13 +76,13 @@ class _Account:
         self.waiting = 0
 
     def add(self, taken: int, wait: float, now: float) -> None:
-        """Add tokens from the store, the last of which may be spent in `wait` seconds. All expire later."""
+        """Add tokens from the store, the last of which may be spent in `wait` seconds. Unspent tokens expire later."""
         self.left += taken
         self.last_at = now + wait if wait > 0 else _NEVER
         self.until = now + wait + _TOKENS_EXPIRE_S
 
     def spend(self, now: float) -> bool:
-        """Spend one token. False if none is at hand: none is left, it is not due, or others wait for it."""
+        """Spend one token. Return False if none is left, if it is not due, or if others wait for it."""
         if self.waiting or self.queue:
             return False
         if self.left > 0 and now > self.until:
@@ -91,8 +93,8 @@ class _Account:
         return True
 
     def serve(self, now: float) -> None:
-        """Give the tokens that are left to those in the queue. Each is told how many seconds to wait. If as many wait
-        already as may, the rest of the queue is refused."""
+        """Give the tokens that are left to messages in the queue, each with its seconds to wait. If `most` messages
+        wait already, refuse the rest of the queue."""
         while self.queue and self.left > 0:
             wait = max(0.0, self.last_at - (self.left - 1) * self.every - now)
             if wait > 0 and self.waiting >= self.kind.most:
@@ -105,14 +107,14 @@ class _Account:
         return None
 
     def refuse(self, wait: float) -> None:
-        """Refuse all in the queue: tell them, as a negative number, in how many seconds to come back."""
+        """Refuse all messages in the queue. Each gets the seconds until it may come back, as a negative number."""
         while self.queue:
             turn = self.queue.pop(0)
             if not turn.done():
                 turn.set_result(-wait)
 
     def leave(self, turn: asyncio.Future[float]) -> None:
-        """Take back a turn that nobody waits for any more."""
+        """Remove the turn of a message that does not wait any more."""
         if turn in self.queue:
             self.queue.remove(turn)
         elif not turn.cancelled():
@@ -120,8 +122,8 @@ class _Account:
 
 
 class _Accounts(OrderedDict[str | Principal, _Account]):
-    """Holds the accounts of one kind, of a session, an address or a principal each, which have one rate. `what` names
-    the rate for a client that is beyond it. `most` messages of each account may wait."""
+    """Hold the accounts of one kind, each of a session, an address or a principal, with one rate. `what` names the rate
+    for a client that is beyond it. `most` messages of each account may wait."""
 
     # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
 
@@ -140,7 +142,7 @@ class _Accounts(OrderedDict[str | Principal, _Account]):
         return account
 
     def refusal(self, wait: float) -> Refused:
-        """Return the refusal of a message that may come back in so many seconds."""
+        """Return the refusal of a message that may come back in `wait` seconds."""
         return too_often(self.what, max(1, math.ceil(wait)))
 
 
@@ -149,7 +151,7 @@ def _accounts(kind: str, rate: RateSettings | None, what: str, most: int = _WAIT
 
 
 class RateLimits:
-    """Applies the operator's rates."""
+    """Apply the operator's rates to messages, calls and new sessions."""
 
     def __init__(self, settings: PolicySettings, rates: Rates) -> None:
         of_many = settings.principal_rate
@@ -162,8 +164,8 @@ class RateLimits:
         self._go_on = asyncio.Event()
 
     async def message(self, principal: Principal, client: str) -> None:
-        """Count a message of a client, which waits if it is beyond the rate. `client` is the network that it comes
-        from.
+        """Count a message of a client. If it is beyond the rate, wait for its turn. `client` is the network that it
+        comes from.
 
         Raises:
             Refused: 429, with the time to wait.
@@ -174,23 +176,25 @@ class RateLimits:
             await self._count(self._principals, principal)
 
     async def body(self, principal: Principal, client: str, size: int) -> None:
-        """Count the bytes of a body, beside the message that it is. Raises as `message`."""
+        """Count the bytes of a message's body, in addition to the message. Wait if they are beyond the rate. Raises
+        `Refused` (429)."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count_bytes(accounts, whose, size)
 
     async def call(self, session_id: str, size: int = 0) -> None:
-        """Count a request of a session, whose body has that size. Waits and raises as `message`."""
+        """Count a request of a session, with a body of `size` bytes. Wait if it is beyond the rate. Raises `Refused`
+        (429)."""
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
     async def opening(self, session: Session) -> None:
-        """Count a session that is about to be opened. Waits and raises as `message`."""
+        """Count a session that is about to be opened. Wait if it is beyond the rate. Raises `Refused` (429)."""
         await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
-        """Count a message that is a call, if that needs neither the store nor a wait. False: nothing was counted.
-        `principal` None: the replica that has forwarded the call has counted it as a message. `session_id` empty: the
-        owner of the session counts it as a call."""
+        """Count a message that is a call, without the store and without a wait. Return False, and count nothing, if
+        that is impossible. `principal` None: the replica that forwarded the call has counted the message. `session_id`
+        empty: the session's owner counts the call."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         sender = None if senders is None or whose is None else senders[whose]
         session = None if self._sessions is None or not session_id else self._sessions[session_id]
@@ -208,7 +212,7 @@ class RateLimits:
         return True
 
     def give_back(self, principal: Principal | None, client: str, session_id: str) -> None:
-        """Undo what `spend_at_hand` has counted."""
+        """Undo the counting of `spend_at_hand`."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         if senders is not None and whose is not None:
             senders[whose].left += 1
@@ -216,7 +220,8 @@ class RateLimits:
             self._sessions[session_id].left += 1
 
     def let_go(self) -> None:
-        """Let everything that waits go on: the process drains, or nobody knows any more what the rates are."""
+        """Let all waiting messages go on: the process drains, or the store does not answer and nobody knows the
+        rates."""
         self._go_on.set()
         self._go_on.clear()
 
@@ -230,7 +235,7 @@ class RateLimits:
             self._start_refill(account)
 
     async def _wait(self, account: _Account) -> None:
-        """Wait for a token. Raises as `message`."""
+        """Wait for a token. Raises `Refused` (429) if too many messages wait, or the wait is too long."""
         if account.waiting >= account.kind.most or len(account.queue) >= _MOST_QUEUED:
             raise account.kind.refusal(0)
         turn = asyncio.get_running_loop().create_future()
@@ -244,7 +249,7 @@ class RateLimits:
             account.leave(turn)
 
     async def _pause(self, account: _Account, wait: float) -> None:
-        """Wait so many seconds. Raises as `message`, if they are too many or negative."""
+        """Wait so many seconds. Raises `Refused` (429) if they are more than `_LONGEST_WAIT_S`, or negative."""
         if not 0 <= wait <= _LONGEST_WAIT_S:
             raise account.kind.refusal(abs(wait))
         if wait:
@@ -262,7 +267,7 @@ class RateLimits:
         self._tasks.start(account, lambda: self._refill(account))
 
     async def _refill(self, account: _Account) -> None:
-        """Take tokens for what was spent in advance and for the queue, and some ahead."""
+        """Take tokens from the store: for those spent in advance, for the queue, and some ahead."""
         while True:
             try:
                 wait = await self._take(account)
@@ -278,7 +283,8 @@ class RateLimits:
                 return
 
     async def _take(self, account: _Account) -> float:
-        """Take the tokens for one step of `_refill`. Returns as `_ask`."""
+        """Take the tokens for one step of `_refill`. Return the seconds until the last may be spent. If they are more
+        than `_LONGEST_WAIT_S`, none was taken."""
         owed, ahead = max(0, -account.left), account.ahead
         wait = await self._ask(account, owed + ahead)
         if wait > _LONGEST_WAIT_S and ahead > 1:
@@ -288,8 +294,8 @@ class RateLimits:
         return wait
 
     async def _ask(self, account: _Account, tokens: int) -> float:
-        """Take tokens from the store. Returns the seconds until the last of them may be spent; if that is more than
-        `_LONGEST_WAIT_S`, none was taken."""
+        """Take tokens from the store. Return the seconds until the last may be spent. If they are more than
+        `_LONGEST_WAIT_S`, none was taken. If the store is unreachable, let all messages go on and return 0."""
         rate = account.kind.rate
         try:
             return await self._rates.take(account.key, rate.per_s, rate.at_once, tokens, _LONGEST_WAIT_S)

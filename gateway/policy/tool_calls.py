@@ -1,4 +1,4 @@
-"""Applies the policy to tools: which tools a session sees, and which arguments their calls may have."""
+"""Apply the policy to tools: which tools a session sees, and which arguments their calls may have."""
 
 import contextlib
 import functools
@@ -29,24 +29,24 @@ __all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
 logger = logging.getLogger(__name__)
 
 MAX_LOGGED_NAME: Final = 128
-"""How many characters of a tool's name stand in logs."""
+"""Longest part of a tool's name in logs, in characters."""
 _MOST_WARNED: Final = 10_000
 
 _MAX_SHOWN: Final = 64
-"""Characters of an argument in a log line."""
+"""Longest part of an argument in a log line, in characters."""
 _MAX_SCRUBBED: Final = 4_096
-"""Characters of an argument that are searched for credentials before it is cut."""
+"""Longest part of an argument, in characters, that is searched for credentials before it is cut."""
 
 Steps = Generator[None, None, Object]
 
 Note = Callable[[str, str], None]
-"""Adds an attribute to the span of a call."""
+"""A function that adds an attribute, name and value, to the span of a call."""
 
 _UNLISTED: Final = Decision(allowed=False, reason="the server does not list it")
 
 
 class ToolCalls:
-    """Applies the policy to the tools of servers."""
+    """Apply the policy to the tools of servers."""
 
     def __init__(
         self, policy: Policy, audit: Audit, schemas: Schemas, settings: PolicySettings, facts: SessionFacts
@@ -61,8 +61,8 @@ class ToolCalls:
         self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the tools that a context may call. Arguments that the policy fills in are not required in their
-        schemas."""
+        """Return the tools that a context may call. Their schemas do not require the arguments that the policy fills
+        in."""
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen = []
         for tool in tools:
@@ -72,7 +72,7 @@ class ToolCalls:
         return seen
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the tools whose schemas cannot be used, by name, and why. Each of them is logged once."""
+        """Return the tools whose schemas cannot be used, by name, each with the reason. Log each of them once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -96,7 +96,7 @@ class ToolCalls:
             logger.warning("the input schema of tool %s/%s is invalid: %s", server, tool, fault)
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """Return the tools with patterns that are left out of the check, by name, and those patterns."""
+        """Return the tools with patterns in their schemas that are not checked, by name, each with these patterns."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -106,8 +106,7 @@ class ToolCalls:
         return found
 
     def decide(self, server: str, tools: Tools, context: Context, session: Session, name: str) -> Decision:
-        """Return the decision about a call of that tool. `context` is the request's, which may differ from the
-        session's.
+        """Return the decision on a call of a tool. `context` is the request's, which may differ from the session's.
 
         Raises:
             Refused: the session sees no such tool.
@@ -124,9 +123,9 @@ class ToolCalls:
         return decision
 
     def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:
-        """Return the params of a call for the server, or the steps that make them (`transports.turns`). `session` has
-        the context of the request (`gateway.context.facts.with_context`): bound arguments get its fields. `note` gets
-        what the span of the call should have.
+        """Check the arguments of a call, and fill in bound ones. Return the params for the server, or steps that make
+        them (`transports.turns`). `session` has the context of the request (`gateway.context.facts.with_context`):
+        bound arguments get its fields. `note` gets attributes for the span of the call.
 
         Raises:
             InvalidArguments: the arguments are invalid or blocked.
@@ -137,11 +136,11 @@ class ToolCalls:
         return self._steps(decision, tools, session, params, note)
 
     def checker_of(self, decision: Decision, tools: Tools, session: Session) -> Callable[[bytes], bytes]:
-        """Return what checks the arguments of small calls of one tool, as `checked` does: it gets their JSON, and
-        returns that for the server, in one line.
+        """Return a function that checks the arguments of small calls of one tool. It gets their JSON, and returns the
+        JSON for the server, in one line.
 
-        It raises as `checked`, and ValueError or msgspec.MsgspecError for what is no JSON, has numbers that no float
-        holds, or is to be noted.
+        It raises the errors of `checked`. It raises ValueError or msgspec.MsgspecError for invalid JSON, numbers that
+        no float holds, and arguments to note in the span.
         """
         if decision.bind or decision.blocked:
             return functools.partial(self._checked_again, decision, tools, session)
@@ -154,13 +153,13 @@ class ToolCalls:
             arguments = msgspec.json.decode(given)
             seen = encode(arguments)
             if problem is None or problem(arguments, seen, lenient=lenient) is not None:
-                check(arguments, seen)  # raises what is wrong
+                check(arguments, seen)  # raises the violation
             return seen
 
         return again
 
     def _problem_of(self, tools: Tools, name: str) -> Callable[..., object] | None:
-        """Return what finds a violation of a tool's schema; None if there is no schema, or none that can be used."""
+        """Return the function that finds violations of a tool's schema; None without a usable schema."""
         schema = tools.schemas.get(name)
         with contextlib.suppress(UnusableSchema):
             return None if schema is None else self._schemas.checker(schema).problem
@@ -176,7 +175,7 @@ class ToolCalls:
         try:
             arguments, holds = msgspec.json.decode(raw), True
         except (msgspec.ValidationError, RecursionError):
-            # A number that no float holds: the server gets it as it is. What is nested too deeply is refused.
+            # The server gets a number that no float holds as it is. What is nested too deeply is refused.
             arguments, holds = decode_exact(raw), False
         yield
         if decision.bind:
@@ -199,8 +198,8 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """Return the arguments, with fields of the session for bound arguments that the client has left out. Only
-        arguments that the tool has in its schema are bound: a pattern may match tools that lack some."""
+        """Return the arguments, with bound arguments that the client has left out filled from the session. Only
+        arguments in the tool's schema are bound: a pattern may match tools that lack some."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()
@@ -233,8 +232,8 @@ class ToolCalls:
 
 
 def _one_value(given: bytes) -> bytes:
-    """Return arguments that nobody else reads, as they came. Raises ValueError or msgspec.MsgspecError for what is no
-    JSON, is more than one value, or has line breaks, which no frame may have."""
+    """Return arguments unchanged, for a tool without checks. Raises ValueError or msgspec.MsgspecError for invalid
+    JSON, more than one value, or line breaks, which no frame may have."""
     given.decode()
     value = bytes(msgspec.json.decode(given, type=msgspec.Raw))
     if b"\n" in value or b"\r" in value:
@@ -243,12 +242,13 @@ def _one_value(given: bytes) -> bytes:
 
 
 def _note_elsewhere(name: str, value: str) -> None:
-    """Have the general way note and log it, which knows the call."""
+    """Raise ValueError, so that the call leaves the fast path. The general way knows the call, and notes and logs
+    it."""
     raise ValueError(name)
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
-    """Return a tool whose schema does not require the bound arguments."""
+    """Return a tool with a schema that does not require the bound arguments."""
     schema = tool.get("inputSchema")
     bound = {name for name, _ in decision.bind} & arguments_of(tool).keys()
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):
@@ -266,6 +266,6 @@ def _refuse_blocked(tool: str, decision: Decision, arguments: Any) -> None:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a value as a log may show it: cut, and without what looks like a credential."""
+    """Return a value for a log line: cut, and without text that looks like a credential."""
     text = value if isinstance(value, str) else str(value)
     return repr((scrubbed({name: text[:_MAX_SCRUBBED]})[name] or "")[:_MAX_SHOWN])
