@@ -1,1 +1,1 @@
-"""Authenticates requests, and derives the context of a session from credential claims."""
+"""Authenticate requests, and derive the context of a session from credential claims."""

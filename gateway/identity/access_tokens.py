@@ -1,4 +1,4 @@
-"""Verifies JWT access tokens (RFC 9068) with the keys that their issuer publishes (RFC 7517)."""
+"""Verify JWT access tokens (RFC 9068) with the keys that their issuer publishes (RFC 7517)."""
 
 import hashlib
 import logging
@@ -21,21 +21,21 @@ logger = logging.getLogger(__name__)
 
 FETCH_S: Final = 5.0
 KEYS_MAX_AGE_S: Final = 3_600.0
-"""How long fetched keys are used before they are fetched again."""
+"""Age at which fetched keys are fetched again."""
 REFETCH_S: Final = 10.0
-"""How long after a fetch an unknown key id causes no other one: forged tokens must not flood the issuer."""
+"""Least time after a fetch until an unknown key id causes another one: forged tokens must not flood the issuer."""
 CACHED_S: Final = 300.0
-"""How long a verified token is cached. A withdrawn key may be accepted for so long."""
+"""Longest time for which a verified token is cached. A withdrawn key may be accepted for so long."""
 _MAX_CACHED: Final = 10_000
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
-    """Return whether a token is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID
+    """Return whether a JWT is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID
     Connect Core §2), refresh, logout and security event tokens.
 
     A header `typ` of `at+jwt` (RFC 9068 §2.1) means yes, any other than `JWT` means no. With `JWT` or none the claims
-    decide: no hash of an identity token, no `events`, `typ` is Bearer or missing (Keycloak), `token_use` is access or
-    missing (Cognito), and no `nonce` unless one of these two says access.
+    decide. They must have no hash of an identity token and no `events`. `typ` must be Bearer or missing (Keycloak),
+    `token_use` must be access or missing (Cognito). If both are missing, `nonce` must be missing too.
     """
     kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
     if kind != "jwt":
@@ -47,7 +47,7 @@ def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> boo
 
 
 class AccessTokens:
-    """Verifies the tokens of the issuers that the operator trusts, and caches the result."""
+    """Verify the tokens of the issuers that the operator trusts, and cache the results."""
 
     def __init__(self, issuers: Sequence[JwtSettings], clock: Callable[[], float] = time.time) -> None:
         self._issuers = {settings.issuer: _Issuer(settings) for settings in issuers}
@@ -55,14 +55,14 @@ class AccessTokens:
         self._verified: FIFOCache[bytes, tuple[Principal, Mapping[str, Any], float]] = FIFOCache(_MAX_CACHED)
 
     def cached(self, token: str) -> tuple[Principal, Mapping[str, Any], float] | None:
-        """Return what `verify` has found, from the cache; None if the token is not there or has expired."""
+        """Return the cached result of `verify` for a token; None if there is none, or it has expired."""
         found = self._verified.get(hashlib.sha256(token.encode()).digest())
         if found is None or self._clock() >= found[2]:
             return None
         return found
 
     async def verify(self, token: str) -> tuple[Principal, Mapping[str, Any], float]:
-        """Return the principal of a token, its claims, and until when that is cached (Unix time).
+        """Verify a token. Return its principal, its claims, and the Unix time until which this result is cached.
 
         Raises:
             InvalidToken: the token is not from a trusted issuer, not for this gateway, or not valid now.
@@ -85,7 +85,7 @@ class AccessTokens:
 
 
 class _Issuer:
-    """An issuer, and the keys that it publishes."""
+    """Fetch and keep the keys that one issuer publishes, and check tokens with them."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self.settings = settings
@@ -94,7 +94,7 @@ class _Issuer:
         self._tasks = Tasks(f"keys of {settings.issuer}")
 
     async def key(self, name: str, header: Mapping[str, Any]) -> jwt.PyJWK:
-        """Return the key with that id. The keys are fetched again if they are old, or if the id is unknown.
+        """Return the key with that id. If the keys are old, or the id is unknown, fetch them again first.
 
         Raises:
             InvalidToken: the issuer does not publish the key.
@@ -120,7 +120,7 @@ class _Issuer:
             self._fetched_at = time.monotonic()
 
     def checked(self, token: str, key: jwt.PyJWK, now: float) -> Mapping[str, Any]:
-        """Return the claims of a valid token. The operator chooses the algorithms, never the token. Raises
+        """Check a token, and return its claims. The operator chooses the algorithms, never the token. Raises
         `InvalidToken`."""
         settings, options = self.settings, {"require": ["exp", "iss", "sub", "aud"], "verify_iat": False}
         try:

@@ -1,4 +1,4 @@
-"""Authenticates requests: by API key, access token, headers of a trusted proxy, or as anonymous."""
+"""Authenticate requests: by API key, access token, headers of a trusted proxy, or as anonymous."""
 
 import functools
 import hashlib
@@ -42,7 +42,7 @@ def digest_of(key: str) -> str:
 
 
 class KeyDigests(Generic[Holder]):
-    """Finds the holder of a key by the key's digest."""
+    """Find the holder of a key by the key's digest."""
 
     def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:
         self._digests = [(holder, bytes.fromhex(digest)) for holder, digest in named]
@@ -64,8 +64,8 @@ class KeyDigests(Generic[Holder]):
 class Authenticated(msgspec.Struct, frozen=True):
     """The principal of a request, and the claims of its credential; None if the credential has none.
 
-    `until`: each request with the same head from the same address is theirs before that time (Unix time; infinite: for
-    as long as this process runs), and need not be authenticated anew.
+    Before the Unix time `until`, requests with the same head from the same address need not be authenticated again.
+    Infinite: as long as this process runs.
     """
 
     principal: Principal
@@ -80,7 +80,7 @@ _CACHED_ADDRESSES: Final = 10_000
 
 
 class TrustedProxies:
-    """The proxies whose headers are believed about the address and the principal of a request."""
+    """Decide whether an address belongs to a proxy that may name a request's address and principal in headers."""
 
     def __init__(self, settings: ProxySettings | None) -> None:
         self.settings = settings
@@ -100,10 +100,10 @@ class TrustedProxies:
 
 
 class Identity:
-    """Authenticates requests with the configured credentials.
+    """Authenticate requests with the configured credentials.
 
-    `metadata_url` is the URL of the resource metadata (RFC 9728), which challenges name; empty if there is none.
-    `fields` are the operator's fields of the context. Some come from claims and from headers of trusted proxies.
+    `metadata_url` is the URL of the resource metadata (RFC 9728) for challenges; empty if there is none. `fields` are
+    the operator's fields of the context. Some come from claims and from headers of trusted proxies.
     """
 
     def __init__(
@@ -136,13 +136,14 @@ class Identity:
         self.known = self._known_with_fields if self._header_fields else self._known
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Return the caller, after an access token was verified if there is one."""
+        """Return the caller of a request. If it has an access token, verify the token first. Raises `Refused` (401,
+        403)."""
         who = self.known(headers, peer)
         return await self.verify(headers, peer) if who is None else who
 
     def _known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
         """Return the caller of a request with these headers (lower-case names), on a connection from the address
-        `peer`. None if the request has an access token that has to be verified first (`verify`).
+        `peer`. Return None if the request has an access token that must be verified first (`verify`).
 
         If keys or issuers are configured, an invalid credential is refused, never served as anonymous.
 
@@ -166,12 +167,12 @@ class Identity:
         return self._by_key(credential)
 
     def _known_with_fields(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """Do as `_known`, where headers of proxies set fields of the context."""
+        """Return the caller as `_known` does, and add the context fields that headers of trusted proxies set."""
         who = self._known(headers, peer)
         return None if who is None else self.with_fields(who, headers, peer)
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
-        """Return the caller, with the fields that a trusted proxy sets."""
+        """Return the caller, with the context fields that a trusted proxy sets in headers."""
         if not self._header_fields or peer not in self.proxies:
             return who
         try:
@@ -184,7 +185,7 @@ class Identity:
         return replace(who, granted=replace(granted, fields=(*granted.fields, *fields)))
 
     async def verify(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Return the holder of the access token in these headers. Raises as `known`."""
+        """Verify the access token in these headers, and return its holder. Raises `Refused` (401, 403)."""
         assert self._tokens is not None
         try:
             holder = self.token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
@@ -196,7 +197,8 @@ class Identity:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
     def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
-        """Return the holder of an access token with these claims, which was verified and need not be until then."""
+        """Return the holder of a verified access token with these claims. Until `until` (Unix time) it need not be
+        verified again."""
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields), until)
 
     def _by_key(self, key: str) -> Authenticated:
@@ -242,8 +244,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 
 class ResourceMetadata:
-    """The metadata document. `paths` are those it is served at, `url` is its address; both are empty if no resource is
-    configured."""
+    """Make the metadata document of the protected resource (RFC 9728). `paths` are the paths that it is served at,
+    `url` is its address. Both are empty if no resource is configured."""
 
     def __init__(self, settings: AuthSettings) -> None:
         self._settings = settings

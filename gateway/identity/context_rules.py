@@ -1,8 +1,8 @@
-"""Derives a session's context (trust, workspace, permissions) from credential claims and the operator's rules.
+"""Derive a session's context (trust, workspace, permissions) from credential claims and the operator's rules.
 
 Pure. A client may announce its workspace, which counts only if neither a claim nor a rule sets one. An announced
-workspace grants nothing (docs/adr/0013-provenance.md): a rule for certain workspaces gives no announced workspace
-anything, and a rule that takes trust away takes it from all announced workspaces. So no announced name gains anything.
+workspace grants nothing (docs/adr/0013-provenance.md). A rule for certain workspaces gives no announced workspace
+anything. A rule that takes trust away takes it from all announced workspaces. So no announced name gains anything.
 """
 
 import functools
@@ -31,16 +31,16 @@ Rules = Sequence[tuple[str, RuleSettings]]
 """Rules, each with the name of its setting."""
 
 _CACHED: Final = 1_024
-"""How many contexts are cached. Clients choose workspaces, so the cache has to be small."""
+"""Most contexts that are cached. Clients choose workspaces, so the cache has to be small."""
 
 _SHOWN_CHARS: Final = 64
-"""Characters of a workspace in an error."""
+"""Longest part of a workspace name in an error, in characters."""
 
 _NOTHING: Final = CredentialClaims()
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a fact of a context is what it is: the setting or the credential that decides it."""
+    """The reason for one fact of a context. `text` names the setting or the credential that decides it."""
 
     fact: str
     text: str
@@ -54,12 +54,12 @@ class Derived(msgspec.Struct, frozen=True):
 
 
 class ContextRules:
-    """Applies the operator's rules, in their order. The first rule that sets trust or workspace decides it. The
+    """Apply the operator's rules, in their order. The first rule that sets trust or workspace decides it. The
     permissions of all matching rules add up, and one rule is enough to make a session read-only.
 
-    `trust_announced`: the operator has configured that an announced workspace counts like any other. `read_only` are
-    the trust levels whose sessions are read-only. `fields` are the operator's fields of the context.
-    `is_usable` decides whether a workspace may be used at all.
+    `trust_announced`: an announced workspace counts like any other, by the operator's configuration. `read_only` are
+    the trust levels whose sessions are read-only. `fields` are the operator's fields of the context. `is_usable`
+    decides whether a workspace may be used at all.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Context:
-        """Return the context of a session, for which its client announces a workspace and the values of fields.
+        """Return the context of a session. Its client announces a workspace and the values of fields.
 
         Raises:
             Refused: the workspace or a field cannot be used.
@@ -102,7 +102,8 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Derived:
-        """Do as `context`, and return the reasons too."""
+        """Return the context of a session, and the reasons for its facts. Raises `Refused` if the workspace or a field
+        cannot be used."""
         granted = granted or _NOTHING
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
@@ -130,7 +131,7 @@ class ContextRules:
         return Derived(context, tuple(reasons))
 
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
-        """Return the context of a session for a request, from the request's credential and the present rules."""
+        """Return the context of a session for a new request, from the request's credential and the present rules."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == ANNOUNCED else ""
         if not known.fields:
@@ -142,16 +143,16 @@ class ContextRules:
         return {name: value for name, (value, _) in self.environment_sources(principal, context).items()}
 
     def environment_sources(self, principal: Principal, context: Context) -> dict[str, tuple[str, str]]:
-        """Do as `environment`, and return with each value the setting that has it. The first rule decides each
-        variable."""
+        """Return the environment variables that the rules set for a session, each with its value and its setting. The
+        first rule decides each variable."""
         variables: dict[str, tuple[str, str]] = {}
         for name, rule in self._applied_to(principal, context):
             variables = {variable: (value, f"{name}.env") for variable, value in rule.env.items()} | variables
         return variables
 
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
-        """Return the `idle_ttl_s` and `max_age_s` that rules set for a session, each with the setting that has it. The
-        first rule decides each."""
+        """Return the `idle_ttl_s` and `max_age_s` that the rules set for a session, each with its setting. The first
+        rule decides each."""
         found: dict[str, tuple[float, str]] = {}
         for name, rule in self._applied_to(principal, context):
             times = {"idle_ttl_s": rule.idle_ttl_s, "max_age_s": rule.max_age_s}
@@ -166,7 +167,7 @@ class ContextRules:
         return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
-        """Return those of the rules that apply to a workspace."""
+        """Return those of the matching rules that apply to a workspace of that source."""
         counts = self._counts(source)
         return [
             (name, rule)
@@ -180,8 +181,8 @@ class ContextRules:
     def _values(
         self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """Yield the values of the operator's fields, except those in the metadata, which changes while the session
-        lives."""
+        """Yield the operator's fields that have a value. Leave out fields of the metadata, which changes while the
+        session lives."""
         for name, field in self._fields.items():
             value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
             if field.is_announced:
@@ -199,7 +200,7 @@ class ContextRules:
     def _trust(
         self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
     ) -> tuple[str, Source]:
-        """Return the trust, and its source."""
+        """Return the trust level, and its source."""
         if granted.trust is not None:
             reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
             return granted.trust, AUTHENTICATED
@@ -216,8 +217,8 @@ class ContextRules:
     def _is_read_only(
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
-        """Return whether the session is read-only. Like trust, a rule takes the right to write from all announced
-        workspaces."""
+        """Return whether the session is read-only. As with trust, a rule for certain workspaces makes all announced
+        ones read-only."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:
@@ -241,12 +242,12 @@ def _permissions(
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """Return the source of a value that these rules set for a workspace of that source."""
+    """Return the source of a value that `rules` set, for a workspace of the source `workspace`."""
     return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
 def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
-    """Return the workspace, its source, and the reason."""
+    """Return the workspace, its source, and the reason for it."""
     if granted.workspace is not None:
         return granted.workspace, AUTHENTICATED, "the credential sets it"
     for name, rule in matching:
@@ -267,7 +268,7 @@ def _cut(text: str) -> str:
 
 
 def is_for_all(rule: RuleSettings) -> bool:
-    """Return True if a rule applies to every workspace."""
+    """Return whether a rule applies to every workspace."""
     return not rule.workspaces or any(is_catch_all(pattern) for pattern in rule.workspaces)
 
 
@@ -281,9 +282,9 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Return the claims with which a request leaves the context of a session as its client's last request left it.
+    """Return claims with which a request leaves the context of a session unchanged.
 
-    None if there are none: the rules have changed since that request, and a request with any claims would change the
+    None if there are none: the rules have changed since the last request. With any claims, a request would change the
     rights of the session.
     """
     context, source = session.context, session.context.provenance

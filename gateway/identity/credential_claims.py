@@ -1,4 +1,4 @@
-"""What a credential says of its holder's sessions: trust, workspace, permissions and the operator's fields. Pure."""
+"""Read the rights in a credential: trust, workspace, permissions and the operator's fields. Pure."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -37,11 +37,11 @@ class InsufficientScope(InvalidToken):
 
 
 MAX_SUBJECT_CHARS: Final = 256
-"""RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
+"""Longest subject, in characters. RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
 
 
 def unusable(subject: object) -> str:
-    """Return why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
+    """Return the reason why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
     if not isinstance(subject, str) or not subject.strip():
         return "it is empty"
     if len(subject) > MAX_SUBJECT_CHARS:
@@ -52,11 +52,11 @@ def unusable(subject: object) -> str:
 
 
 def named_in_header(value: str) -> str:
-    """Return the name in a header value. Header values are bytes, and only UTF-8 is accepted: each name has one
+    """Decode the name in a header value. Header values are bytes, and only UTF-8 is accepted, so that each name has one
     encoding.
 
     Raises:
-        ValueError: it is not UTF-8.
+        ValueError: the value is not UTF-8.
     """
     return value if value.isascii() else value.encode("latin-1").decode("utf-8")
 
@@ -66,10 +66,10 @@ _TRUST: Final = frozenset({"direct", SANDBOXED})
 
 
 class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
-    """The trust, workspace and permissions in a credential.
+    """The trust, workspace, permissions and fields in a credential.
 
     `trust` is None if the operator has named no claim or header for it, `workspace` if the credential has none.
-    `names_workspace`: the operator has named a claim or header for the workspace, so that an announced one is ignored.
+    `names_workspace`: the operator has named a claim or header for the workspace. Then an announced one is ignored.
     `fields` are names and values of the operator's fields of the context.
     """
 
@@ -81,7 +81,7 @@ class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 def normal_trust(value: object) -> str:
-    """Return a trust level, in whatever case it is written. Unknown levels are `sandboxed`."""
+    """Return a trust level in lower case. Unknown levels become `sandboxed`."""
     level = str(value).strip().lower()
     return level if level in _TRUST else SANDBOXED
 
@@ -89,8 +89,8 @@ def normal_trust(value: object) -> str:
 def granted_by(
     claims: Mapping[str, Any], names: ClaimNames, fields: Mapping[str, str] = MappingProxyType({})
 ) -> CredentialClaims:
-    """Return the values of the claims that the operator has named. A missing claim grants nothing. `fields` are names
-    of fields, and the claims for these."""
+    """Return the rights in the claims that the operator has named. A missing claim grants nothing. `fields` maps names
+    of fields to claims."""
     trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
     if isinstance(permissions, str):
         permissions = permissions.split()
@@ -105,8 +105,8 @@ def granted_by(
 
 
 def _text(claim: Any) -> str:
-    """Return the value of a claim as text: numbers and truth values as JSON writes them, the texts of a list separated
-    by spaces. Empty for any other value."""
+    """Return the value of a claim as text. Numbers and truth values are as JSON writes them, texts of a list are joined
+    by spaces. Any other value is empty."""
     if isinstance(claim, str):
         return claim
     if isinstance(claim, bool | int | float):
@@ -117,7 +117,7 @@ def _text(claim: Any) -> str:
 
 
 def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the fields that headers have. `fields` are names of fields, and their headers in lower case.
+    """Return the context fields that headers have. `fields` maps names of fields to headers in lower case.
 
     Raises:
         ValueError: a header is not UTF-8.
@@ -128,7 +128,7 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
 
 
 def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """Do as `granted_by`, from the headers of a trusted proxy.
+    """Return the rights in the headers of a trusted proxy. A missing header grants nothing.
 
     Raises:
         ValueError: a header is not UTF-8.

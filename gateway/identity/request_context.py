@@ -1,4 +1,4 @@
-"""The principal and the claims of one request, passed on as an argument.
+"""Pass on the principal and the claims of one request, as an argument.
 
 A context variable would outlive the request: servers start the next request of a connection in the context of the
 previous one.
@@ -15,7 +15,7 @@ __all__ = ["RequestContext"]
 class RequestContext(msgspec.Struct, frozen=True):
     """The principal of a request, the claims of its credential (None: it has none), and its correlation id.
 
-    `until`: as `gateway.identity.authenticate.Authenticated` has it.
+    Before the Unix time `until`, requests with the same head from the same address need no new authentication.
     """
 
     principal: Principal

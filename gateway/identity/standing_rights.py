@@ -1,4 +1,4 @@
-"""Whether a principal that is not here may still do what was granted to it: for work that goes on without a request."""
+"""Decide whether an absent principal still has the rights granted to it, for work that goes on without a request."""
 
 from collections.abc import Collection
 
@@ -15,8 +15,8 @@ _FEWER = "its principal has fewer or other rights by now"
 
 
 class StandingRights:
-    """Decides from the present configuration alone: principals that it does not name have no rights, and what a
-    credential has granted counts as not granted.
+    """Decide from the present configuration alone. Principals that it does not name have no rights. Rights that a
+    credential has granted count as not granted.
 
     `api_keys` are the names of the present keys.
     """
@@ -28,15 +28,15 @@ class StandingRights:
         self._api_keys = frozenset(api_keys)
         self._allow_anonymous = allow_anonymous
         proxies = auth.proxies
-        # Whether the credentials of an issuer decide trust or workspace. Claimed permissions only add to those of the
+        # True for issuers whose credentials decide trust or workspace. Claimed permissions only add to those of the
         # rules: without the credential they are missing.
         self._is_claimed = {entry.issuer: bool(entry.claims.trust or entry.claims.workspace) for entry in auth.jwt}
         if proxies is not None and proxies.subject_header:
             self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Return why that principal may not do today what that context has granted to it, or why nobody knows. Empty:
-        it still may."""
+        """Return the reason why a principal no longer has the rights in `granted`, or why nobody knows. Empty: it still
+        has them."""
         if not self._is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
@@ -49,9 +49,9 @@ class StandingRights:
         return "" if _covers(today, granted) else _FEWER
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
-        """Return why what that principal has begun with that context may not go on. As `why_lost`, but what a
-        credential has granted counts as granted: it was at hand when the call was made, and nothing new is done with
-        it."""
+        """Return the reason why work that a principal has begun with the context `granted` may not go on; empty if it
+        may. Rights from a credential count as granted: it was at hand when the call was made, and nothing new is done
+        with it."""
         if principal.issuer in self._is_claimed:
             return ""
         return self.why_lost(principal, granted)
@@ -65,7 +65,8 @@ class StandingRights:
 
 
 def _covers(today: Context, granted: Context) -> bool:
-    """Return whether a context grants all that another one has granted. Trust levels and workspaces have no order."""
+    """Return whether `today` grants all that `granted` does. Trust levels and workspaces have no order, so they must be
+    equal."""
     return (
         (today.workspace, today.trust, today.fields) == (granted.workspace, granted.trust, granted.fields)
         and set(granted.permissions) <= set(today.permissions)
