@@ -1,1 +1,1 @@
-"""The facts and resources of a session that its servers get."""
+"""Make the facts and resources of a session that its servers get."""

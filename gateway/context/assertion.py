@@ -1,4 +1,4 @@
-"""Session assertions for HTTP servers: short-lived signed tokens that no client can make.
+"""Make session assertions for HTTP servers: short-lived signed tokens that no client can make.
 
 A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), valid for a minute. The public keys are at
 `/.well-known/jwks.json` (RFC 7517). The same token gives access to the session's state over HTTPS.
@@ -28,7 +28,7 @@ _MAX_CACHED_BYTES: Final = 16 << 20
 
 
 class Assertions:
-    """Makes and verifies assertions. The first key of the ring signs, all keys verify. `issuer` is their `iss`.
+    """Make and verify assertions. The first key of the ring signs, all keys verify. `issuer` is their claim `iss`.
     `fields` returns further claims."""
 
     def __init__(
@@ -48,7 +48,8 @@ class Assertions:
         self._cached_bytes = 0
 
     def of(self, session: Session, audience: str) -> str:
-        """Return the assertion of that session for the server at that URL. It is renewed long before it expires."""
+        """Return the assertion of a session for the server at the URL `audience`. It is renewed long before it
+        expires."""
         now = self._clock()
         key = (session.id, session.version, audience)
         at, token = self._cached.get(key, (0.0, ""))
@@ -62,7 +63,7 @@ class Assertions:
         return token
 
     def _sign(self, session: Session, audience: str, now: int) -> str:
-        import jwt  # for the first server with a URL
+        import jwt  # loaded only if a server has a URL
 
         name, key = next(iter(self._keys.items()))
         claims = {
@@ -82,7 +83,7 @@ class Assertions:
         return jwt.encode(claims, key, algorithm="EdDSA", headers={"kid": name})
 
     def session_of(self, token: str) -> str | None:
-        """Return the session that an assertion of this gateway names. None if the assertion is invalid or expired."""
+        """Verify an assertion of this gateway, and return the id of its session; None if it is invalid or expired."""
         if not is_canonical(token):
             return None
         import jwt  # as above

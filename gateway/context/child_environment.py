@@ -1,4 +1,4 @@
-"""The environment variables of one server's children: fields of the session, the operator's rules, and secrets."""
+"""Make the environment variables of one server's children: fields of the session, the operator's rules, and secrets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +15,10 @@ __all__ = ["ChildEnvironment"]
 
 
 class ChildEnvironment:
-    """Makes the environment of children.
+    """Make the environment of children.
 
-    `names` are the fields by variable, `own` is the server's `env`. Its values without a secret are the same for all
-    children, and the transport has them.
+    `names` has a session field for each variable, `own` is the server's `env`. Values of `env` without a secret are not
+    made here: the transport sets them for all children.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class ChildEnvironment:
         self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
 
     async def of(self, session: Session, correlation: str) -> dict[str, str]:
-        """Return the variables of a child of that session, for its first request. The server's `env` wins, then the
-        rules.
+        """Return the variables of a child of that session. `correlation` is the id of its first request. The server's
+        `env` wins over the rules, and these win over fields of the session.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -58,9 +58,9 @@ class ChildEnvironment:
         return variables | await self._secrets.fill(by_rules | self._own, session.principal)
 
     def facts(self, session: Session, correlation: str) -> dict[str, Any]:
-        """Return the facts that a child gets as JSON, for `current_session`."""
+        """Return the facts of a session that a child gets as JSON, for `current_session`."""
         return self._facts.all_of(session, correlation)
 
     def comparable(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables without the correlation id, to compare those of two requests of one session."""
+        """Return the variables without the correlation id, to compare the variables of two requests of one session."""
         return {name: value for name, value in variables.items() if name not in self._of_request}

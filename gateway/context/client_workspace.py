@@ -1,4 +1,4 @@
-"""What a client announces about its session: its workspace, and those of the operator's fields that it may set. Pure.
+"""Read what a client announces about its session: its workspace, and the operator's fields that it may set. Pure.
 
 An announcement informs and never grants (docs/adr/0013-provenance.md).
 """
@@ -28,7 +28,7 @@ class Announced(msgspec.Struct, frozen=True):
 
 
 class MetaPath:
-    """A place in `_meta`: a path into nested objects, or one key with dots. The nested value wins."""
+    """Find a value in `_meta` by a path into nested objects, or by one key with dots. The nested value wins."""
 
     def __init__(self, path: str) -> None:
         self._key = path
@@ -45,8 +45,8 @@ class MetaPath:
         return self._checked(self._nested(meta)) or self._checked(meta.get(self._key))
 
     def without(self, meta: Object, is_wrong: Callable[[Any], bool]) -> Object:
-        """Return a `_meta` whose entries are raw, without the values in that place, in either spelling, that are
-        wrong."""
+        """Return a `_meta` without values at that place, nested or by one key, for which `is_wrong` is true. Entries of
+        `_meta` are raw JSON."""
         if self._key in meta and is_wrong(msgspec.json.decode(meta[self._key])):
             meta = {name: raw for name, raw in meta.items() if name != self._key}
         first, rest = self._parts[0], self._parts[1:]
@@ -72,8 +72,8 @@ class MetaPath:
 
 
 class Announcements:
-    """Reads what requests announce. `workspace_path` is the place of the workspace in `_meta`. `session_key` returns
-    the session key of a request."""
+    """Read the announcements in requests. `workspace_path` is the place of the workspace in `_meta`. `session_key`
+    returns the session key of a request."""
 
     def __init__(
         self, workspace_path: str, settings: ContextSettings, session_key: Callable[[Request], str | None]
@@ -88,8 +88,8 @@ class Announcements:
         }
 
     def of(self, request: Request, *, is_anonymous: bool = False) -> Announced:
-        """Return what a request announces. The session key of an anonymous client is no field: whoever has it has the
-        session.
+        """Return the announcements of a request. The session key of an anonymous client is no field: whoever knows it
+        has the session.
 
         Raises:
             Refused: 400, an announced value cannot be used.
@@ -105,7 +105,8 @@ class Announcements:
         return Announced(self.workspace(request.meta), fields)
 
     def workspace(self, meta: Mapping[str, Any]) -> str:
-        """Return the workspace that `_meta` announces, after the operator's `workspace_ids`. Empty: it announces none.
+        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`. Empty: it announces
+        none.
 
         Raises:
             Refused: 400, it is not a string, or too long.
@@ -114,10 +115,9 @@ class Announcements:
         return self._id_of(announced) if announced else ""
 
     def agreed(self, meta: Object, context: Context) -> Object:
-        """Return a `_meta` for servers, without an announced workspace that is not the context's: a server that reads
-        it would work in a workspace that the operator, or the session, has not. What is announced where nothing is
-        known stays.
-        """
+        """Return a `_meta` for servers, without an announced workspace that differs from the context's. A server that
+        reads it would work in a workspace that is not the session's. If no workspace is known, the announcement
+        stays."""
         if not context.workspace and context.provenance.workspace == "announced":
             return meta
         return self._path.without(meta, lambda said: bool(said) and not self._is_of(context, said))

@@ -1,4 +1,4 @@
-"""The facts of a session that servers and clients get, and the names of these facts. Pure: no I/O."""
+"""Make the facts of a session that servers and clients get, and define their names. Pure: no I/O."""
 
 import functools
 import os
@@ -45,8 +45,8 @@ RESTARTED_KEY: Final = _OURS + "restarted"
 TRACE_KEY: Final = _OURS + "trace"
 WORKSPACE_KEY: Final = _OURS + "workspace"
 
-# Correlation ids are no secrets, so a fast generator is enough. An app that is forked after it was loaded (gunicorn's
-# `preload_app`) has other ids in each process.
+# Correlation ids are no secrets, so a fast generator is enough. It is seeded again after a fork, so that processes of
+# an app that was loaded before (gunicorn's `preload_app`) make different ids.
 _random: Final = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
 
@@ -74,12 +74,12 @@ def new_correlation_id() -> str:
 
 
 def with_context(session: Session, context: Context) -> Session:
-    """Return the record of a session, with the context of one request instead of the context that was stored last."""
+    """Return the record of a session, with `context` (of one request) in place of the stored context."""
     return session if context is session.context else msgspec.structs.replace(session, context=context)
 
 
 def workspace_source(context: Context) -> str:
-    """Return where the workspace comes from, as servers are told; empty if there is none."""
+    """Return the source of the workspace (announced, configured or authenticated); empty if there is no workspace."""
     return context.provenance.workspace if context.workspace else ""
 
 
@@ -89,7 +89,7 @@ def facts_of(session: Session, correlation: str) -> dict[str, str]:
 
 
 def built_in(session: Session, name: str) -> str:
-    """Return the fact with that name, of those that every session has."""
+    """Return the fact with that name, which every session has."""
     return (_FACTS.get(name) or _FURTHER[name])(session)
 
 
@@ -111,7 +111,7 @@ _FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
 
 
 class ContextMeta(msgspec.Struct, frozen=True):
-    """The value of `CONTEXT_KEY` in the `_meta` of messages to servers, for one session with one context. The messages
+    """The value of `CONTEXT_KEY` in the `_meta` of messages to servers, for one session with one context. Messages
     differ in the correlation id alone: `before` and `after` are the JSON around it."""
 
     before: bytes
@@ -123,7 +123,7 @@ class ContextMeta(msgspec.Struct, frozen=True):
 
 
 def context_meta(session: Session) -> ContextMeta:
-    """Return what servers are told of a session in `_meta`."""
+    """Return the facts of a session that servers get in `_meta`."""
     beginning = _context_beginning if len(session.context.workspace) <= _SHORT else _encoded_beginning
     return ContextMeta(beginning(session.id, session.principal, session.client.name, session.context))
 
@@ -142,19 +142,19 @@ def _encoded_beginning(session_id: str, principal: Principal, agent: str, contex
 
 
 _SHORT: Final = 256
-"""Characters of a workspace. Contexts with longer ones are not cached, because clients choose them."""
+"""Longest workspace name, in characters, of a context that is cached: clients choose these names."""
 _context_beginning = functools.lru_cache(maxsize=2_048)(_encoded_beginning)
 
 
 def trace_meta(session: Session | None, correlation: str) -> Object:
-    """Return the entry of a result's `_meta` by which clients can find the request in logs."""
+    """Return the entry of a result's `_meta` with which clients can find the request in logs."""
     facts = {} if session is None else {"session": redact(session.id)}
     return {TRACE_KEY: msgspec.Raw(encode({**facts, CORRELATION_KEY: correlation}))}
 
 
 def traced_error(error: bytes, correlation: str) -> bytes:
-    """Return a server's error object with the correlation id in its `data`, unless `data` is of another type or has
-    one."""
+    """Return a server's error object, with the correlation id added to its `data`. It stays unchanged if `data` has an
+    id, or is neither an object nor null."""
     try:
         found = msgspec.json.decode(error, type=Object)
         data = msgspec.json.decode(found["data"], type=Object | None) if "data" in found else {}
@@ -176,11 +176,11 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SessionFacts:
-    """The fields of sessions, by the names that the configuration uses, and the forms in which they are told.
-    `metadata` are the templates of the metadata that new sessions get.
+    """Give the fields of sessions to servers, logs and the audit trail, by the names that the configuration uses.
+    `metadata` has the templates of the metadata that new sessions get.
 
-    Values that the session's metadata has are read when they are told, because metadata changes while a session lives.
-    All other values are decided when a session opens, or when its credential changes.
+    Values from the session's metadata are read each time, because metadata changes while a session lives. All other
+    values are decided when a session opens, or when its credential changes.
     """
 
     def __init__(self, settings: ContextSettings, metadata: Mapping[str, str]) -> None:
@@ -189,7 +189,7 @@ class SessionFacts:
         self._in_meta = self._told("meta")
         self._in_log = self._told("log")
         self._in_audit = self._told("audit")
-        # Decided once: each call of a client needs it.
+        # Chosen once, because each call of a client needs it.
         self.meta: Callable[[Session], ContextMeta] = self._meta if self._in_meta else context_meta
         self.logged: Callable[[Session], Mapping[str, str]] = self._logged if self._in_log else _nothing
 
@@ -197,8 +197,7 @@ class SessionFacts:
         return tuple(name for name, field in self._fields.items() if where in field.to)
 
     def value(self, session: Session, name: str) -> str:
-        """Return the value of a field, of those that every session has or of the operator's. Empty: the session has
-        none."""
+        """Return the value of a field, built-in or the operator's; empty if the session has none."""
         field = self._fields.get(name)
         return built_in(session, name) if field is None else self._added(session, name, field)[0]
 
@@ -211,13 +210,13 @@ class SessionFacts:
         return ("", "configured") if given is None else (given.value, given.source)
 
     def _source_of_metadata(self, name: str) -> Source:
-        """Return who has set metadata: the operator, except for a text that is filled with what a client says of
-        itself."""
+        """Return the source of a metadata value: the operator, unless its template contains values that the client
+        announces."""
         template = self._templates.get(name, "")
         return "announced" if "{agent" in template or "{workspace" in template else "configured"
 
     def sources(self, session: Session) -> dict[str, tuple[str, Source]]:
-        """Return all of the operator's fields that the session has, with values and sources."""
+        """Return the operator's fields that the session has, each with its value and source."""
         found = {name: self._added(session, name, field) for name, field in self._fields.items()}
         return {name: value for name, value in found.items() if value[0]}
 
@@ -250,7 +249,7 @@ class SessionFacts:
         }
 
     def _meta(self, session: Session) -> ContextMeta:
-        """Return the value of `gateway.context.facts.CONTEXT_KEY` in the `_meta` of messages to servers."""
+        """Return the value of `CONTEXT_KEY` in the `_meta` of messages to servers, with the operator's fields."""
         return ContextMeta(context_meta(session).before, b'",' + encode(self._shown_in_meta(session))[1:])
 
     def _shown_in_meta(self, session: Session) -> dict[str, dict[str, str]]:
@@ -263,15 +262,14 @@ class SessionFacts:
         }
 
     def claims(self, session: Session) -> dict[str, dict[str, str]]:
-        """Return the fields that assertions have."""
+        """Return the operator's fields for the claims of an assertion."""
         return self._shown_in_meta(session)
 
     def _logged(self, session: Session) -> dict[str, str]:
-        """Return the fields that log lines have."""
         return self._some(session, self._in_log)
 
     def audited(self, session: Session) -> dict[str, str]:
-        """Return the fields that audit events have."""
+        """Return the fields for events of the audit trail."""
         return self._some(session, self._in_audit)
 
     def _some(self, session: Session, names: Iterable[str]) -> dict[str, str]:

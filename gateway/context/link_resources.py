@@ -1,4 +1,4 @@
-"""Makes the resources that a link gets of its session: environment variables, tool session, socket to the state."""
+"""Make the resources that a link gets from its session: environment variables, tool session, socket to the state."""
 
 import json
 import secrets
@@ -28,13 +28,13 @@ class LinkResources:
 
 
 NO_RESOURCES: Final = LinkResources()
-"""Of a link that is not there."""
+"""The resources of a link that does not exist."""
 
 
 class LinkResourceProvider:
-    """Makes the resources of links. Sockets and folders are where only the user of this process can enter.
+    """Make the resources of links. Only the user of this process can enter the folders of sockets and sessions.
 
-    `tools` makes the session that tools see, from its record.
+    `tools` makes the session object that tools see, from the session's record.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LinkResourceProvider:
         return LinkResources(given=ConnectOptions(in_context=lambda: context_with(tools)), session=tools)
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
-        """Give access to the state of a session. `secret` is what a child process has to send for it."""
+        """Return access to the state of a session. `secret` is the text that a child process has to send for it."""
         return StateAccess(session=self._tools(session), store=self._state, secret=secret)
 
     async def for_child(
@@ -62,10 +62,10 @@ class LinkResourceProvider:
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
     ) -> LinkResources:
-        """Return the resources of a link to a child process, with a socket of its own to the session's state. The
-        session's folder is made if a variable or the launcher has its path.
+        """Return the resources of a link to a child process, with a socket of its own to the session's state. Make the
+        session's folder if a variable or the launcher has its path.
 
-        `launcher` is the command that starts the child. Its placeholders are filled in here: it gets the names of the
+        `launcher` is the command that starts the child; its placeholders are filled in here. It gets the names of the
         variables of `env` and `named`, never their values.
 
         Raises:
@@ -91,7 +91,7 @@ class LinkResourceProvider:
         )
 
     def _with_folder(self, session_id: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Make the session's folder. The result closes the link's resources and releases the folder."""
+        """Make the session's folder. Return a function that closes the link's resources and releases the folder."""
         try:
             self.folders.use(session_id)
         except OSError:
@@ -106,8 +106,8 @@ class LinkResourceProvider:
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
-    """Yield the command of a launcher. A part with `{variable}` is repeated for each variable, with its name: values
-    would be visible in lists of processes."""
+    """Yield the parts of a launcher's command. A part with `{variable}` is repeated with the name of each variable:
+    values would be visible in lists of processes."""
     for part in launcher:
         for placeholder, value in values.items():
             part = part.replace(placeholder, value)

@@ -1,7 +1,7 @@
-"""Redacts personal data in text: e-mail addresses, telephone numbers, numbers of payment cards. Pure.
+"""Redact personal data in text: e-mail addresses, telephone numbers, numbers of payment cards. Pure.
 
-Found by their form alone, so an operator has to ask for it (`session.scrub_metadata`): a form says neither that text is
-personal nor that it is not.
+Data is found by its form alone, which proves neither that text is personal nor that it is not. So an operator has to
+ask for it (`session.scrub_metadata`).
 """
 
 import re
@@ -23,7 +23,7 @@ _FIRST_DIGITS: Final = "23456"
 _GROUP: Final = re.compile("[0-9]+")
 
 _EMAIL: Final = r"[\pL\pN._%+'\-]+@[\pL\pN\-]+(?:\.[\pL\pN\-]+)+"
-# Groups of digits. Which of them are a card's is for `_without_cards`: other numbers may stand right before it.
+# Groups of digits. `_without_cards` finds the card's among them: other numbers may stand right before it.
 _DIGITS: Final = r"\b[0-9](?:[ \-]?[0-9])*\b"
 # ITU-T E.164 with its prefix, however it is written, and the usual forms of North America.
 _PHONE: Final = (
@@ -33,8 +33,8 @@ _PHONE: Final = (
 
 
 def _without_cards(found: Any) -> str:
-    """Return groups of digits without those that are the number of a card. Of groups that may belong to two numbers,
-    both are redacted: it cannot be told which one is the card's."""
+    """Return groups of digits, with card numbers redacted. If groups may belong to two numbers, redact both: nobody can
+    tell which one is the card's."""
     text, kept, at = str(found.group(0)), list[str](), 0
     for begin, end in _cards(text):
         if begin >= at:
@@ -44,8 +44,8 @@ def _without_cards(found: Any) -> str:
 
 
 def _cards(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the numbers of cards begin and end: whole groups, whose last digit checks the others (ISO/IEC 7812-1,
-    Luhn; other long numbers seldom have that)."""
+    """Yield the begin and end of each card number: whole groups, whose last digit checks the others (ISO/IEC 7812-1,
+    Luhn). Other long numbers seldom pass this check."""
     groups = [(group.start(), group[0]) for group in _GROUP.finditer(text)]
     for first, (begin, group) in enumerate(groups):
         if group[0] not in _FIRST_DIGITS:

@@ -1,7 +1,7 @@
-"""Secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server.
+"""Fill in the secrets of each principal for its servers: `${secret:NAME}` in the `env` and `headers` of a server.
 
 The operator configures the source of each secret: a file, a variable of the gateway, or a command. A value goes into
-the environment of one child or the headers of one session, and never into logs, errors or the store.
+the environment of one child or the headers of one session. It never goes into logs, errors or the store.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ COMMAND_S: Final = 10.0
 CACHED_S: Final = 60.0
 _MOST_BYTES: Final = 64 << 10
 _TEMPLATE: Final = re.compile(r"\$\{secret:([A-Za-z0-9_.-]+)\}")
-# Subjects that are plain names in a path, a variable's name and a command's argument. None begins with `-`, `+` or `@`,
-# which commands may read as something else.
+# Subjects that are plain names in a path, a variable's name and a command's argument. None begins with `-`, `+` or `@`:
+# commands may read these as something else.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,127}")
 _OURS: Final = "MCP_GATEWAY_"
 _MAX_CACHED: Final = 1_024
@@ -46,7 +46,7 @@ def secrets_in(value: str) -> tuple[str, ...]:
 
 
 class PrincipalSecrets:
-    """Fills in the secrets of a principal, which is (issuer, subject): two issuers may use the same subject.
+    """Fill in the secrets of a principal, which is (issuer, subject): two issuers may use the same subject.
 
     The output of a command is cached for `CACHED_S`. `issuers` are all issuers that can name a principal.
     """
@@ -57,7 +57,7 @@ class PrincipalSecrets:
         self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
 
     async def fill(self, values: Mapping[str, str], principal: Principal) -> dict[str, str]:
-        """Return the values with their secrets.
+        """Return the values, with their placeholders replaced by the principal's secrets.
 
         Raises:
             UpstreamUnavailable: the principal has no such secret. The message has its name, never its value.
@@ -89,7 +89,8 @@ class PrincipalSecrets:
         return found
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
-        """Return whether a principal may have that secret, and its subject can be used in the secret's source."""
+        """Return whether a principal may have that secret. A subject that is unsafe in the source of a personal secret
+        may not."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:

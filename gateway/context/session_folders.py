@@ -1,7 +1,7 @@
-"""Folders of this process and of its sessions, which only the user of this process can enter.
+"""Make folders of this process and of its sessions, which only the user of this process can enter.
 
 A session has a folder for all its servers, and one for each server that runs in a sandbox. They end with the session on
-this replica. A process that was killed leaves its folders behind; the next one on the machine finds that nobody holds
+this replica. A process that was killed leaves its folders behind. The next one on the machine finds that nobody holds
 their lock, and removes them.
 """
 
@@ -27,16 +27,17 @@ __all__ = ["SessionFolders"]
 logger = logging.getLogger(__name__)
 
 _LONGEST_BASE: Final = 50
-"""Characters of a folder for temporary files. The path of a Unix socket has 107 bytes at most (Linux, unix(7))."""
+"""Longest path, in characters, of a folder for temporary files. The path of a Unix socket has 107 bytes at most (Linux,
+unix(7))."""
 _PRIVATE: Final = 0o700
 _THREADS: Final = 2
-"""They remove folders, and do nothing else: a server may leave millions of files."""
+"""Threads that only remove folders: a server may leave millions of files."""
 _AT_ONCE: Final = 1_000
-"""Entries of a folder that are read before they are removed."""
+"""Maximum number of entries of a folder that are read before they are removed."""
 
 
 class SessionFolders:
-    """The folders of one process: `sockets`, and those of the sessions that need them."""
+    """Keep the folders of one process: `sockets`, and those of the sessions that need them."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -49,7 +50,7 @@ class SessionFolders:
         self._threads = ThreadPoolExecutor(_THREADS, "session-folders")
 
     def _opened(self) -> Path:
-        """Return the folder of this process.
+        """Return the folder of this process, made if there is none.
 
         Raises:
             OSError: it cannot be made.
@@ -63,7 +64,7 @@ class SessionFolders:
         return self._folder
 
     def _take(self, root: Path, name: str) -> bool:
-        """Make the folder of this process. False: another process removes folders at this moment.
+        """Make and lock the folder of this process. Return False if another process removes folders at this moment.
 
         The lock comes first, because a folder without a lock belongs to nobody.
         """
@@ -84,21 +85,23 @@ class SessionFolders:
 
     @property
     def sockets(self) -> Path:
-        """The folder of the sockets. Raises `OSError`: it cannot be made."""
+        """Return the folder of the sockets. Raises `OSError` if it cannot be made."""
         return self._opened() / "s"
 
     def path(self, session_id: str) -> Path:
-        """Return where the folder of a session is, or would be. Raises `OSError`: this process can have no folders."""
+        """Return the path of a session's folder, which may not exist. Raises `OSError` if this process cannot make
+        folders."""
         return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
 
     def use(self, session_id: str) -> None:
-        """Make the folder of a session, if there is none yet, for one more link. Raises `OSError`."""
+        """Make the folder of a session, if there is none yet, and count one more link that uses it. Raises
+        `OSError`."""
         self.path(session_id).mkdir(mode=_PRIVATE, exist_ok=True)
         self._count(session_id)
 
     def use_own(self, session_id: str, server: str) -> Path:
-        """Make the folder that only one server uses in a session, with `home` and `tmp` in it, for one more link. An
-        empty session id stands for processes that belong to no session. Raises `OSError`."""
+        """Make the folder that only one server uses in a session, with `home` and `tmp` in it. Count one more link that
+        uses it. An empty session id stands for processes that belong to no session. Raises `OSError`."""
         folders = self._own.setdefault(session_id, {})
         own = folders.get(server)
         if own is None:
@@ -115,7 +118,8 @@ class SessionFolders:
         self._uses[session_id] += 1
 
     def release(self, session_id: str) -> None:
-        """Note that a link of the session has ended."""
+        """Note that a link of the session has ended. If it was the last one of a forgotten session, remove the
+        folders."""
         self._uses[session_id] -= 1
         if self._uses[session_id] <= 0:
             del self._uses[session_id]
@@ -123,7 +127,8 @@ class SessionFolders:
                 self._remove(session_id)
 
     def forget(self, session_id: str) -> None:
-        """Remove the folders of a session that this process serves no more, once the session's last link has ended."""
+        """Remove the folders of a session that this process no longer serves, once the session's last link has
+        ended."""
         if self._folder is None:
             return
         if session_id in self._uses:
@@ -154,7 +159,7 @@ class SessionFolders:
             os.close(self._lock)
 
     async def clean(self) -> None:
-        """Remove what processes have left behind that were killed."""
+        """Remove the folders of processes that were killed."""
         await asyncio.to_thread(self._clean)
 
     def _clean(self) -> None:
@@ -167,7 +172,8 @@ class SessionFolders:
 
 
 def _root(base: Path) -> Path:
-    """Return the folder of all processes of this user: nobody else may have made it, or may enter it."""
+    """Return the folder of all processes of this user. If others may enter it, or have made it, return a new one
+    instead."""
     root = base / f"mcp-session-gateway-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=_PRIVATE)
@@ -179,7 +185,7 @@ def _root(base: Path) -> Path:
 
 
 def _is_held(lock: int, path: Path) -> bool:
-    """Return whether this process holds the lock now, and the lock is still at its path."""
+    """Try to take the lock. Return whether this process holds it now, and its file is still at the path."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(lock).st_ino == path.stat().st_ino
@@ -188,7 +194,7 @@ def _is_held(lock: int, path: Path) -> bool:
 
 
 def _delete_if_free(path: Path) -> None:
-    """Delete a process's folder and its lock, unless the process lives."""
+    """Delete a process's folder and its lock, unless the process still runs."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -196,14 +202,14 @@ def _delete_if_free(path: Path) -> None:
     try:
         if _is_held(lock, path):
             _delete(path.with_suffix(""))
-            if not path.with_suffix("").exists():  # else the next start tries again
+            if not path.with_suffix("").exists():  # otherwise the next start tries again
                 path.unlink(missing_ok=True)
     finally:
         os.close(lock)
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder, with whatever servers have put into it. None of them runs any more."""
+    """Delete a folder, with all that servers have put into it. No server uses it any more."""
     try:
         _empty(folder)
         folder.rmdir()
@@ -214,8 +220,9 @@ def _delete(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what is in a folder. The folders in it come together in one before they are emptied, with permissions that
-    a server may have taken away: so no path is too long, and few descriptors are open, however deep they are.
+    """Remove the contents of a folder. Move each subfolder into one common folder before it is emptied, and restore
+    permissions that a server took away. So no path is too long, and few descriptors are open, however deep the folders
+    are.
 
     Raises:
         OSError: something could not be removed.

@@ -1,4 +1,4 @@
-"""Serves the state of one session over HTTP, to code outside the gateway's process.
+"""Serve the state of one session over HTTP, to code outside the gateway's process.
 
 The session is that of the connection (a child's socket) or of the assertion in the request (an HTTP server). A request
 cannot name a session.
@@ -27,27 +27,27 @@ from transports.upstream.process_tree import parent
 __all__ = ["ProcessTree", "StateAccess", "by_connection", "state_api"]
 
 _START_S: Final = 10.0
-"""How long a process is waited for that has connected before its start was reported."""
+"""Timeout for the report of a server's start, if one of its processes has connected before it."""
 
 _MOST_LEVELS: Final = 256
 
 
 class ProcessTree:
-    """Of a server that is about to start. Whatever the server starts has its reaper as an ancestor, also what has left
-    its parent: the reaper adopts it."""
+    """Decide which processes belong to a server that is about to start. All of them have the server's reaper as an
+    ancestor: the reaper adopts those that leave their parent."""
 
     def __init__(self) -> None:
         self._top: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     def started(self, pid: int | None) -> None:
-        """Note the process id of the server. None: it may hand its work to processes that are not below it, as a client
-        of a container engine does."""
+        """Note the process id of the server. None: processes that are not below it may do its work, as with a client of
+        a container engine."""
         if not self._top.done():
             self._top.set_result(None if pid is None else parent(pid) or 0)
 
     async def has(self, pid: int) -> bool:
-        """Return whether a process is the server's, or its reaper, which connects in the name of a walled server. True
-        for all if the server's processes are not known."""
+        """Return whether a process is the server's, or its reaper, which connects for a walled server. If the server's
+        processes are not known, return True for all."""
         try:
             top = await asyncio.wait_for(asyncio.shield(self._top), _START_S)
         except TimeoutError:
@@ -68,8 +68,8 @@ _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAccess:
-    """The session that one connection may access. `secret` is known to the session's child only. `processes` are those
-    that may use it; None: it is not asked where a request comes from."""
+    """The session that one connection may access. Only the session's child knows `secret`. `processes` are those that
+    may use the connection; None: all may."""
 
     session: ToolSession
     store: StateStore
@@ -78,12 +78,12 @@ class StateAccess:
 
 
 Allowing = Callable[[Request], Awaitable[StateAccess]]
-"""Returns the session that a request may access. Raises `HTTPException`."""
+"""A function that returns the session that a request may access. Raises `HTTPException`."""
 
 
 async def by_connection(request: Request) -> StateAccess:
-    """Return the session of the socket on which the request arrived, if the request has the socket's secret, and comes
-    from a process of the server that has been given it."""
+    """Return the session of the socket on which the request arrived. Raises `HTTPException`: 401 without the socket's
+    secret, 403 if the request is not from a process of the socket's server."""
     access: StateAccess = request.scope["state"]["access"]
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
@@ -95,7 +95,8 @@ async def by_connection(request: Request) -> StateAccess:
 
 
 def state_api(allowing: Allowing) -> Starlette:
-    """Return the ASGI application. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
+    """Return the ASGI application that serves the state. Values are JSON, errors are `{"error": "…"}` with an HTTP
+    status."""
     key = "/v1/state/{key:path}"
     return Starlette(
         routes=[
@@ -209,7 +210,8 @@ async def _increment(request: Request, access: StateAccess) -> Response:
 
 
 async def _compare_and_set(request: Request, access: StateAccess) -> Response:
-    """Compare and set. An omitted `expected` or `value` means that the key does not exist before or after."""
+    """Set a key if it has the expected value. An omitted `expected` or `value` means that the key does not exist before
+    or after."""
     key = request.path_params["key"]
     change = _object(await _body(request), "expected", "value")
     expected, value = (to_json(key, change[n]) if n in change else None for n in ("expected", "value"))
