@@ -23,7 +23,7 @@ FETCH_S: Final = 5.0
 KEYS_MAX_AGE_S: Final = 3_600.0
 """Age at which fetched keys are fetched again."""
 REFETCH_S: Final = 10.0
-"""Least time after a fetch until an unknown key id causes another one: forged tokens must not flood the issuer."""
+"""Minimum time from a fetch until an unknown key id causes another one: forged tokens must not flood the issuer."""
 CACHED_S: Final = 300.0
 """Longest time for which a verified token is cached. A withdrawn key may be accepted for so long."""
 _MAX_CACHED: Final = 10_000

@@ -31,7 +31,7 @@ Rules = Sequence[tuple[str, RuleSettings]]
 """Rules, each with the name of its setting."""
 
 _CACHED: Final = 1_024
-"""Most contexts that are cached. Clients choose workspaces, so the cache has to be small."""
+"""Maximum number of cached contexts. Clients choose workspaces, so the cache has to be small."""
 
 _SHOWN_CHARS: Final = 64
 """Longest part of a workspace name in an error, in characters."""
@@ -200,7 +200,7 @@ class ContextRules:
     def _trust(
         self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
     ) -> tuple[str, Source]:
-        """Return the trust level, and its source."""
+        """Return the trust level and its source. Add the reason to `reasons`."""
         if granted.trust is not None:
             reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
             return granted.trust, AUTHENTICATED
@@ -217,8 +217,8 @@ class ContextRules:
     def _is_read_only(
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
-        """Return whether the session is read-only. As with trust, a rule for certain workspaces makes all announced
-        ones read-only."""
+        """Return whether the session is read-only, and add the reasons to `reasons`. As with trust, a rule for certain
+        workspaces makes all announced ones read-only."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:
@@ -230,7 +230,7 @@ class ContextRules:
 def _permissions(
     granted: CredentialClaims, applied: Rules, workspace: Source, reasons: list[Reason]
 ) -> tuple[tuple[str, ...], Source]:
-    """Return the permissions, and their source."""
+    """Return the permissions and their source. Add the reasons to `reasons`."""
     adding = [(name, rule) for name, rule in applied if rule.permissions]
     if granted.permissions:
         reasons.append(Reason("permissions", f"the credential: {', '.join(granted.permissions)}"))
@@ -295,7 +295,7 @@ def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | Non
         names_workspace=is_claimed,
         fields=tuple((field.name, field.value) for field in context.fields if field.source == AUTHENTICATED),
     )
-    # What no rule gives was claimed.
+    # Permissions that no rule gives come from claims.
     given = rules.renewed(session, claims).permissions
     claimed = tuple(name for name in context.permissions if name not in given)
     claims = replace(claims, permissions=claimed)

@@ -29,7 +29,7 @@ class StandingRights:
         self._allow_anonymous = allow_anonymous
         proxies = auth.proxies
         # True for issuers whose credentials decide trust or workspace. Claimed permissions only add to those of the
-        # rules: without the credential they are missing.
+        # rules. Without the credential, they are missing.
         self._is_claimed = {entry.issuer: bool(entry.claims.trust or entry.claims.workspace) for entry in auth.jwt}
         if proxies is not None and proxies.subject_header:
             self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)

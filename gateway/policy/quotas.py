@@ -29,7 +29,7 @@ _FULL_S = 2.0
 """Time for which a full quota is not searched again: not every refused request may cost a search."""
 
 _MAX_CHECKED = 256
-"""Most entries of a full quota that one search checks. The next refused request causes another search."""
+"""Maximum number of entries of a full quota that one search checks. The next refused request causes another search."""
 
 
 class PrincipalQuotas:

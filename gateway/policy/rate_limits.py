@@ -22,7 +22,7 @@ from transports.tasks import Tasks
 __all__ = ["RateLimits"]
 
 _AHEAD_S: Final = 0.1
-"""A replica takes the tokens of this time from the store at once, and spends them without asking again. It may also
+"""A replica takes the tokens for this time from the store at once, and spends them without asking again. It may also
 spend as many before it asks, and take them later. So few calls wait for the store."""
 
 _TOKENS_EXPIRE_S: Final = 1.0
@@ -33,15 +33,15 @@ _LONGEST_WAIT_S: Final = 1.0
 call that waits longer would look like a server that hangs: it is refused, with the time to come back."""
 
 _WAIT_OF_ONE: Final = 32
-"""Most messages of a session, or openings of a principal, that wait at the same time. Agents have a few calls in
-flight. A client with dozens beyond its rate does not slow down by itself. Each that waits holds a connection and a
-body."""
+"""Maximum number of messages of a session, or openings of a principal, that wait at the same time. Agents have a few
+calls in flight. A client with dozens beyond its rate does not slow down by itself. Each that waits holds a connection
+and a body."""
 
 _WAIT_OF_MANY: Final = 256
-"""Most messages of a principal or an address that wait at the same time: one of each of many agents."""
+"""Maximum number of messages of a principal or an address that wait at the same time: one of each of many agents."""
 
 _MOST_QUEUED: Final = 4_096
-"""Most messages of an account that wait for the store to say how long they have to wait."""
+"""Maximum number of messages of an account that wait for the store to say how long they have to wait."""
 
 _WEIGHED_BYTES: Final = 64 << 10
 
@@ -100,7 +100,7 @@ class _Account:
             if wait > 0 and self.waiting >= self.kind.most:
                 return self.refuse(wait)
             turn = self.queue.pop(0)
-            if not turn.done():  # else it was cancelled
+            if not turn.done():  # it was not cancelled
                 self.left -= 1
                 self.waiting += wait > 0
                 turn.set_result(wait)
@@ -122,10 +122,10 @@ class _Account:
 
 
 class _Accounts(OrderedDict[str | Principal, _Account]):
-    """Hold the accounts of one kind, each of a session, an address or a principal, with one rate. `what` names the rate
-    for a client that is beyond it. `most` messages of each account may wait."""
+    """Hold one account for each session, or each address or principal, with the same rate for all. `what` names the
+    rate for a client that is beyond it. `most` messages of each account may wait."""
 
-    # A dict and not a `FIFOCache`: each request looks two accounts up, which takes four calls each there.
+    # A dict and not a `FIFOCache`, in which a lookup takes four calls: each request looks up two accounts.
 
     def __init__(self, kind: str, rate: RateSettings, what: str, most: int) -> None:
         super().__init__()

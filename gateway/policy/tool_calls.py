@@ -80,7 +80,8 @@ class ToolCalls:
                 if held > HELD_BYTES // 2:
                     raise UnusableSchema("the schemas before it are too large together")
                 held += 0 if schema is None else self._schemas.checker(schema).held
-                # A client on HTTP must leave out tools whose annotations of headers are invalid.
+                # MCP clients on HTTP must leave out tools whose header annotations are invalid. To this server, the
+                # gateway is such a client.
                 if is_mirrored(schema) and self._policy.is_remote(server):
                     if fault_of_header := annotation_fault(tool["inputSchema"]):
                         raise UnusableSchema(fault_of_header)

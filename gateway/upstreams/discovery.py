@@ -30,17 +30,17 @@ __all__ = ["Discovery", "SessionDiscovery", "ask_discovery", "meaning_of"]
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 9.0
-"""Timeout of a session that waits for its turn to ask, and then again of the answer."""
+"""Seconds that a session waits for its turn to ask, and then again for the answer."""
 
 AGAIN_S: Final = 5.0
-"""Least time between two questions of one session, after an answer that has proved nothing."""
+"""Minimum time between two questions of one session, after an answer that has proved nothing."""
 
 LEGACY_S: Final = 60.0
 """Time for which a legacy answer to one session counts for all sessions. Then another session asks: the answer may have
 been about the credentials."""
 
 _MOST: Final = 4
-"""Most sessions that ask at the same time. The others wait, and most of them find the answer known then."""
+"""Maximum number of sessions that ask at the same time. The others wait, and most of them find the era known then."""
 
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _MOST_VERSIONS: Final = 8
@@ -206,7 +206,7 @@ class SessionDiscovery:
     def _learn(self, result: bytes) -> None:
         facts = self._known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
-            return  # the probe, or another session, was faster
+            return  # the probe or another session has learned it meanwhile
         logger.info("server %s answers sessions with credentials, and speaks MCP 2026-07-28", self._name)
         shared = discovery_for_all(result, self._name)
         self._learner.learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))

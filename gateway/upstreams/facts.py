@@ -89,8 +89,8 @@ class ServerState:
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
-    """Return the era in which to address a server for a client of the era `client`. If the server speaks the client's
-    era, it is that one.
+    """Return the era in which to address a server for a client of the era `client`. This is the client's own, if the
+    server speaks it.
 
     `accepts_handshake` says whether a modern server accepts `initialize` as well; None: not known yet. The result is
     None if it depends on something that is not known yet.
@@ -119,7 +119,7 @@ class KnownFacts:
         self._mirrored: dict[str, Any] = {}
 
     def learn(self, facts: ServerFacts) -> None:
-        """Replace the facts."""
+        """Replace the facts with those of a newer probe."""
         self.latest = facts
         self.changed()
         self._mirrored = dict(facts.tools.mirrored)

@@ -2,9 +2,9 @@
 
 A legacy server does not say how long its answers are fresh, or for whom. The operator does (setting `lists_fresh_s`). A
 process gets the facts of its session. So an answer is kept for sessions whose facts are equal, metadata and credential
-count included; ids and times may differ. A session's calls may change the lists of its server. So only answers of a
-process that was asked for nothing but lists are kept. They are kept for, and given to, sessions that have called no
-server, in place of a process.
+count included; ids and times may differ. A session's calls may change the lists of its server. So an answer is kept
+only if its process was asked for nothing but lists. It is kept and used only in sessions that have called no server:
+these then need no process.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class FirstAnswers:
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
-        facts = (sorted(session.metadata.items()), session.token_hash)  # processes are told these too
+        facts = (sorted(session.metadata.items()), session.token_hash)  # processes get these facts too
         equal = encode([session.endpoint, session.principal.key, session.client, context, *facts])
         return Asked.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
 

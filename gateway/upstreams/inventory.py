@@ -25,7 +25,7 @@ from transports.upstream_port import UpstreamUnavailable
 __all__ = ["Inventory"]
 
 AGAIN_S: Final = 5.0
-"""Least age of a list that is requested again because it lacks a name: not all servers notify of changes."""
+"""Minimum age of a list that is requested again because it lacks a name: not all servers notify of changes."""
 _HELD_BYTES: Final = 16 << 20
 
 
@@ -132,7 +132,7 @@ class Inventory:
     def _passed(self, method: str, conversation: Conversation, items: list[dict[str, Any]]) -> None:
         key, passed = METHODS[method].item_key, conversation.lists.passed
         if key == "name":
-            return  # its owner is in the public name
+            return  # clients see a name that contains its server
         names = [{key: name} for name in passed.get(method, ())]
         found = self._shared_list(method, [*items, *names])
         if isinstance(found, Names):

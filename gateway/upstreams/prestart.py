@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS: Final = 32
 AT_ONCE: Final = 2
-"""Most sets that are made at the same time. More would slow down sessions that open meanwhile."""
+"""Maximum number of sets that are made at the same time. More would slow down sessions that open meanwhile."""
 
 UNUSED_S: Final = 600.0
 
@@ -72,7 +72,7 @@ class PrestartedProcesses:
         self._tasks = Tasks("prestarted processes")
 
     def give(self, prestarted: _PrestartedSet) -> None:
-        """Give a set to its session."""
+        """Assign a prestarted set to the session with its id."""
         self._given[prestarted.session.id] = prestarted
 
     def take(self, session: Session, server: str) -> PrestartedProcess | None:
@@ -92,7 +92,7 @@ class PrestartedProcesses:
             self.close_soon(prestarted)
 
     def close_soon(self, prestarted: _PrestartedSet) -> None:
-        """Close a set in the background."""
+        """Close a prestarted set in the background."""
         self._tasks.spawn(prestarted.close())
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ class PrestartPool:
         for pool in list(self._pools.values()):
             self._drop(pool)
         self._pools.clear()
-        await self._tasks.settled()  # first: a set that is being made is closed by the task that makes it
+        await self._tasks.settled()  # first, because the task that makes a set closes it
         await self._given.close()
 
     # -- making and closing sets

@@ -44,8 +44,9 @@ WAIT_S: Final = 9.0
 `server/discover`."""
 
 AGAIN_S: Final = 5.0
-"""Least time from a failure to the next probe that a client's request causes. Without requests, the probe is made again
-after a `Backoff`. So a server that recovers is found even if no client asks, as when no load balancer sends any."""
+"""Minimum time from a failure to the next probe that a client's request causes. Without requests, the probe is made
+again after a `Backoff`. So a server that recovers is found even if no client asks, as when no load balancer sends
+any."""
 
 _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 
@@ -155,7 +156,7 @@ class Probe:
         if era is None and not facts.needs_credentials:
             with contextlib.suppress(TasksClosed):
                 await self._tasks.share(_TRIAL, self._try_handshake)
-        # A failed trial decides nothing. The first client with its own handshake does.
+        # A failed trial decides nothing. The handshake of the first client will.
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake is not False)
         assert era is not None
         return era

@@ -126,8 +126,8 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Return the number of changes of that method's results so far, of which the server has notified. Read it
-        before the request is sent."""
+        """Return how often the server has notified of a change of that method's results. Read it before the request is
+        sent."""
         return self._versions[method]
 
     def keep(self, asked: Asked, result: object, version: int, *, for_all: bool = True) -> None:

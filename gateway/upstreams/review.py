@@ -45,7 +45,7 @@ MEND: Final = "correct the schemas in the server: such tools are hidden unless g
 _WAIT_S: Final = 10.0
 _SHOWN_NAMES: Final = 12
 _SHOWN_CHARS: Final = 64
-"""Characters of a listed name in the message about a pattern that matches no name."""
+"""Longest part of a listed name, in characters, in the message about a pattern that matches no name."""
 _MOST_SHOWN: Final = 128
 
 _KINDS: Final = ("tools", "prompts", "resources")
@@ -102,7 +102,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
 
 async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
     """Review each server that had not answered before clients were served, and log when it is ready. Then review the
-    patterns of workspaces and of tasks. Faults are logged only: `Admission` refuses to serve what they are about."""
+    patterns of workspaces and of tasks. Faults are only logged, because `Admission` refuses to serve such servers."""
     late = [upstream for upstream in upstreams if not upstream.has_answered]
     if not late:
         return
@@ -131,8 +131,8 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server for its lists, and compare them with its settings. If all have answered, compare `settings` too,
-    which are about all servers."""
+    """Ask each server for its lists, and compare them with its settings. If all have answered, also compare `settings`,
+    the gateway's own, with all lists."""
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}

@@ -30,8 +30,8 @@ from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnav
 __all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
 
 MAX_CONVERSATIONS: Final = 16
-"""Most conversations of one session with one server. A client can declare other capabilities with each request. Each
-set of them takes a connection of its own, often with a process."""
+"""Maximum number of conversations of one session with one server. A client can declare other capabilities with each
+request. Each set of them takes a connection of its own, often with a process."""
 
 _NOTHING: Final = ServerFacts()
 
@@ -285,7 +285,7 @@ class ConfiguredUpstream:
 
     async def prestart(self, session: Session) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
-        # The settings allow prestarted processes for no other upstream.
+        # The settings allow prestarted processes only for upstreams that can prestart.
         return await self._links.resources.prestart(session, cast("PrestartingUpstream", self._upstream))
 
     # -- its end
