@@ -48,8 +48,7 @@ class Assertions:
         self._cached_bytes = 0
 
     def of(self, session: Session, audience: str) -> str:
-        """Return the assertion of a session for the server at the URL `audience`. It is renewed long before it
-        expires."""
+        """Return the assertion of a session for the server at the URL `audience`, renewed long before it expires."""
         now = self._clock()
         key = (session.id, session.version, audience)
         at, token = self._cached.get(key, (0.0, ""))

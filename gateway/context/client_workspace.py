@@ -105,8 +105,7 @@ class Announcements:
         return Announced(self.workspace(request.meta), fields)
 
     def workspace(self, meta: Mapping[str, Any]) -> str:
-        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`. Empty: it announces
-        none.
+        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`; empty without one.
 
         Raises:
             Refused: 400, it is not a string, or too long.

@@ -89,8 +89,7 @@ class PrincipalSecrets:
         return found
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
-        """Return whether a principal may have that secret. A subject that is unsafe in the source of a personal secret
-        may not."""
+        """Return whether a principal may have that secret, and its subject can stand in the secret's source."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:

@@ -27,8 +27,7 @@ __all__ = ["SessionFolders"]
 logger = logging.getLogger(__name__)
 
 _LONGEST_BASE: Final = 50
-"""Longest path, in characters, of a folder for temporary files. The path of a Unix socket has 107 bytes at most (Linux,
-unix(7))."""
+"""Longest path of a temporary folder, in characters. A Unix socket's path has 107 bytes at most (Linux, unix(7))."""
 _PRIVATE: Final = 0o700
 _THREADS: Final = 2
 """Threads that only remove folders: a server may leave millions of files."""
@@ -89,13 +88,11 @@ class SessionFolders:
         return self._opened() / "s"
 
     def path(self, session_id: str) -> Path:
-        """Return the path of a session's folder, which may not exist. Raises `OSError` if this process cannot make
-        folders."""
+        """Return the path of a session's folder, which may not exist. Raises `OSError` if no folder can be made."""
         return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
 
     def use(self, session_id: str) -> None:
-        """Make the folder of a session, if there is none yet, and count one more link that uses it. Raises
-        `OSError`."""
+        """Make the folder of a session, if there is none, and count one more link that uses it. Raises `OSError`."""
         self.path(session_id).mkdir(mode=_PRIVATE, exist_ok=True)
         self._count(session_id)
 
@@ -118,8 +115,7 @@ class SessionFolders:
         self._uses[session_id] += 1
 
     def release(self, session_id: str) -> None:
-        """Note that a link of the session has ended. If it was the last one of a forgotten session, remove the
-        folders."""
+        """Note that a link of the session has ended. After the last link of a forgotten session, remove its folders."""
         self._uses[session_id] -= 1
         if self._uses[session_id] <= 0:
             del self._uses[session_id]
@@ -127,8 +123,7 @@ class SessionFolders:
                 self._remove(session_id)
 
     def forget(self, session_id: str) -> None:
-        """Remove the folders of a session that this process no longer serves, once the session's last link has
-        ended."""
+        """Remove the folders of a session that this process no longer serves, once its last link has ended."""
         if self._folder is None:
             return
         if session_id in self._uses:
@@ -172,8 +167,7 @@ class SessionFolders:
 
 
 def _root(base: Path) -> Path:
-    """Return the folder of all processes of this user. If others may enter it, or have made it, return a new one
-    instead."""
+    """Return the folder of all processes of this user; a new one, if others have made that one or may enter it."""
     root = base / f"mcp-session-gateway-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=_PRIVATE)
@@ -221,8 +215,7 @@ def _delete(folder: Path) -> None:
 
 def _empty(folder: Path) -> None:
     """Remove the contents of a folder. Move each subfolder into one common folder before it is emptied, and restore
-    permissions that a server took away. So no path is too long, and few descriptors are open, however deep the folders
-    are.
+    permissions that a server took away. So no path is too long, and few descriptors are open, at any depth.
 
     Raises:
         OSError: something could not be removed.

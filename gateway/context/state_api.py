@@ -95,8 +95,7 @@ async def by_connection(request: Request) -> StateAccess:
 
 
 def state_api(allowing: Allowing) -> Starlette:
-    """Return the ASGI application that serves the state. Values are JSON, errors are `{"error": "…"}` with an HTTP
-    status."""
+    """Return the ASGI application for the state. Values are JSON, errors are `{"error": "…"}` with an HTTP status."""
     key = "/v1/state/{key:path}"
     return Starlette(
         routes=[
@@ -210,8 +209,7 @@ async def _increment(request: Request, access: StateAccess) -> Response:
 
 
 async def _compare_and_set(request: Request, access: StateAccess) -> Response:
-    """Set a key if it has the expected value. An omitted `expected` or `value` means that the key does not exist before
-    or after."""
+    """Set a key if it has the expected value. Without `expected` or `value`, there is no such key before or after."""
     key = request.path_params["key"]
     change = _object(await _body(request), "expected", "value")
     expected, value = (to_json(key, change[n]) if n in change else None for n in ("expected", "value"))

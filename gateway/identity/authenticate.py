@@ -136,8 +136,7 @@ class Identity:
         self.known = self._known_with_fields if self._header_fields else self._known
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Return the caller of a request. If it has an access token, verify the token first. Raises `Refused` (401,
-        403)."""
+        """Return the caller of a request. Verify its access token first, if it has one. Raises `Refused` (401, 403)."""
         who = self.known(headers, peer)
         return await self.verify(headers, peer) if who is None else who
 
@@ -197,8 +196,8 @@ class Identity:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
     def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
-        """Return the holder of a verified access token with these claims. Until `until` (Unix time) it need not be
-        verified again."""
+        """Return the holder of a verified token with these claims. It needs no new check before the Unix time
+        `until`."""
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields), until)
 
     def _by_key(self, key: str) -> Authenticated:

@@ -102,8 +102,7 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Derived:
-        """Return the context of a session, and the reasons for its facts. Raises `Refused` if the workspace or a field
-        cannot be used."""
+        """Return the context of a session, and the reasons for its facts. Raises `Refused` for an invalid value."""
         granted = granted or _NOTHING
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)

@@ -65,8 +65,7 @@ class StandingRights:
 
 
 def _covers(today: Context, granted: Context) -> bool:
-    """Return whether `today` grants all that `granted` does. Trust levels and workspaces have no order, so they must be
-    equal."""
+    """Return whether `today` grants all that `granted` does. Trust and workspace have no order: they must be equal."""
     return (
         (today.workspace, today.trust, today.fields) == (granted.workspace, granted.trust, granted.fields)
         and set(granted.permissions) <= set(today.permissions)

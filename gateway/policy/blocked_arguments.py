@@ -16,8 +16,7 @@ __all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
 MOST_TEXTS: Final = 20_000
 """Maximum number of strings and numbers in one call. A search of so many takes 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10
-"""Maximum number of characters in strings that are not ASCII. NFKC takes 0.1 s for so many, and 0.5 s in the worst
-case."""
+"""Maximum number of characters in non-ASCII strings. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
 _MOST_SPELLED: Final = 4_300
 """Longest string, in characters, that a server may read as a number: Python's limit for the digits of an integer."""
 _MOST_OF_NAME: Final = 64

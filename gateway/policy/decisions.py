@@ -28,7 +28,7 @@ ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
 _CACHED_LONG: Final = 512
 _SHORT: Final = 256
-"""Longest workspace name, in characters, of a context that cache keys contain as it is."""
+"""Longest workspace name, in characters, of a context without fields that cache keys contain as it is."""
 _ALL: Final = ("*",)
 Rule = TypeVar("Rule")
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
@@ -82,8 +82,7 @@ class Policy:
         )
         self._restricted = {name: self._kinds(name) for name in servers}
         self.restricts = self._restricted.__getitem__
-        """Return the kinds of items (`tools`, `prompts`, `resources`) of a server of which sessions may see only a
-        part."""
+        """Return the kinds of items of a server (`tools`, `prompts`, `resources`) that sessions see only in part."""
         # Compiled here, so that no request waits for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
@@ -109,8 +108,9 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def rights_of(self, context: Context) -> Context:
-        """Return the context without the parts that no decision depends on. With them, decisions would be cached for
-        each session, and clients could fill the caches with announced values."""
+        """Return the context for cache keys, without fields and ignored workspaces: sessions share decisions, and
+        clients cannot fill the caches with long values. A context without fields and with a short workspace name stays
+        as it is."""
         return context if not context.fields and len(context.workspace) <= _SHORT else self._rights_of(context)
 
     def _rights(self, context: Context) -> Context:
@@ -204,13 +204,11 @@ class Policy:
         return not self.hides_listed_uri(context, server, uri)
 
     def hides_listed_uri(self, context: Context, server: str, uri: str) -> str:
-        """Return the reason why a context does not see a resource or template that the server lists; empty if it
-        does."""
+        """Return the reason why a context does not see a listed resource or template; empty if it does."""
         return self._hides_uri(self.rights_of(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Return whether a context sees a resource or template, in every form in which a server may read the URI. The
-        result is not cached."""
+        """Return whether a context sees a resource or template, in every form in which a server may read the URI."""
         return not self._why_uri_hidden(self.rights_of(context), server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
@@ -272,8 +270,7 @@ class Policy:
         return ""
 
     def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
-        """Return the entries that restrict the context's workspace, with their patterns; none if the settings have no
-        entries.
+        """Return the entries that restrict the context's workspace, with their patterns; none without such settings.
 
         The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (pattern
         None). But a client can announce any workspace. So all entries that a name could match restrict an announced

@@ -22,8 +22,7 @@ __all__ = ["PrincipalQuotas"]
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 5.0
-"""A session is counted before it is stored. If it began less than this time ago, it counts even if the store lacks
-it."""
+"""Sessions are counted before they are stored. A session younger than this counts even if the store lacks it."""
 
 _FULL_S = 2.0
 """Time for which a full quota is not searched again: not every refused request may cost a search."""
@@ -86,8 +85,7 @@ class PrincipalQuotas:
                 await self._quotas.give_back(key, [_named(session)])
 
     def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
-        """Return a function that finds the counted sessions that have ended. Sessions that began less than `_OPENING_S`
-        before `now` still count."""
+        """Return a function that finds the ended ones of counted sessions. Sessions younger than `_OPENING_S` count."""
 
         async def ended(names: list[str]) -> list[str]:
             stored = {
@@ -99,8 +97,7 @@ class PrincipalQuotas:
         return ended
 
     async def process(self, session: Session) -> Callable[[], None]:
-        """Count a process that is about to be started. Return a function that the caller calls when the process has
-        ended.
+        """Count a process that is about to be started. Return a function to call when the process has ended.
 
         Raises:
             Refused: 429, its principal has as many as it may.
@@ -115,8 +112,7 @@ class PrincipalQuotas:
     async def _hold(
         self, key: str, name: str, most: int, gone: Callable[[list[str]], Awaitable[Collection[str]]]
     ) -> bool:
-        """Hold a slot of the quota. Return False if the quota is full. `gone` returns those of the names that have
-        ended."""
+        """Hold a slot of the quota. Return False if the quota is full. `gone` returns the ended ones of the names."""
         if key in self._full:
             return False
         try:

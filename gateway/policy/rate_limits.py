@@ -33,12 +33,11 @@ _LONGEST_WAIT_S: Final = 1.0
 call that waits longer would look like a server that hangs: it is refused, with the time to come back."""
 
 _WAIT_OF_ONE: Final = 32
-"""Maximum number of messages of a session, or openings of a principal, that wait at the same time. Agents have a few
-calls in flight. A client with dozens beyond its rate does not slow down by itself. Each that waits holds a connection
-and a body."""
+"""Maximum number of waiting messages of a session, or openings of a principal. Agents have a few calls in flight. A
+client with dozens beyond its rate does not slow down by itself. Each that waits holds a connection and a body."""
 
 _WAIT_OF_MANY: Final = 256
-"""Maximum number of messages of a principal or an address that wait at the same time: one of each of many agents."""
+"""Maximum number of waiting messages of a principal or an address: one of each of many agents."""
 
 _MOST_QUEUED: Final = 4_096
 """Maximum number of messages of an account that wait for the store to say how long they have to wait."""
@@ -51,12 +50,12 @@ _NEVER: Final = -math.inf
 
 
 class _Account:
-    """Hold the tokens of one key on this replica. `left` counts tokens from the store that are not spent; negative:
-    spent in advance.
+    """Hold the tokens of one key on this replica. `left` counts unspent tokens from the store; negative: spent in
+    advance.
 
     Beyond the rate, the store gives tokens for later: one every `every` seconds, the last of them at `last_at`.
-    Messages in `queue` have no token yet. `waiting` counts the messages with a token that is not due. All times are of
-    the monotonic clock.
+    Messages in `queue` have no token yet. Messages in `waiting` have one that is not due. All times are of the
+    monotonic clock.
     """
 
     __slots__ = ("ahead", "credit", "every", "key", "kind", "last_at", "left", "low", "queue", "until", "waiting")
@@ -176,14 +175,12 @@ class RateLimits:
             await self._count(self._principals, principal)
 
     async def body(self, principal: Principal, client: str, size: int) -> None:
-        """Count the bytes of a message's body, in addition to the message. Wait if they are beyond the rate. Raises
-        `Refused` (429)."""
+        """Count the bytes of a message's body too. Wait if they are beyond the rate. Raises `Refused` (429)."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count_bytes(accounts, whose, size)
 
     async def call(self, session_id: str, size: int = 0) -> None:
-        """Count a request of a session, with a body of `size` bytes. Wait if it is beyond the rate. Raises `Refused`
-        (429)."""
+        """Count a request of a session, with `size` bytes. Wait if it is beyond the rate. Raises `Refused` (429)."""
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
@@ -220,8 +217,7 @@ class RateLimits:
             self._sessions[session_id].left += 1
 
     def let_go(self) -> None:
-        """Let all waiting messages go on: the process drains, or the store does not answer and nobody knows the
-        rates."""
+        """Let all waiting messages go on: the process drains, or the store does not answer, which knows the rates."""
         self._go_on.set()
         self._go_on.clear()
 
@@ -283,8 +279,7 @@ class RateLimits:
                 return
 
     async def _take(self, account: _Account) -> float:
-        """Take the tokens for one step of `_refill`. Return the seconds until the last may be spent. If they are more
-        than `_LONGEST_WAIT_S`, none was taken."""
+        """Take the tokens for one step of `_refill`. Return the result of `_ask`: the seconds until the last is due."""
         owed, ahead = max(0, -account.left), account.ahead
         wait = await self._ask(account, owed + ahead)
         if wait > _LONGEST_WAIT_S and ahead > 1:

@@ -243,8 +243,7 @@ def _one_value(given: bytes) -> bytes:
 
 
 def _note_elsewhere(name: str, value: str) -> None:
-    """Raise ValueError, so that the call leaves the fast path. The general way knows the call, and notes and logs
-    it."""
+    """Raise ValueError, so that the call leaves the fast path. The general way then notes and logs it."""
     raise ValueError(name)
 
 

@@ -51,10 +51,9 @@ _REFUSED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The conclusion from a server's answer to `server/discover`: its era, or None if the answer proves nothing.
-    `result` is the answer of a modern server that can be used. `reason` says why the server cannot be used, or why
-    nothing is proved. `retry` is a protocol version to ask again with. `is_refused`: the HTTP status says that
-    credentials are missing."""
+    """The era that an answer to `server/discover` proves; None if it proves nothing. `result` is the answer of a modern
+    server that can be used. `reason` says why the server cannot be used, or why nothing is proved. `retry` is a version
+    to ask again with. `is_refused`: the HTTP status asks for credentials."""
 
     era: Era | None
     result: bytes | None = None
@@ -138,8 +137,7 @@ class Learner(Protocol):
 
 
 class SessionDiscovery:
-    """Ask one server with the credentials of sessions which era it speaks. `known` has the gateway's facts about the
-    server.
+    """Ask one server with the credentials of sessions which era it speaks. `known` has the known facts of the server.
 
     The era and the capabilities that one session finds count for all sessions. The rest of the answer is not kept: it
     may be for the owner of the credentials alone.
@@ -212,8 +210,7 @@ class SessionDiscovery:
         self._learner.learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
-        """Close the conversation unless the server is known to be modern: later calls in it would be of the wrong
-        era."""
+        """Close the conversation unless the server is known to be modern: later calls would be of the wrong era."""
         facts = self._known.latest
         if facts is not None and facts.discover is not None:
             return

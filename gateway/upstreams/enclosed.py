@@ -50,8 +50,7 @@ class Enclosing:
             raise
 
     async def shared(self) -> LinkResources:
-        """Return resources with walls for a link that belongs to no session, or to many. Raises
-        `UpstreamUnavailable`."""
+        """Return walled resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
         return await self._enclosed(LinkResources(), "", self._enclosures.shared)
 
     async def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:

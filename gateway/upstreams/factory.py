@@ -219,8 +219,7 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """Return text for an error message: the line of the operator's module that failed. If there is none, return where
-    modules are looked for."""
+    """Return the line of the operator's module that failed, for an error; if none did, where modules are looked for."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

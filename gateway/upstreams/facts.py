@@ -23,15 +23,12 @@ STARTING: Final = "it has not answered yet"
 class ServerFacts:
     """The findings of one probe of a server.
 
-    `discover` is the result of `server/discover` from a modern server. Otherwise `initialize` is the result of the
-    handshake. `failure` says to clients why the server could not be asked. `output_tail` then has its last lines of
-    output, for operators. Without these three results (`discover`, `initialize`, `failure`), the server speaks neither
-    era.
-
-    `is_certain` is false while a server counts as legacy only because it has accepted a handshake. Its answer to
-    `server/discover` has proved nothing then. `at` is when `discover` came, by the monotonic clock.
-    `needs_credentials`: the server refuses requests of the gateway without the credentials of a session. `discover`
-    then has only what is for all from an answer to a session.
+    `discover` is the `server/discover` result of a modern server, or else `initialize` is the handshake's. `failure`
+    says to clients why the server could not be asked. `output_tail` then has its last lines of output, for operators.
+    Without these three (`discover`, `initialize`, `failure`), the server speaks neither era. `is_certain` is false
+    while a server counts as legacy only because it has accepted a handshake: its answer to `server/discover` proved
+    nothing. `at` is when `discover` came, by the monotonic clock. `needs_credentials`: the server refuses the gateway's
+    requests without credentials of a session. `discover` is then the part of its answer to a session that is for all.
     """
 
     discover: bytes | None = None
@@ -45,8 +42,7 @@ class ServerFacts:
 
     @property
     def discovery(self) -> bytes | None:
-        """Return the answer to `server/discover` for modern clients; for a legacy server, one made from its
-        handshake."""
+        """Return the answer to `server/discover` for modern clients, for a legacy server made from its handshake."""
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
 
     @property
@@ -89,8 +85,7 @@ class ServerState:
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
-    """Return the era in which to address a server for a client of the era `client`. This is the client's own, if the
-    server speaks it.
+    """Return the era in which to address a server for a client of era `client`: the client's, if the server speaks it.
 
     `accepts_handshake` says whether a modern server accepts `initialize` as well; None: not known yet. The result is
     None if it depends on something that is not known yet.
@@ -130,14 +125,12 @@ class KnownFacts:
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """Return the facts of a server that has accepted a handshake, but has not proved its era; None for any other
-        server."""
+        """Return the facts of a server that has accepted a handshake, but not proved its era; otherwise None."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """Return the facts to keep after a probe. If the server refused the probe, these are the facts that a session
-        has learned."""
+        """Return the facts to keep after a probe: `facts`, or those of a session if the server refused the probe."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts

@@ -25,8 +25,7 @@ _HANDSHAKE: Final = "initialize"
 
 
 class FirstAnswers:
-    """Cache the first answers of processes of one legacy server. They are fresh for `fresh_s` seconds; 0: none are
-    kept."""
+    """Cache first answers of processes of one legacy server, for `fresh_s` seconds each; 0: none are kept."""
 
     def __init__(self, results: ResultCache, fresh_s: float) -> None:
         self._results = results

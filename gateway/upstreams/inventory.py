@@ -67,8 +67,8 @@ class Inventory:
         return self._probed()
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """Return the list, requested if it is not known. If it lacks `name` and is old, request it again. Concurrent
-        callers share one request.
+        """Return the list, requested if unknown, or if it lacks `name` and is old. Concurrent callers share one
+        request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

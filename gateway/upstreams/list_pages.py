@@ -26,8 +26,7 @@ _MAX_PAGES: Final = 100
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> Asked:
-    """Return the cache key of a request by the gateway itself. Only results that are for every caller are cached under
-    it."""
+    """Return the cache key of the gateway's own request. It is only for results that are for every caller."""
     return Asked.of(method, params, public=b"", private=None)
 
 
@@ -46,8 +45,7 @@ class ListReader:
         return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
     def kept_items(self, method: str, results: ResultCache) -> list[dict[str, Any]] | None:
-        """Return the items of all pages of the list from the cache; None unless it has fresh pages that are for every
-        caller."""
+        """Return the cached items of all pages of the list; None without fresh pages that are for every caller."""
         pages = results.pages(method, lambda params: asked_by_gateway(method, params))
         if pages is None:
             return None

@@ -40,13 +40,11 @@ _TOO_MANY: Final = (
 )
 
 WAIT_S: Final = 9.0
-"""Clients wait for a probe until this time after its start. SDK clients wait 10 s for the answer to
-`server/discover`."""
+"""Clients wait this long after a probe began. SDK clients wait 10 s for the answer to `server/discover`."""
 
 AGAIN_S: Final = 5.0
-"""Minimum time from a failure to the next probe that a client's request causes. Without requests, the probe is made
-again after a `Backoff`. So a server that recovers is found even if no client asks, as when no load balancer sends
-any."""
+"""Minimum time from a failure to the next probe that a client's request causes. Without requests, the next probe
+follows a `Backoff`: a server that recovers is found even if no client asks, as when no load balancer sends any."""
 
 _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 
@@ -144,8 +142,7 @@ class Probe:
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
-        """Return the era in which to address the server for a client of that era, without waiting; None while it is not
-        known."""
+        """Return the era in which to address the server for a client of that era now; None while it is not known."""
         return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
@@ -281,8 +278,7 @@ class Probe:
         return replace(facts, needs_credentials=found.is_refused and self._is_url and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
-        """Make a handshake, and return the facts. The server is legacy, or its answer to `server/discover` has proved
-        nothing."""
+        """Make a handshake, and return the facts: the server is legacy, or `server/discover` has proved nothing."""
         conversation, began = self._shared.of(Era.LEGACY), self._clock()
         is_certain = found.era is not None
         try:

@@ -126,8 +126,7 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Return how often the server has notified of a change of that method's results. Read it before the request is
-        sent."""
+        """Return how often the server has notified of a change of these results. Read it before the request is sent."""
         return self._versions[method]
 
     def keep(self, asked: Asked, result: object, version: int, *, for_all: bool = True) -> None:
@@ -158,8 +157,7 @@ class ResultCache:
                 del self._kept[key]
 
     def pages(self, method: str, asked: Callable[[Mapping[str, bytes]], Asked]) -> Iterable[bytes] | None:
-        """Return all cached pages of a list; None if one of them is not kept. `asked` makes the request of a page from
-        its params."""
+        """Return all cached pages of a list; None if one is not kept. `asked` makes the request of a page."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}
         for _ in range(_MOST_PAGES):

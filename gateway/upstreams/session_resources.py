@@ -83,8 +83,8 @@ class SessionResources:
         """Return the resources of the next link of a session. `resume` is the state from an earlier link to a URL.
 
         Raises:
-            UpstreamUnavailable: a secret is missing, or the process cannot get its resources.
-            Refused: 429, the process limit of the principal is reached.
+            UpstreamUnavailable: a secret is missing, or its walls, folder or socket cannot be made.
+            Refused: 429, the process limit of its principal is reached.
         """
         if self._settings.url:
             return await self._for_url(live, resume)
@@ -165,14 +165,12 @@ def secrets_in_command(settings: UpstreamSettings) -> set[str]:
 
 
 def secrets_in(settings: UpstreamSettings) -> set[str]:
-    """Return all secrets in a server's configuration: those of `secrets_in_command`, variables with names of secrets,
-    and headers."""
+    """Return all secrets in a server's configuration: in its command line, secret variables, and headers."""
     return secrets_in_command(settings) | secret_values(settings.env) | _of_headers(settings.headers.values())
 
 
 def secrets_of_link(given: ConnectOptions) -> set[str]:
-    """Return the values of all headers that a link is given. Include all variables but those that repeat facts of the
-    session."""
+    """Return the values of a link's headers, and of its variables that do not repeat facts of the session."""
     facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
     variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}
     return (variables - facts) | _of_headers(given.headers().values())

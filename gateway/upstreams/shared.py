@@ -1,5 +1,4 @@
-"""Keep the conversations with one server that belong to no session: for lists, for the probe, and of a shared
-server."""
+"""Keep the conversations with one server that belong to no session: for lists, the probe, and a shared server."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -53,8 +52,7 @@ class SharedConversations:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """Return the last output lines of a server that has not answered yet: of the running process, else of the one
-        before."""
+        """Return the last output lines of a server that has not answered: of its present process, else of the last."""
         for conversation in self:
             if words := newest(conversation.output_tail):
                 return tuple(words)

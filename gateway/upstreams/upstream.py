@@ -131,8 +131,7 @@ class ConfiguredUpstream:
 
     @property
     def discovery(self) -> bytes | None:
-        """Return the server's answer to `server/discover`, or one made from its handshake; None if it has not
-        answered."""
+        """Return the server's answer to `server/discover`, or one made from its handshake; None without an answer."""
         return self._facts.discovery if self.has_answered else None
 
     @property
