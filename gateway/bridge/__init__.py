@@ -1,1 +1,1 @@
-"""Translation between the eras of the protocol: calls, questions, subscriptions and `requestState`."""
+"""Translate calls, questions, subscriptions and `requestState` between clients and servers of different eras of MCP."""

@@ -1,4 +1,4 @@
-"""A modern client's call to a legacy server."""
+"""Translate calls of modern clients (MCP 2026-07-28) for legacy servers (MCP up to 2025-11-25), and responses back."""
 
 import functools
 from collections.abc import Callable
@@ -20,24 +20,24 @@ _objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
-    """Return params without the members that the handshake era does not know, or by which its clients ask for a
-    task."""
+    """Return the params without the members that a legacy server does not know, and without `task`, which would ask the
+    server for a task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
 def legacy_meta(meta: Object) -> Object:
-    """`_meta` without the facts that a legacy server got in its handshake."""
+    """Return the `_meta` without the keys of the specification: a legacy server got these facts in its handshake."""
     return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
 
 
 class LegacyServerBridge:
-    """Turns the response of a legacy server into that of a modern client."""
+    """Translate the response of a legacy server into the response for a modern client."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the client's answer to the call."""
+        """Return the modern client's answer, made from the legacy server's response."""
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:
@@ -48,7 +48,7 @@ class LegacyServerBridge:
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(self.translator(exchange.method)(message.result)))
 
     def translator(self, method: str) -> Callable[[msgspec.Raw | bytes], bytes]:
-        """Return what makes the client's result of such a request from the server's."""
+        """Return a function that translates the server's result of this method into the client's result."""
         return functools.partial(_translated, method, self._conversation.links.greeting.server_info)
 
 
@@ -57,7 +57,8 @@ def _translated(method: str, server_info: bytes, result: msgspec.Raw | bytes) ->
 
 
 def _visits(elicitations: list[Object]) -> Object:
-    """URLs that the user must visit before the client repeats the call. The server keeps no state of the call."""
+    """Return an `input_required` result: the user has to visit these URLs before the client repeats the call. It has no
+    state, because the server keeps none of the call."""
     requests = {
         f"u{number}": {
             "method": "elicitation/create",

@@ -1,7 +1,7 @@
-"""A modern client's call of a tool that its legacy server runs as a task only (MCP 2025-11-25, Tasks).
+"""Run a modern client's call as a task at its legacy server, for a tool that only runs as a task.
 
-The gateway asks for the task and waits for its result under the same call: what the server asks, and its progress,
-reach the client as with any call. The client learns nothing of the task.
+Ask for the task and wait for its result under the same call (MCP 2025-11-25, Tasks). The server's questions and
+progress reach the client as with any call. The client does not see the task.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ from transports.jsonrpc import Message, Object, encode
 __all__ = ["LegacyTaskBridge", "asking_for_task"]
 
 _ANSWER_S: Final = 10.0
-"""How long a server may take to say whether it knows a task."""
+"""Seconds in which a server has to say whether it knows a task."""
 
 _TRIES: Final = 5
-"""How often a server that is unavailable is asked for a task that an earlier process has followed."""
+"""Attempts to ask an unavailable server for a task that an earlier gateway process has followed."""
 
 
 def asking_for_task(params: Object) -> Object:
-    """Return the params of a call that is to become a task."""
+    """Return the params of a call, with the member that asks the server to run it as a task."""
     return params | {"task": msgspec.Raw(b"{}")}
 
 
 class LegacyTaskBridge(LegacyServerBridge):
-    """Follows the task of one call."""
+    """Follow the task that a legacy server makes of a modern client's call, and answer the call with its result."""
 
     def __init__(self, conversation: Conversation) -> None:
         super().__init__(conversation)
-        self._own_id = ""  # the server's, once it has made the task
+        self._own_id = ""  # the server's id of the task; empty until the server has made it
         self._is_over = False
-        self._unverified: TaskAtServer | None = None  # an earlier process has followed it
+        self._unverified: TaskAtServer | None = None  # a resumed task that the server has not confirmed yet
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the client's answer to the call. None if the server has made the task, whose result is asked for."""
+        """Return the client's answer to the call. None if the call goes on, as a task, or has failed."""
         if not isinstance(message.result, msgspec.Raw):
             self._over()
             return super().finish(exchange, message)
@@ -67,7 +67,8 @@ class LegacyTaskBridge(LegacyServerBridge):
         return None
 
     def resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Wait for the result of a task that an earlier process has waited for. As `TaskFollower.resume`."""
+        """Wait for the result of a task that an earlier gateway process has followed. Call `lost` if the server does
+        not know the task: the call is not over then. If the call is already over, cancel the task."""
         self._own_id, self._unverified = task.id, task
         if exchange.is_over:
             self._done(exchange)
@@ -76,7 +77,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._conversation.in_background(self._resume(exchange, task, lost))
 
     async def _resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        CORRELATION.set(exchange.correlation)  # of this task
+        CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
         try:
             is_still_known = await self._is_known(task)
         except (*UNAVAILABLE, TimeoutError) as error:

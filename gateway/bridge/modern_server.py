@@ -1,4 +1,4 @@
-"""A legacy client's call to a modern server, whose questions reach the client as requests on the call's stream."""
+"""Translate a legacy client's call (MCP up to 2025-11-25) for a modern server, and relay its questions as requests."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,17 +23,17 @@ from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_c
 __all__ = ["CallRounds", "ModernServerBridge"]
 
 MAX_ROUNDS: Final = 10
-"""How often a server may ask during one call; SDK clients of the modern era allow as many."""
+"""Rounds of questions that a server may have during one call; SDK clients of the modern era allow as many."""
 
 _COMPLETE: Final = b'"complete"'
 _objects: Final = msgspec.json.Decoder(Object)
 
 
 class ModernServerBridge:
-    """One call, and the rounds in which the server asks its client.
+    """Translate the answer to a legacy client's call, and ask the client the questions of its modern server.
 
-    `list_tools` reads the list of tools anew. The server may have refused the headers of the call, which follow the
-    schemas in that list: it is sent once more then (MCP 2026-07-28, Transports §Client Behavior).
+    `list_tools` reads the server's list of tools again. The headers of a call follow the schemas in that list. If the
+    server refuses these headers, the call is sent once more (MCP 2026-07-28, Transports §Client Behavior).
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class ModernServerBridge:
         self._rounds: CallRounds | None = None  # None until the server asks something
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the client's answer to the call. None if the server has asked for input, or made a task of the
-        call."""
+        """Return the client's answer to the call. None if the call has failed, or goes on: the server asks for input,
+        has made a task of the call, or gets it again with new headers."""
         if isinstance(message.error, msgspec.Raw):
             if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
                 list_tools, self._list_tools = self._list_tools, None
@@ -68,11 +68,11 @@ class ModernServerBridge:
 
     @staticmethod
     def translator(method: str) -> Callable[[msgspec.Raw | bytes], bytes | None]:
-        """Return what makes the client's result of such a request from the server's; None if `finish` has to see it."""
+        """Return a function that translates complete results. It returns None for others, which `finish` handles."""
         return functools.partial(_translated, method)
 
     def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
-        """Do as `finish`, for a result of another type than `complete`."""
+        """Handle a result of another type than `complete`. Return the client's answer; None if there is none yet."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":
@@ -94,7 +94,7 @@ class ModernServerBridge:
             self._rounds = CallRounds(
                 self._conversation, exchange, self._params, self._meta, call_s=call_s, since=since
             )
-            exchange.when_done(self._forget_rounds)  # no circle is left: collections are rare
+            exchange.when_done(self._forget_rounds)  # leaves no reference cycle: garbage collections are rare
         return self._rounds
 
     def _forget_rounds(self) -> None:
@@ -117,7 +117,7 @@ def _translated(method: str, result: msgspec.Raw | bytes) -> bytes | None:
 
 
 class CallRounds(RoundTrips):
-    """The rounds of the call of a legacy client."""
+    """Ask a legacy client what its modern server asks during a call, round by round, with requests to the client."""
 
     max_rounds = MAX_ROUNDS
     poll_s = 0.1

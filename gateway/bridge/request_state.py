@@ -1,7 +1,7 @@
-"""The gateway's `requestState`, which encloses the server's: a retry finds its session though its client keeps nothing.
+"""Seal the gateway's `requestState` around that of a server, so that a retry finds its session.
 
-Every `input_required` result to a client carries the gateway's sealed state (MCP 2026-07-28, Multi Round-Trip
-Requests). The server gets its own state back byte for byte, and none if it sent none.
+The client has to keep nothing else. Every `input_required` result to a client carries the gateway's sealed state (MCP
+2026-07-28, Multi Round-Trip Requests). The server gets its own state back byte for byte, and none if it sent none.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 STATE_TTL_S: Final = 600.0
-"""How long a state is valid: long enough for a person to fill in a form."""
+"""Seconds that a state is valid: long enough for a person to fill in a form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedState:
-    """The contents of a state.
+    """The contents of a `requestState` of the gateway.
 
     `inner` is the server's own state as raw JSON, None if it sent none. `call` and `turn` name a suspended call and its
-    round; `call` is empty if none is suspended. `asked` has the digests of its questions by key, and `answers` the
-    earlier answers by digest.
+    round; `call` is empty if no call is suspended. `asked` has the digests of the call's questions, by key. `answers`
+    has the client's earlier answers, by the digest of the question.
     """
 
     session_id: str
@@ -51,8 +51,8 @@ class OpenedState:
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """What a state is valid for: one principal, at one endpoint, for one request. `digest` returns the digest of that
-    request; only the few calls that ask something need it."""
+    """The conditions for a valid state: the principal, the endpoint and the request that it was made for. `digest`
+    computes the digest of the request on demand, because few calls ask something."""
 
     principal: Principal
     endpoint: str
@@ -74,8 +74,8 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_digest(method: str, params: Object) -> str:
-    """Return a digest of the method, of what the request names (a tool, a prompt, a URI) and of its arguments, whatever
-    the order of their keys."""
+    """Return a digest of a request: its method, the tool, prompt or URI that it names, and its arguments. The order of
+    keys in the arguments does not matter."""
     target = params.get(METHODS[method].named, b"null")
     arguments = decode_exact(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
@@ -83,7 +83,7 @@ def request_digest(method: str, params: Object) -> str:
 
 
 class RequestDigest(msgspec.Struct):
-    """The `request_digest` of one request. Computed when it is first needed; the request is freed then."""
+    """Compute the `request_digest` of one request when it is first called, then keep only the digest."""
 
     method: str
     params: Object | None
@@ -96,7 +96,7 @@ class RequestDigest(msgspec.Struct):
 
 
 class RequestStateSeal:
-    """Seals and opens states: encrypted, authenticated, bound to principal, endpoint and request, with an expiry."""
+    """Seal and open states: encrypted, authenticated, with an expiry, bound to a principal, endpoint and request."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float]) -> None:
         self._cipher = StateCipher(ring.derive(Purpose.REQUEST_STATE))
@@ -110,7 +110,7 @@ class RequestStateSeal:
         binding: Binding,
         suspended: SuspendedCall | None = None,
     ) -> Object:
-        """Replace the server's state in an `input_required` result by the gateway's, which encloses it."""
+        """Return an `input_required` result with the gateway's sealed state, which encloses the server's state."""
         inner = result.get("requestState")
         payload = _Sealed(
             session=session_id,
@@ -125,11 +125,11 @@ class RequestStateSeal:
         return result | {"requestState": msgspec.Raw(encode(self._cipher.seal(encode(payload))))}
 
     def open(self, raw: msgspec.Raw, binding: Binding) -> OpenedState:
-        """Open a state that `seal` made.
+        """Return the contents of a state that `seal` has made.
 
         Raises:
-            Refused: the state is forged, expired, or of another principal, endpoint or request. The client cannot tell
-                these cases apart.
+            Refused: the state is forged or expired, or belongs to another principal, endpoint or request. The client
+                cannot tell these cases apart.
         """
         try:
             sealed = msgspec.json.decode(raw, type=str)
@@ -163,6 +163,6 @@ def is_input_required(result: Object) -> bool:
 
 
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """Return the params of a retry for the server: with its own state in place of the gateway's, or with none."""
+    """Return the params of a retry, with the server's own state in place of the gateway's, or without a state."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": opened.inner}

@@ -1,7 +1,7 @@
-"""The rounds of one call: its server asks by a result, and the call is repeated with the answers of the client.
+"""Ask a client the questions in a server's result, and repeat the call with the client's answers, round by round.
 
-MCP 2026-07-28, Multi Round-Trip Requests. How a client is asked is not known here: a legacy client gets requests
-(`gateway.bridge.modern_server`), the client of a task finds the questions at its task (`gateway.tasks.made.questions`).
+MCP 2026-07-28, Multi Round-Trip Requests. Subclasses say how a client is asked. A legacy client gets requests
+(`gateway.bridge.modern_server`). The client of a task finds them at the task (`gateway.tasks.made.questions`).
 """
 
 import asyncio
@@ -25,16 +25,16 @@ __all__ = ["RoundTrips"]
 
 
 class RoundTrips(ABC):
-    """The rounds of one call. `params` and `meta` are those of the call.
+    """Run the rounds of one call. `params` and `meta` are those of the call.
 
-    `since` is when its server got it, by the monotonic clock. From then on, or from the last answers of the client, the
-    server has `call_s` to complete the call without asking: each repetition begins the call's own deadline anew.
+    `since` is when the server got the call, by the monotonic clock. Within `call_s` seconds from then, or from the last
+    answers, it has to complete the call or to ask: a repetition restarts the call's own deadline.
     """
 
     max_rounds: int
-    """How often the server may ask."""
+    """Most rounds in which the server may ask."""
     poll_s: float
-    """How long to wait before a call is repeated whose result asks nothing and only gives a state."""
+    """Seconds to wait before a call is repeated, if its result asks nothing and only has a state."""
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class RoundTrips(ABC):
 
     @abstractmethod
     def _ask(self, live: LiveSession, questions: Mapping[str, Question]) -> None:
-        """Ask the client. Each answer comes to `_answered`."""
+        """Ask the client these questions. Pass each answer to `_answered`."""
 
     def _may_ask(self, questions: Mapping[str, Question]) -> bool:
-        """Return True if the client may be asked. If not, the call has failed."""
+        """Return True if the client may be asked these questions. Fail the call otherwise."""
         return True
 
     def begin(self, result: Object) -> None:
-        """Ask the client what the server's result asks for. A result that asks nothing has the call repeated soon, and
-        so has one that asks a client without a session.
+        """Ask the client the questions in the server's result. If there are none, or the client has no session, repeat
+        the call after `poll_s` seconds.
 
         Raises:
             InvalidMessage: the questions cannot be read.
@@ -95,10 +95,10 @@ class RoundTrips(ABC):
             self._ask(live, questions)
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """Take one answer. The call is repeated once all have come."""
+        """Keep one answer. Repeat the call once all answers have come."""
         self._answers[key] = answer.copy()  # a slice would keep the whole message in memory
         if len(self._answers) == self._wanted:
-            # In the next turn of the loop: whoever has brought the answer notes it first.
+            # In the next turn of the event loop, because the caller records the answer first.
             asyncio.get_running_loop().call_soon(self._repeat)
 
     def _repeat(self) -> None:
@@ -111,5 +111,5 @@ class RoundTrips(ABC):
         if self._exchange.is_over:
             return
         if self._conversation.era is LEGACY:
-            more = {}  # its user was to visit a URL (`gateway.bridge.legacy_server`): the call begins anew
+            more = {}  # the user had to visit a URL (`gateway.bridge.legacy_server`): the call begins anew
         self._conversation.start_in_background(self._exchange, self._params | more, self._meta)

@@ -1,7 +1,7 @@
-"""Texts that only holders of the gateway's keys can read or make: AES-256-GCM. Pure, but for random nonces.
+"""Encrypt and authenticate texts with the gateway's keys (AES-256-GCM). Pure, except for random nonces.
 
-The format is that of the SDK's `AESGCMRequestStateCodec`, and a test has each open what the other sealed. The SDK
-itself is not imported, because loading it takes half of a gateway's start.
+The format is that of the SDK's `AESGCMRequestStateCodec`. In a test, each of the two opens what the other has sealed.
+The SDK itself is not imported, because loading it takes half of a gateway's start.
 """
 
 import base64
@@ -26,14 +26,14 @@ _TAG_BYTES: Final = 16
 
 
 class InvalidSeal(ValueError):
-    """No key of the ring has made this text."""
+    """A text that no key of the ring has made, or that was changed."""
 
 
 class StateCipher:
-    """Seals with the first key and opens with all, so that keys can be rotated.
+    """Encrypt with the first key and decrypt with any key, so that keys can be rotated.
 
-    A sealed text is `v1.` and, as base64url without padding, the name of the key, the nonce and the encrypted bytes.
-    Format and name are authenticated with them: a text is never taken for one of another format or key.
+    A sealed text is `v1.` and then, as base64url without padding: the name of the key, the nonce, the encrypted bytes.
+    Format and name are authenticated too, so a text is never taken for one of another format or key.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -48,13 +48,13 @@ class StateCipher:
         return _FORMAT + base64.urlsafe_b64encode(name + nonce + sealed).decode().rstrip("=")
 
     def open(self, text: str) -> bytes:
-        """Return the content. Raises `InvalidSeal`."""
+        """Return the content of a sealed text. Raises `InvalidSeal`."""
         form, _, coded = text.partition(".")
         try:
             raw = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
         except ValueError:
             raise InvalidSeal("the text is not base64url") from None
-        # The spare bits of the last character have to be zero: each sealed text has one spelling.
+        # The spare bits of the last character must be zero, so that each sealed text has only one spelling.
         is_canonical = base64.urlsafe_b64encode(raw).decode().rstrip("=") == coded
         name, nonce = raw[:_NAME_BYTES], raw[_NAME_BYTES : _NAME_BYTES + _NONCE_BYTES]
         cipher = self._ciphers.get(name)

@@ -1,4 +1,4 @@
-"""The gateway's own subscriptions at modern servers: for legacy clients, and for subscriptions to several servers."""
+"""Subscribe at modern servers for legacy clients, and for the parts of one subscription at several servers."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -28,8 +28,8 @@ _LISTEN: Final = "subscriptions/listen"
 
 
 class RelayedReplies(ReplyQueue):
-    """Replies that go to a function instead of a client. `client` are those of the client's stream that they are a part
-    of: it is kept alive while nothing comes."""
+    """Pass replies to the function `receive` instead of a client. `client` is the reply queue of the client's stream
+    that they belong to: `tick` keeps that stream alive while no reply comes."""
 
     __slots__ = ("_client", "_receive")
 
@@ -48,20 +48,20 @@ class RelayedReplies(ReplyQueue):
 
 
 def caller_of(live: LiveSession) -> Caller:
-    """Return the description of a legacy client that modern servers get with every request."""
+    """Return the description of a session's legacy client that modern servers get with every request."""
     return caller_of_params(live.session.client.initialize_params)
 
 
 def everything(uris: Iterable[str]) -> Filter:
-    """Return a filter for all kinds of changes, and for changes of these resources."""
+    """Return a filter for changes of all kinds, including changes of the resources with these URIs."""
     return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
 class SubscriptionRelay(Exchange):
-    """A `subscriptions/listen` of the gateway's for a legacy client, who expects notifications without asking.
+    """A `subscriptions/listen` of the gateway at a modern server, on behalf of a legacy client.
 
-    `is_waited_for`: calls wait for its acknowledgement. `may_miss`: a change may be missing, so that the client is
-    notified of all changes with the acknowledgement.
+    Legacy clients get notifications without a request. `is_waited_for`: calls wait for the acknowledgement. `may_miss`:
+    a change may have been missed, so the client is notified of all changes after the acknowledgement.
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
@@ -77,12 +77,12 @@ class SubscriptionRelay(Exchange):
         self.acknowledged_here(self._confirmed)
 
     def ask_for(self, part: Filter) -> None:
-        """Set the part of the changes that the server supports."""
+        """Set the part of the filter that the server supports."""
         self._part = part
 
     def follow(self, before: "SubscriptionRelay") -> None:
-        """Take the place of an earlier one. If that works, it goes on until the server has this one, so that no change
-        is missed in between."""
+        """Replace an earlier subscription. If the server has acknowledged the earlier one, keep it until the server has
+        this one, so that no change is missed."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
         self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
         if before.has_ended:
@@ -94,7 +94,7 @@ class SubscriptionRelay(Exchange):
             before.withdraw()
 
     async def settled(self, within_s: float) -> None:
-        """Wait until the server has acknowledged it, or has ended it. If that takes too long, nobody waits again."""
+        """Wait up to `within_s` seconds until the server has acknowledged or ended it. After a timeout, never again."""
         if self._settled.is_set() or not self.is_waited_for:
             self.may_miss |= not self._settled.is_set()
             return
@@ -114,18 +114,18 @@ class SubscriptionRelay(Exchange):
                 self._send(encode_notification(method, splice(encode(params)) if params else None))
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Call `callback` if the server, which had it, has ended it or is gone."""
+        """Call `callback` if an acknowledged subscription ends, unless the gateway has withdrawn it."""
         self._when_gone = callback
 
     def end(self) -> None:
-        """End it: the server has it no more."""
+        """Record that the server has ended the subscription, or has not got it."""
         self.has_ended = True
         self._settle()
         if self.is_confirmed and not self._is_withdrawn and self._when_gone is not None:
             self._when_gone()
 
     def withdraw(self) -> None:
-        """Cancel it at the server, if the server has it."""
+        """Cancel the subscription at the server, if the server has it."""
         self._is_withdrawn = True
         if self.conversation is not None:
             self.conversation.cancel(self, "the subscriptions have changed")
@@ -141,13 +141,13 @@ class SubscriptionRelay(Exchange):
 
 
 def subscription_relay_of(live: LiveSession, upstream: str) -> SubscriptionRelay | None:
-    """Return the subscription of a session at that server, which may have ended."""
+    """Return the session's subscription at that server, which may have ended; None if there is none."""
     relay = live.subscription_relays.get(upstream)
     return relay if isinstance(relay, SubscriptionRelay) else None
 
 
 def subscription_relay_for(live: LiveSession) -> SubscriptionRelay:
-    """Return a new subscription. Its notifications go to a legacy client on the client's own stream."""
+    """Return a new subscription, not sent yet. Its notifications go to the legacy client's standalone stream."""
 
     def receive(frame: Frame) -> None:
         if frame.final:
@@ -172,9 +172,9 @@ def child_of(
     acknowledged: Callable[[], None],
     ended: Callable[[Exchange, Frame], None],
 ) -> Exchange:
-    """Return the part of a client's `subscriptions/listen` that goes to one of several servers. `emit` gets its
-    notifications. `acknowledged` is called when the server has the subscription. `ended` gets this part and its last
-    frame: a result if the server has ended it, an error if the server is gone."""
+    """Return the part of a client's `subscriptions/listen` for one of several servers. `emit` gets its notifications.
+    `acknowledged` is called when the server has the subscription. `ended` gets this part and its last frame: a result
+    if the server has ended it, an error if the server is gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:

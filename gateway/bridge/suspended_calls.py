@@ -1,8 +1,8 @@
-"""Calls of modern clients to legacy servers that ask something: the call is suspended until the client answers.
+"""Suspend a modern client's call while its legacy server asks the client something.
 
-A server's request ends the client's POST with `input_required` (MCP 2026-07-28, Multi Round-Trip Requests). The client
-comes back with the answers and the gateway's sealed state, which names the suspended call and the round. A state is
-valid for one round. `gateway.calls.questions` has the questions that wait, and their limits.
+A request of the server ends the client's POST with `input_required` (MCP 2026-07-28, Multi Round-Trip Requests). The
+client comes back with the answers and the gateway's sealed state, which names the suspended call and the round. A state
+is valid for one round. `gateway.calls.questions` keeps the questions that wait, and limits them.
 """
 
 import asyncio
@@ -25,24 +25,24 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage,
 __all__ = ["answer_suspended", "ask_modern", "refuse_suspended", "without_modern_gaps"]
 
 _UNCLEAR_FOR_S: Final = 0.5
-"""On stdio a question does not name its call. A question that may belong to several calls waits this long for all
-but one to end."""
+"""Seconds that a question waits for other calls to end, if it may belong to several calls. On stdio a question does not
+name its call."""
 
 _GATHER_S: Final = 0.02
-"""Questions that a server asks within this time reach the client together."""
+"""Seconds in which a server's questions are collected, to reach the client together."""
 
 
 def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
-    """Send a legacy server's request to the modern client whose call it belongs to, or refuse it. `call` is that call,
-    if the request names it."""
+    """Ask a modern client what a legacy server requests during its call, or refuse the request. `call` is the call that
+    the request names; None if it names none."""
     _ServerRequest(live, conversation, message, call).ask(can_wait=call is None)
 
 
 class _ServerRequest:
-    """A request of a legacy server, which has one answer.
+    """A request of a legacy server to a modern client. It is answered once.
 
-    On stdio it does not name its call. It can only be one of the calls that the server had when it asked (`_among`, by
-    number): the request is asked under one of them, and under the next one when that is over.
+    On stdio it does not name its call. It belongs to one of the calls that the server had when it asked (`_among`, by
+    number). It is asked under one of them, and under the next one when that call is over.
     """
 
     __slots__ = ("_among", "_call", "_conversation", "_is_answered", "_live", "_message")
@@ -54,19 +54,19 @@ class _ServerRequest:
         self._is_answered = False
 
     def ask(self, *, can_wait: bool = False) -> None:
-        """Ask, or refuse. `can_wait`: for other calls to end, if the request may belong to several."""
+        """Ask the client, or refuse the request. `can_wait`: if several calls fit, wait first for others to end."""
         try:
             self._ask(can_wait=can_wait)
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
     def take(self) -> bool:
-        """Do as `gateway.calls.suspended_call.MovingQuestion`."""
+        """Claim the only answer to the request. Return False if it was answered already."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
 
     def move(self) -> bool:
-        """Do as `gateway.calls.suspended_call.MovingQuestion`."""
+        """Ask under the next call that fits. Return False if no call is left, or the request was answered already."""
         if self._is_answered or not self._calls():
             return False
         self.ask()
@@ -107,11 +107,11 @@ class _ServerRequest:
             asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
-        """Return the request as the client of that call gets it, which can be of the server's era if the call is a
-        task."""
+        """Return the question in the form for the client of that call. A client that has requested a task (MCP
+        2025-11-25) gets it in the server's own era."""
         message, moves = self._message, self._call is None and len(self._among) > 1
         if moves and isinstance(message.params, msgspec.Raw):
-            # Kept for the next call, without the message that it is a slice of.
+            # A copy for the next call: a slice would keep the whole message in memory.
             self._message = message = replace(message, params=message.params.copy())
         params = None if message.params is msgspec.UNSET else message.params_object()
         if params is not None:
@@ -140,8 +140,8 @@ def _gathered(conversation: Conversation, exchange: Exchange) -> None:
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
-    """Return the params of a question without what the modern era does not know: the id of an elicitation, and
-    tasks."""
+    """Return the params of a question without the members that the modern era lacks: `task`, and the id of an
+    elicitation."""
     plain = without_task(params)
     if method == "elicitation/create":
         plain.pop("elicitationId", None)
@@ -149,12 +149,12 @@ def without_modern_gaps(method: str, params: Object) -> Object:
 
 
 def without_task(params: Object) -> Object:
-    """Return the params of a question that is no task of the client's."""
+    """Return the params of a question without `task`, which would ask the client for a task."""
     return {key: value for key, value in params.items() if key != "task"}
 
 
 def _suspend(exchange: Exchange) -> None:
-    """End the client's present request with the questions of its server."""
+    """Answer the client's present request with `input_required` and the open questions of its server."""
     suspended, conversation = exchange.suspended, exchange.conversation
     assert suspended is not None and conversation is not None
     suspended.ask_until(monotonic() + conversation.deadlines.suspended_s)
@@ -167,7 +167,7 @@ def _suspend(exchange: Exchange) -> None:
 
 
 def answer_suspended(exchange: Exchange, responses: Object) -> None:
-    """Send the client's answers to the server, and ask the client again for missing ones."""
+    """Send the client's answers to the server. Ask the client again for those that are missing."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()
@@ -176,7 +176,7 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
 
 
 def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
-    """Do as `answer_suspended`, for one question that the client answers with an error."""
+    """Send the client's error to the server as the answer to one question. Ask the client again for other answers."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()

@@ -1,7 +1,7 @@
-"""Follows the task that a modern server has made of a call: polls it, sends answers to its questions, and cancels it
-once nobody waits for it.
+"""Follow the task that a modern server has made of a call: poll it, answer its questions, and cancel it once nobody
+waits for it.
 
-Its two kinds say where the outcome, the messages and the questions of the task go: to the call of a legacy client
+Subclasses say where the outcome, the messages and the questions of the task go: to the call of a legacy client
 (`FollowedTask`), or to a task of the gateway (`gateway.tasks.made.questions`).
 """
 
@@ -55,41 +55,41 @@ __all__ = [
 ]
 
 UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
-"""What a server behind a URL may be for a while."""
+"""Errors of a server that cannot be reached. A server behind a URL may come back."""
 
 CANCEL_S: Final = 30.0
-"""How long a link may take to open for a cancellation."""
+"""Seconds that a cancellation may take, including the opening of a link."""
 
 _DEFAULT_POLL_S: Final = 1.0
-"""How often the server is asked, if it does not say."""
+"""Seconds between two polls, if the server suggests none."""
 
 _LEAST_POLL_S, _MOST_POLL_S = 0.1, 60.0
 
 MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
-"""Questions of one task to its client, as many as a call may ask in all its rounds."""
+"""Most questions of one task to its client: as many as a call may ask in all its rounds."""
 
 _TaskId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
 
 _MOST_FAILURES: Final = 5
-"""How often in a row a server behind a URL may be unavailable."""
+"""Failed polls in a row after which a server behind a URL is given up."""
 
 
 def pause_s(failures: int) -> float:
-    """Return how long to wait, in seconds, before a server is asked again that was so often unavailable in a row."""
+    """Return the seconds to wait before a server is asked again, after so many failures in a row."""
     return float(2 ** (failures - 1))
 
 
 def go_on(conversation: Conversation, exchange: Exchange) -> None:
-    """Have a conversation go on with a call that an earlier process has sent, and that the server knows by its task.
-    The call's deadline begins anew."""
+    """Put a call in flight in this conversation without sending it. An earlier gateway process has sent it, and the
+    server knows it by its task. The call's deadline starts anew."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
     conversation.wait(exchange, ExchangeEvent.REQUEUE)
     exchange.step(ExchangeEvent.SEND)
 
 
 def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None = None) -> None:
-    """Cancel a task of a server that is no process of the gateway's. `params` are those of `tasks/cancel`. `resumed`:
-    an earlier process has followed the task, and the server has not said yet that it still knows the task."""
+    """Cancel a task at a server that is no child process. `params` are those of `tasks/cancel`. `resumed` is the task
+    of an earlier gateway process that the server has not confirmed: it is cancelled only if the server still has it."""
     if resumed is None and conversation.is_open:
         conversation.request("tasks/cancel", params)
     else:
@@ -105,15 +105,15 @@ async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServ
 
 
 def is_known(answer: Message, task: TaskAtServer) -> bool:
-    """Return True if an answer to `tasks/get` is about that task. A server that was started anew may have given its id
-    to another one."""
+    """Return True if an answer to `tasks/get` is about that task, by its creation time. A restarted server may have
+    given the id to another task."""
     if not isinstance(answer.result, msgspec.Raw):
         return False
     return is_same_time(created_at(object_of(answer.result)), task.created_at)
 
 
 class TaskFollower(ABC):
-    """The server's task of one call. `meta` is what the server gets with every request about the task."""
+    """Follow the task that a modern server has made of one call. `meta` goes to the server with every request."""
 
     def __init__(self, conversation: Conversation, exchange: Exchange, meta: Object) -> None:
         self._conversation = conversation
@@ -130,12 +130,12 @@ class TaskFollower(ABC):
         self._unsent: Object = {}  # answers of the client that the server does not have
         self._sent: Object = {}  # answers that the server has acknowledged, until it no longer lists their questions
         self._wake = asyncio.Event()
-        # The task that an earlier process has followed, and what happens if the server does not know the task any more.
+        # The task that an earlier process has followed, and what to call if the server does not know the task.
         self._resumed: tuple[TaskAtServer, Callable[[], None]] | None = None
 
     def begin(self, created: Object) -> None:
-        """Follow the task in the background, as the server has just made it. Raises `msgspec.MsgspecError`: it has no
-        id, or one that is too long."""
+        """Follow in the background the task that the server has just made: `created` describes it. Raises
+        `msgspec.MsgspecError`: the task has no id, or its id is too long."""
         self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=_TaskId)
         self._poll_s = _interval(created)
         if self._conversation.is_process:
@@ -144,22 +144,22 @@ class TaskFollower(ABC):
             self._exchange.has_become(TaskAtServer(self._own_id, created_at(created), self._conversation.era))
         self._exchange.when_done(self._done)
         self._conversation.wait(self._exchange, ExchangeEvent.REQUEUE)
-        self._exchange.step(ExchangeEvent.SEND)  # the server has the call, as its task: its deadline counts
+        self._exchange.step(ExchangeEvent.SEND)  # the server has the call, as a task: the call's deadline runs
         self._conversation.in_background(self._follow())
 
     def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Follow a task that an earlier process has followed, under a call with which the conversation goes on
-        (`gateway.bridge.task_follower`). If the server does not know the task any more, `lost` is called, and the call
-        goes on. If the call has ended already, the task is cancelled."""
+        """Follow in the background a task that an earlier gateway process has followed. `go_on` has put its call in
+        flight. Call `lost` if the server does not know the task: the call is not over then. If the call is already
+        over, cancel the task."""
         self._own_id, self._resumed = task.id, (task, lost)
         if self._exchange.is_over:
             self._cancel()
             return
-        self._wake.set()  # at once
+        self._wake.set()  # polls at once
         self._exchange.when_done(self._done)
         self._conversation.in_background(self._follow())
 
-    # -- where the task goes
+    # -- for subclasses
 
     @abstractmethod
     def _complete(self, result: Object) -> None:
@@ -175,11 +175,11 @@ class TaskFollower(ABC):
 
     @abstractmethod
     def _progress(self, message: object) -> None:
-        """Pass on another message of the task."""
+        """Pass the new status message of the task on to the client."""
 
     @abstractmethod
     def _withdraw(self, keys: Set[str]) -> None:
-        """Withdraw questions that the server no longer lists: the client, if it still has them, need not answer."""
+        """Withdraw questions that the server does not list any more: the client need not answer them."""
 
     def _end(self, message: Message) -> None:
         """End the call with that answer."""
@@ -291,7 +291,7 @@ class TaskFollower(ABC):
         if status == "input_required":
             requests = decode_object(task.get("inputRequests", b"{}"), "inputRequests")
         gone, new = self._asked - requests.keys(), requests.keys() - self._asked
-        # An answer has not arrived as long as its question is listed.
+        # The server has not got an answer as long as it lists the question.
         self._unsent = {key: answer for key, answer in (self._sent | self._unsent).items() if key in requests}
         self._sent = {}
         self._asked = self._asked & requests.keys()
@@ -305,7 +305,7 @@ class TaskFollower(ABC):
             self._ask({key: question_of(raw) for key, raw in requests.items() if key in new})
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """Send the server the client's answer to a question of the task."""
+        """Have the client's answer to a question of the task sent to the server."""
         if not self._is_ended:
             self._unsent[key] = answer.copy()  # a slice would keep the whole message in memory
             self._wake.set()
@@ -313,13 +313,13 @@ class TaskFollower(ABC):
     # -- its end
 
     def _done(self) -> None:
-        """Follow the task no more: the call is over."""
+        """Stop following the task, because the call is over."""
         if self._running is not None and self._running is not asyncio.current_task():
             self._running.cancel()  # it may wait for an answer of the server
         self._cancel()
 
     def _cancel(self) -> None:
-        """Cancel the server's task, if it works still: nobody waits for it."""
+        """Cancel the server's task, unless it is over: nobody waits for it."""
         if not self._is_over:
             self._is_over = True
             if self._process is not None:
@@ -330,7 +330,7 @@ class TaskFollower(ABC):
 
 
 def _interval(task: Object) -> float:
-    """Return how long to wait before the next poll, in seconds, as the server suggests it."""
+    """Return the seconds to wait before the next poll: what the server suggests, within limits."""
     with contextlib.suppress(msgspec.MsgspecError):
         suggested = msgspec.json.decode(task.get("pollIntervalMs", b"null"), type=float)
         return min(max(suggested / 1_000, _LEAST_POLL_S), _MOST_POLL_S)
@@ -338,7 +338,7 @@ def _interval(task: Object) -> float:
 
 
 class FollowedTask(TaskFollower):
-    """The task of one call. `params` are those of the call, `meta` is what the server gets with every request."""
+    """Answer a legacy client's call with the outcome of its task. `params` and `meta` are those of the call."""
 
     def __init__(self, conversation: Conversation, exchange: Exchange, params: Object, meta: Object) -> None:
         super().__init__(conversation, exchange, {key: value for key, value in meta.items() if key != "progressToken"})
@@ -354,7 +354,7 @@ class FollowedTask(TaskFollower):
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
-        """Send the client the message of the task as progress, if it wants progress."""
+        """Send the client the status message of the task as progress, if the client wants progress."""
         token = self._exchange.progress_token
         if token is not None and isinstance(message, str) and message:
             self._sent_progress += 1
@@ -382,8 +382,8 @@ def ask_legacy_client(
     asked: Mapping[str, Question],
     answered: Callable[[str, msgspec.Raw], None],
 ) -> None:
-    """Ask the client of a call. `answered` gets each answer, by the key of its question. `questions` are those of the
-    client's session."""
+    """Ask the legacy client of a call these questions, and call `answered` with each key and answer. `questions` keeps
+    those of the client's session. An error from the client ends the call."""
 
     def receive(key: str, message: Message) -> None:
         if isinstance(message.error, msgspec.Raw):
