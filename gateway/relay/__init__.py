@@ -1,1 +1,1 @@
-"""Relays the requests of clients to servers, and their replies to clients."""
+"""Relay the requests of clients to servers, and the replies of servers to clients."""

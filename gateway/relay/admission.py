@@ -1,7 +1,7 @@
-"""Decides which requests policy admits to a server, and which part of its lists a session sees.
+"""Decide which requests policy admits to a server, and which part of its lists a session sees.
 
-The decision uses the names that the server lists and the table of methods (`gateway.protocol.methods`). A session
-cannot list or call what policy hides from it: such names are answered as unknown.
+The decision uses the names in the server's lists and the table of methods (`gateway.protocol.methods`). A session can
+neither list nor call what policy hides from it: the answer says that the name is unknown.
 """
 
 import functools
@@ -40,7 +40,7 @@ _CACHED_CONTEXTS: Final = 1_024
 
 
 class VisibleServers:
-    """Holds the servers of one endpoint, by name. `only` is the one server of an endpoint that has no others."""
+    """Select the servers of one endpoint that a session sees. `only` is set if the endpoint has exactly one server."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
@@ -62,8 +62,8 @@ class VisibleServers:
 
 
 class AdmittedTool:
-    """Holds the decision about one tool of one server, for a session with that record and context. `tools` are those
-    that the server lists: it holds as long as they and the record are the same."""
+    """The decision about one tool of one server, for a session with this record and context. It holds as long as the
+    record and `tools`, the server's list, are the same."""
 
     __slots__ = (
         "_audit",
@@ -86,7 +86,7 @@ class AdmittedTool:
         self._decision = decision
         self._session = session
         self.name = name[:MAX_LOGGED_NAME]
-        """As logs have it."""
+        """The name of the tool, cut to its length in logs."""
         self.slow_s = decision.slow_s
         self.is_audited = audit.calls
         self.is_listed = name in tools
@@ -97,7 +97,7 @@ class AdmittedTool:
         """Return the params of one call for the server, or the steps that make them (`ToolCalls.checked`).
 
         Raises:
-            Refused, InvalidArguments: the arguments are not what headers or the schema say, or blocked.
+            Refused, InvalidArguments: the arguments are blocked, differ from the headers, or do not fit the schema.
         """
         exchange, decision = call.exchange, self._decision
         if self._mirrored is not None and call.check_mirrored is not None:
@@ -106,7 +106,7 @@ class AdmittedTool:
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
     def begins(self, exchange: Exchange) -> None:
-        """Note in its exchange that a call of the tool begins."""
+        """Record in the exchange that it calls this tool, for logs, the limit of slow calls and the audit trail."""
         exchange.calls_tool(self.name, self.slow_s)
         if not self.is_listed:
             exchange.calls_unlisted()
@@ -115,13 +115,13 @@ class AdmittedTool:
             exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began))
 
     def ended(self, call: EndedCall) -> None:
-        """Record a call of the tool in the audit trail, if `is_audited`, that took the fast path."""
+        """Record in the audit trail a call that took the fast path. Only for calls with `is_audited`."""
         tool = f"{self._decision.server}/{self.name}"
         self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
-        """Return what checks the arguments of further calls (`ToolCalls.checker_of`), and compares them with the
-        headers of these calls (`Request.check_mirrored`)."""
+        """Return a function that checks the arguments of later calls (`ToolCalls.checker_of`), and compares them with
+        the headers that repeat them (`Request.check_mirrored`)."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check
@@ -134,32 +134,32 @@ class AdmittedTool:
 
 
 Admitted = AdmittedTool | Object
-"""The tool that a request may call, or the params of any other request for the server."""
+"""The decision on an admitted request: the tool that it calls, or else its params for the server."""
 
 
 class _Missing(msgspec.Struct, frozen=True):
-    """Names a list that a decision needs, and that has not been requested yet. It may also require a name to be in that
-    list."""
+    """A list that has to be requested from the server for a decision. If `name` is not empty, the decision looks it up
+    in that list."""
 
     method: str
     name: str
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """Holds the lists of a server that are known to one decision. `asked` has the lists that were requested for it."""
+    """The lists of a server for one decision: those requested for it (`asked`), and those known from before."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
 
     def tools(self, name: str) -> Tools | _Missing:
-        """Return the tools of the server. `name` is missing among them only if the tool does not exist."""
+        """Return the server's tools, or what to request first: no list is known, or none that has `name`."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
 
     def names(self, method: str, name: str) -> Names | _Missing:
-        """Return the names in another list. `name` is missing among them only if it does not exist."""
+        """Return the names in another list, or what to request first: no list is known, or none that has `name`."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
@@ -172,12 +172,12 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 def params_of(admitted: Admitted, call: Call) -> Object | Steps:
-    """Return the params of a request for the server, or the steps that make them. Raises: as `AdmittedTool.params`."""
+    """Return the params of a request for the server, or the steps that make them. Raises as `AdmittedTool.params`."""
     return admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
 
 
 class Admission:
-    """Applies policy to the requests and lists of all servers."""
+    """Apply policy to the requests and lists of all servers."""
 
     def __init__(self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings) -> None:
         self._policy = policy
@@ -188,11 +188,11 @@ class Admission:
     # -- requests
 
     async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Admitted:
-        """Return what a request may do: the tool that it calls, or its params for the server. The lists that the
-        decision needs are requested.
+        """Decide on a request: return the tool that it calls, or its params for the server. Request the lists that the
+        decision needs.
 
         Raises:
-            Refused: it names something that the session does not see.
+            Refused: the request names something that the session does not see.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked for its lists.
         """
         if call.method == "tools/call":
@@ -211,10 +211,10 @@ class Admission:
         call: Call,
         asked: Mapping[str, Listed],
     ) -> Admitted | _Missing:
-        """Return the decision on a request, or the list that is missing.
+        """Return the decision on a request, or the list that has to be requested first.
 
-        `asked` has the lists that were requested for it: a name that they lack does not exist. Other lists are those
-        that the conversation has received.
+        `asked` has the lists that were requested for this decision: a name that they lack does not exist. Other lists
+        are those that the conversation has received.
         """
         method = call.method
         row = METHODS.get(method)
@@ -246,7 +246,7 @@ class Admission:
         return call.params if missing is None else missing
 
     def _extension(self, server: str, call: Call) -> Object:
-        """Decide on a request that MCP does not define."""
+        """Decide on a request whose method MCP does not define, and have it audited. Return its params."""
         exchange, method = call.exchange, call.method
         session = exchange.session
         self.check_method(server, method, call.era, session, exchange.context)
@@ -256,7 +256,7 @@ class Admission:
         return call.params
 
     def check_method(self, server: str, method: str, era: Era, session: Session | None, context: Context) -> None:
-        """Decide on a method or notification that MCP does not define, from a client of that era.
+        """Refuse a method or notification that MCP does not define, if policy hides it from this client.
 
         Raises:
             Refused: -32601, policy hides the method. The audit trail says why.
@@ -279,7 +279,7 @@ class Admission:
         return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
-        """Decide on a request that names a tool and does not call it."""
+        """Decide on a request that names a tool without calling it. Return the list that is missing, if one is."""
         tools = lists.tools(name)
         if isinstance(tools, _Missing):
             return tools
@@ -289,14 +289,14 @@ class Admission:
         return None
 
     def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
-        """Compare the patterns of a server that could not be asked at the start with what it lists of a kind of items,
-        at the first request that depends on them. Raises `UpstreamUnavailable`."""
+        """Compare the configured patterns for a kind of items with the server's list. The first request that needs the
+        list does so, if the server was not up at the start. Raises `UpstreamUnavailable`: a pattern is unmatched."""
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
     def _compare_resources(self, lists: _Lists) -> _Missing | None:
-        """Compare as `_compare` does, for resources and their templates. Returns a list that has to be requested
-        first."""
+        """Compare the patterns for resources with the server's resources and templates (`_compare`). Return a list that
+        has to be requested first, if one is missing."""
         if not self._refuses_unmatched:
             return None
         resources = lists.names("resources/list", "")
@@ -309,7 +309,7 @@ class Admission:
         return None
 
     def _completion(self, server: str, lists: _Lists, call: Call) -> _Missing | None:
-        """Decide on a completion as on the prompt or the resource that it belongs to."""
+        """Decide on a completion by its prompt or resource. Return the list that is missing, if one is."""
         restricted = self._policy.restricts(server)
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         ref = ref if isinstance(ref, dict) else {}
@@ -351,7 +351,7 @@ class Admission:
         raise unknown_resource(uri, call.era, call.method)
 
     def _listen(self, server: str, call: Call) -> Object:
-        """Return a `subscriptions/listen` without the resources that the session may not see."""
+        """Return the params of a `subscriptions/listen`, without the resources that the session may not see."""
         wanted = msgspec.json.decode(call.params.get("notifications", b"{}"))
         if not isinstance(wanted, dict) or not isinstance(wanted.get("resourceSubscriptions"), list):
             return call.params
@@ -360,22 +360,23 @@ class Admission:
         return call.params | {"notifications": msgspec.Raw(encode(wanted))}
 
     def may_have(self, upstream: ConfiguredUpstream, context: Context, uri: str) -> bool:
-        """Return True if a session with this context may see a resource at that server, if the server has it."""
+        """Return True if policy lets a session with this context see that resource of the server, if it exists."""
         is_restricted = "resources" in self._policy.restricts(upstream.name)
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
-        """Return True if a session with this context may call a tool of that server, which lists these tools."""
+        """Return True if a session with this context may call a tool. `tools` is the server's list."""
         return name in tools and self._policy.decide(context, upstream.name, name, tools.operation(name)).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
-        """Return True if sessions see only those resources of the server that it lists, or that have a template."""
+        """Return True if sessions see a resource of the server only if it is listed or fits a listed template."""
         return "resources" in self._policy.restricts(upstream.name)
 
     # -- lists
 
     def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
-        """Remove from a list's page what that context may not see. Add the tools of handles to the last page."""
+        """Remove from a page of a list the items that this context may not see. Add tools for child sessions (the
+        setting `handles`) to the last page."""
         row, server = METHODS[method], upstream.name
         items = upstream.inventory.reader.items(method, page)
         if row.kind == "tools":
@@ -389,8 +390,8 @@ class Admission:
     def part_of(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
-        """Return what reduces the server's list to the items that the call's session may see; None if the method is no
-        list, or all sessions see what the server sends. No conversation: the list was kept from an earlier request."""
+        """Return a function that removes items from the server's list which the call's session may not see. None if the
+        method is no list, or all sessions see all. Without a conversation, the list comes from an earlier request."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return None
@@ -412,13 +413,13 @@ class Admission:
         return filtered
 
     def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Return True if sessions may see different parts of that list of the server."""
+        """Return True if different sessions may see different parts of the server's list."""
         return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
 
 
 class Route:
-    """Holds the server, the conversation, and what policy has decided. `named` is the server's own name of what is
-    called; None if that is the name in the call."""
+    """The server, the conversation and the policy decision of one call. `named` is the server's own name of the called
+    tool; None if the call has that name already."""
 
     __slots__ = ("_conversation", "admitted", "named", "upstream")
 
@@ -428,17 +429,17 @@ class Route:
         self.upstream = upstream
         self.admitted = admitted
         self.named = named
-        # A connection that remembers the call does not keep what its session has given up.
+        # Weak, because a connection that remembers the call must not keep a conversation that its session gave up.
         self._conversation = weakref.ref(conversation)
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation, as long as its session keeps it."""
+        """Return the conversation; None if its session has given it up."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Return True if another call of a client of that era would still be sent in that conversation of its session,
-        with what was decided on the tool."""
+        """Return True if another call from a client of this era would be sent in that conversation, with the same
+        decision on the tool."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

@@ -1,6 +1,6 @@
-"""Several servers behind one URL: merges their lists page by page, and finds the server that a request names.
+"""Merge the lists of several servers behind one URL page by page, and find the server that a request names.
 
-Knows nothing of how a call is sent to its server (`gateway.relay.call`).
+`gateway.relay.call` sends the call to that server.
 """
 
 from collections.abc import Coroutine, Iterable, Mapping
@@ -27,7 +27,7 @@ __all__ = ["Aggregation"]
 
 
 class Aggregation:
-    """Answers requests that concern all servers of an endpoint, and finds the server of the others."""
+    """Answer requests that concern all servers of an endpoint, and find the server of other requests."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers) -> None:
         self._servers = servers
@@ -39,7 +39,7 @@ class Aggregation:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """Find the server of a tool or a prompt, and the name that it has for it; None if that is the name in the call.
+        """Return the server of a tool or prompt, and its own name for it; None if the call has that name already.
 
         Raises:
             Refused: no server has the name.
@@ -54,7 +54,7 @@ class Aggregation:
         return self._servers.all[server], msgspec.Raw(encode(name))
 
     def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
-        """Return the call with the name that `owner_by_name` has found."""
+        """Return the call with the server's own name. Record its app, if several servers use that app's URI."""
         if name is None:
             return call
         call = call.with_params(call.params | {"name": name})
@@ -63,11 +63,11 @@ class Aggregation:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Return True if a call of the tool with that name has to be noted (`OpenApps.called`)."""
+        """Return True if calls of this tool have to be recorded, as several servers use its app's URI (`OpenApps`)."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Find the server that a request is for, and the call with the names that the server has.
+        """Return the server that a request is for, and the call with this server's own names.
 
         Raises:
             Refused: no server has what the request names, or it names nothing.
@@ -84,7 +84,7 @@ class Aggregation:
         raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
 
     async def _owner_of_ref(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Find the server of the prompt (by name) or the resource (by URI) that a completion is for."""
+        """Return the server of the prompt or resource that a completion is for, and the call with its own names."""
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
             uri = str(ref.get("uri")) if isinstance(ref, dict) else ""
@@ -94,7 +94,7 @@ class Aggregation:
         return self._servers.all[server], call.with_params(params)
 
     async def owner_of_resource(self, call: Call) -> Found:
-        """Find the server of the resource that a request names.
+        """Find the server of the resource whose URI the request names.
 
         Raises:
             Refused, UpstreamUnavailable: as `ResourceOwners.owner`.
@@ -102,7 +102,7 @@ class Aggregation:
         return await self.resources.owner(text_of(call.params, "uri"), call)
 
     def _server_of_app(self, tool: str, call: Call) -> ConfiguredUpstream:
-        """Find the server of an app that calls a tool of its server, by the name that the server has for the tool.
+        """Find the server whose app calls a tool by the server's own name for it.
 
         Raises:
             Refused: no server has a tool of that name for apps, or it is not clear which server is meant.
@@ -129,8 +129,8 @@ class Aggregation:
     # -- requests to all servers
 
     async def merged_list(self, call: Call) -> None:
-        """Answer with a page of each server, and later with the next page of each that has one: a list without an end
-        keeps nothing of the others from the client. The answer says which servers did not answer in time.
+        """Answer a list request with the next page of each server that has one. So an endless list of one server does
+        not hide the items of others. The answer names the servers that did not answer in time.
 
         Raises:
             Refused: the cursor is not one of the gateway.
@@ -153,8 +153,8 @@ class Aggregation:
     async def _pages(
         self, upstreams: Iterable[ConfiguredUpstream], call: Call, cursors: Mapping[str, str] | None
     ) -> tuple[Mapping[str, Any], list[Missing]]:
-        """Request a page of each of these servers, as the session of the call sees it, and the servers that have sent
-        none. `cursors` are those of the servers; None for their first pages."""
+        """Request one page from each server, as the session of the call sees it. Return the pages by server, and the
+        servers that sent none. `cursors` are by server; None for the first pages."""
         upstreams = tuple(upstreams)
 
         def page_of(upstream: ConfiguredUpstream) -> Coroutine[Any, Any, Any]:
@@ -173,8 +173,8 @@ class Aggregation:
         return pages, [*gathered.missing]
 
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server of the client's era. Answer once all servers have answered that are not
-        late. The session's record has what such a request sets, so the others get it when they are up."""
+        """Send a request to every server of the client's era. Answer once all have answered that are not late. Late
+        servers get the setting from the session's record, once they are up."""
         upstreams = self._servers.to(call.exchange.context).values()
         await self._late.gather(upstreams, Asker.of(call), lambda u: self._send(u, call))
         call.exchange.finish(empty_result())
@@ -184,7 +184,7 @@ class Aggregation:
             await self._page(upstream, call.method, call)
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """Request the result of one server for that method. None if the server has no such list.
+        """Request a server's result for this method. None if the server answers with an error or without an object.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -200,7 +200,7 @@ class Aggregation:
             tools = upstream.inventory.reader.items(method, page)
             contested = len(self._apps.contested)
             self._apps.listed(upstream.name, [(tool["name"], uri) for tool in tools if (uri := app_of(tool))])
-            if len(self._apps.contested) > contested:  # their calls are to be noted from now on
+            if len(self._apps.contested) > contested:  # calls of these tools have to be recorded from now on
                 for server in self._servers.all.values():
                     server.known.changed()
         return page

@@ -1,18 +1,18 @@
-"""The life of a call: who sends it, in which session, to which server, whether it may, how it is sent and answered.
+"""Serve a call from request to answer: find its sender, session and server, check it, send it, and return the answer.
 
-A request comes in at `Calls.call`, and this file is read from there downwards:
+A request comes in at `Calls.call`. Read this file from there downwards:
 
 1. Who: `Senders.who` authenticates the client and counts the request for it.
-2. Which session: `Calls._answer` has the row of the client's era (`Clients`) find or open it.
+2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it.
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
-5. May it: `_send` asks `gateway.relay.admission`, which names the lists that it lacks until it has them all.
-6. Send: `start` (`gateway.relay.server_requests`) makes what the server gets, in the form of its era, and sends it in
-   the conversation that the session has with the server.
+5. May it: `_send` asks `gateway.relay.admission`, which requests the lists of the server that its decision needs.
+6. Send: `start` (`gateway.relay.server_requests`) makes the request for the server, in the form of the server's era,
+   and sends it in the conversation that the session has with the server.
 7. Answer: it comes through the exchange to the reply (`gateway.relay.replies`). `Intake` answers what was not sent.
 
-A step that every call needs is added here, once. Calls that are like one before them skip the steps, as long as what
-was decided on that one holds (`gateway.relay.fast_path`).
+A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps as long as the
+decision on that one holds (`gateway.relay.fast_path`).
 """
 
 import contextlib
@@ -90,7 +90,7 @@ _UNKNOWN: Final = (
 
 
 class Senders:
-    """Finds out who sends a request, and counts it. Each refusal is in the audit trail."""
+    """Authenticate the senders of requests, and count their requests. Record each refusal in the audit trail."""
 
     def __init__(self, *, identity: Identity, rates: RateLimits, audit: Audit, log: RequestLog) -> None:
         self._identity = identity
@@ -99,11 +99,11 @@ class Senders:
         self._tracing = log.tracing
 
     async def who(self, request: Request) -> RequestContext:
-        """Authenticate a request, or take over the principal that another replica has authenticated. From now on log
-        lines have the correlation id of the request and the address of its client.
+        """Authenticate a request, or accept the principal that another replica has authenticated. Set the correlation
+        id and the client's address for all log lines that follow.
 
         Raises:
-            Refused: 401, its credential is not valid; 429, there were too many.
+            Refused: 401, the credential is not valid; 429, there were too many requests.
         """
         CLIENT.set(request.client)
         if self._tracing is not None and request.message is not None and request.message.is_request:
@@ -112,7 +112,7 @@ class Senders:
             sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
             correlation = sent or correlation_id(request.headers, request.meta)
         CORRELATION.set(correlation)
-        if request.forwarded is not None:  # its sender has counted it, and authenticates each request
+        if request.forwarded is not None:  # the sending replica has authenticated and counted it
             return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation, math.inf)
         who = None
         try:
@@ -124,7 +124,7 @@ class Senders:
         return RequestContext(who.principal, who.granted, correlation, who.until)
 
     async def admit(self, request: Request) -> None:
-        """Authenticate and count a request of which only the head is read. Raises `Refused`, as `who`."""
+        """Authenticate and count a request of which only the head was read. Raises `Refused`, as `who`."""
         who = None
         try:
             who = await self._authenticated(request)
@@ -149,7 +149,7 @@ class Senders:
 
 
 class Found(NamedTuple):
-    """Holds the session of a call, None if it needs none, and the request, with the params for its server."""
+    """The session of a call (None if it needs none), and the request, with the params for its server."""
 
     resolved: Resolved | None
     request: Request
@@ -157,37 +157,37 @@ class Found(NamedTuple):
 
 
 class Clients(Protocol):
-    """Does what differs between the clients of the two eras (`gateway.relay.legacy`, `gateway.relay.modern`)."""
+    """Handle what differs between clients of the two eras (`gateway.relay.legacy`, `gateway.relay.modern`)."""
 
     async def session(self, request: Request, who: RequestContext) -> Found | Answer:
-        """Find or open the session of a request. Returns the answer to a request that no server gets as a call."""
+        """Find or open the session of a request, or answer a request that is not a call for a server."""
         ...
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
-        """Answer a request of that session that no server gets as a call; None: a server gets it."""
+        """Answer a request of that session that is not for a server; None if it is a call for a server."""
         ...
 
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
-        """Make the exchange of a call, which shapes its answer for the client."""
+        """Return a new exchange for a call, which shapes the result for its client."""
         ...
 
     def told(self, result: Object, said: Object) -> Object:
-        """Return a result that also says what has become of the workspace that its client has announced."""
+        """Return a result with `said` in its `_meta`: what became of the workspace that the client has announced."""
         ...
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
-        """Return the headers that give the client its session."""
+        """Return the response headers that tell the client its session."""
         ...
 
     async def as_task(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
-        """Send a call that may become a task; None: it may not."""
+        """Send a call that may become a task, and return its reply; None if it may not become one."""
         ...
 
 
 class Calls:
-    """Answers the requests of clients of both eras."""
+    """Answer the requests of clients of both eras."""
 
     def __init__(
         self,
@@ -209,17 +209,17 @@ class Calls:
         self._watches = watches
 
     async def call(self, request: Request) -> Answer:
-        """Answer a request (`transports.inbound_port.Handler`).
+        """Answer a client's request (`transports.inbound_port.Handler`).
 
         Raises:
-            Refused: the request is refused, which is recorded.
+            Refused: the request is refused, and the refusal is recorded.
             OwnedByPeer: another replica owns its session.
         """
         who = None
         try:
             who = await self._senders.who(request)
             method = str(message_of(request).method)
-            if method in NO_REQUESTS[request.era]:  # no server gets it: policy knows only what it decides on
+            if method in NO_REQUESTS[request.era]:  # no server gets it, so policy has no rule for it
                 raise unknown_method(method, request.era)
             answer = await self._answer(request, who)
         except (StoreError, Refused) as error:
@@ -230,7 +230,7 @@ class Calls:
         return answer
 
     async def _answer(self, request: Request, who: RequestContext) -> Answer:
-        """Find the session of a request, and send it to its server as a call of that session."""
+        """Find the session of a request, send the request to its server as a call, and return the reply."""
         clients = self._clients[request.era]
         found = await clients.session(request, who)
         if not isinstance(found, Found):
@@ -250,7 +250,7 @@ class Calls:
         try:
             if (answer := await clients.as_task(exchange, request, who, params, headers)) is not None:
                 return answer
-            # Each call that announces is told what has become of that, so none of them is like another.
+            # The result of a call that announces a workspace tells what became of it, so it is unlike other results.
             if said is None and resolved is not None and request.offer is not None:
                 like = functools.partial(clients.exchange, resolved)
                 request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self._resolver))
@@ -263,7 +263,7 @@ class Calls:
             raise refused.with_headers(named) from None
 
     def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
-        """Record that a call is refused, and return the refusal."""
+        """Record that a request is refused, and return the refusal for the client."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
             self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
@@ -280,7 +280,7 @@ class Calls:
 
 
 class Intake:
-    """Accepts the calls of both eras for all endpoints: applies limits, begins replies, and has calls sent."""
+    """Accept the calls of both eras for all endpoints: apply limits, begin replies, and have the calls sent."""
 
     def __init__(
         self,
@@ -315,11 +315,11 @@ class Intake:
         *,
         server: str = "",
     ) -> Answer:
-        """Send a call to its server. The outcome comes through the answer. `headers` are sent to the client. `server`
-        is that of the call, empty if it is to be found by what the call names.
+        """Send a call to its server, and return the reply through which the outcome will come. `headers` are for the
+        client. `server` names the server; if empty, it is found by what the call names.
 
         Raises:
-            Refused: as `admit`; 429, too many calls are in flight, or too large ones; it names nothing that exists.
+            Refused: as `admit`; 429, too many or too large calls are in flight; the call names nothing that exists.
         """
         live = live_session_of(exchange)
         if live is not None:
@@ -327,14 +327,14 @@ class Intake:
         return await self.accept_counted(exchange, request, who, params, headers, server)
 
     async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
-        """Count a call, once it is its turn. Raises `Refused`: 429, as `accept`; cancelled; 404, as `count`."""
+        """Count a call when its turn comes. Raises `Refused`: 429, as `accept`; 404, as `count`; it was cancelled."""
         with self.waiting(live, request, exchange):
             await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
     async def count(self, live: LiveSession) -> None:
-        """Count a message of a session that is no call. Raises `Refused`: 429; 404, the session has ended meanwhile."""
+        """Count a message that is not a call. Raises `Refused`: 429, too many; 404, the session has ended meanwhile."""
         with live.in_use():
             await self._turn(live)
 
@@ -345,7 +345,7 @@ class Intake:
 
     @contextlib.contextmanager
     def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
-        """Keep a request in flight inside the block, while it waits to be accepted or answered. With `exchange` its
+        """Keep a request in flight inside the block, while it waits to be accepted or answered. With `exchange`, the
         client can cancel it meanwhile. Raises `Refused`: 429, as `accept`."""
         with live.in_use(held=self._room_for(live, request.body_bytes)):
             if exchange is None:
@@ -358,7 +358,7 @@ class Intake:
                 live.exchange_ended(exchange)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
-        """Return the bytes that count for one more call with a body of this size. Raises `Refused`: no room."""
+        """Return the bytes to count for one more call with a body of this size. Raises `Refused`: 429, no room."""
         if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
@@ -377,7 +377,7 @@ class Intake:
         headers: HeaderList,
         server: str = "",
     ) -> Answer:
-        """Do as `accept`, for a call that was counted."""
+        """Send a call that was counted already. Arguments, result and errors are those of `accept`."""
         reply, meta = self.begin(exchange, request, who, params, headers, may_repeat=not request.again)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
@@ -408,10 +408,10 @@ class Intake:
         *,
         may_repeat: bool = False,
     ) -> tuple[CallReply, Object]:
-        """Begin to answer a call that was counted. Returns its reply, and the `_meta` for its server.
+        """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server.
 
-        Whoever begins a call answers its exchange, or ends the reply. `may_repeat`: the request, if its tool allows
-        that, is kept for the case that this process dies.
+        The caller has to answer the exchange or to release the reply. `may_repeat`: if the tool allows it, the request
+        is kept, so that the call can be repeated if this process dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -435,12 +435,12 @@ class Intake:
         return reply, meta
 
     def attach(self, exchange: Exchange, headers: HeaderList, request: Request, correlation: str) -> Answer:
-        """Make the reply to a client that resumes a suspended call."""
+        """Return a new reply for a client that resumes a suspended call."""
         self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
 
     def _kept(self, exchange: Exchange, request: Request) -> bytes:
-        """Return what is kept of a request; empty if its tool does not allow a repetition, or if it is too large."""
+        """Return the bytes to keep of a request; empty if it is too large, or its tool must not be repeated."""
         endpoint = self.endpoints[request.endpoint]
         if not endpoint.called(exchange, request.era, request.params).is_repeatable:
             return b""
@@ -448,8 +448,8 @@ class Intake:
         return kept if len(kept) <= KEPT_BYTES else b""
 
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
-        """Make the `_meta` for the server: the client's, without the gateway's keys and a workspace that is not the
-        session's, and with the facts of the session, which has the context of the request
+        """Return the `_meta` for the server: the client's, with the facts of `session`, but without the gateway's keys
+        and without a workspace that is not the session's. `session` must have the context of the request
         (`gateway.context.facts.with_context`)."""
         facts = {CONTEXT_KEY: self._context_meta(session).of(correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
@@ -461,15 +461,15 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _relay(self, request: Request, call: Call) -> Route | None:
-        """Send a call to its server. Returns and raises as `relay`."""
+        """Send a call to its server. First tell a replica that forwarded it. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
         return await relay(self.endpoints[request.endpoint], call)
 
     async def _relay_again(self, request: Request, call: Call) -> None:
-        """Send a call that may have taken effect already, if its tool allows that."""
+        """Send a call again that may have taken effect already, if its tool allows that. Otherwise fail it."""
         if call.live is not None and (lost := call.live.lost) is not None:
-            # Else a client that comes back for one of them would have the call repeated once more.
+            # Else a client that resumes one of the lost streams would have the call repeated once more.
             await lost.looked()
             await lost.end(self._events, call.live.session.id, call.exchange.client_id)
         is_repeatable = False
@@ -484,7 +484,7 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 
     def _answer_failure(self, call: Call, error: BaseException) -> bool:
-        """Answer a call that could not be sent. False: the error is no answer to a call."""
+        """Answer a call that could not be sent. Return False if the error has to be raised instead."""
         match error:
             case UpstreamUnavailable():
                 call.exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
@@ -503,13 +503,13 @@ class Intake:
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
     def may_repeat(self, request: Request, route: Route) -> bool:
-        """Return True if calls like one that took that route need no look of their own."""
+        """Return True if later calls like this request may take the fast path, by the same route."""
         return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_repeat(route)
 
     def prepared(
         self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
-        """Make what a server gets of a request with these params, on which that was decided. Nothing is sent."""
+        """Return the request for the server with these params, as the earlier decision makes it. Send nothing."""
         exchange, conversation, upstream = decided.exchange_for(request, who), route.held_conversation, route.upstream
         assert conversation is not None
         meta = self._meta(request.params, exchange, who.correlation)
@@ -525,8 +525,8 @@ class Intake:
 
 
 async def relay(endpoint: Endpoint, call: Call) -> Route | None:
-    """Send a call to the server that it is for, or answer it for all servers. Returns the route, if calls of tools that
-    are like it may take the same one.
+    """Send a call to its server, or answer it for all servers. Return the route if later calls of the same tool may
+    take it again; None otherwise.
 
     Raises:
         Refused: the call names something that the session does not see, or its arguments are invalid.
@@ -568,8 +568,8 @@ async def relay(endpoint: Endpoint, call: Call) -> Route | None:
 async def _send(
     endpoint: Endpoint, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
 ) -> Route | None:
-    """Send a call to that server, if policy admits it. Facts and lists of the server that this depends on are requested
-    first. `named` is the server's own name of what the call names, if that differs. Returns and raises as `relay`."""
+    """Send a call to that server, if policy admits it. Request the facts and lists that this depends on first. `named`
+    is the server's own name of what the call names, if that differs. Returns and raises as `relay`."""
     exchange, settings = call.exchange, upstream.settings
     if settings.handles:
         params = await endpoint.handles.handle(call, (await upstream.facts()).tools)

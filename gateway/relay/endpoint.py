@@ -1,6 +1,6 @@
-"""Serves one URL: presents the servers behind it as one server.
+"""Serve one URL: present the servers behind it as one server.
 
-Which of them gets a call is decided in `gateway.relay.call`.
+`gateway.relay.call` decides which of them gets a call.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """Presents the servers of one URL. A single server behind it is relayed as it is, several servers are aggregated
-    (`aggregation`). Answers of several servers do not wait for those that are late (`late`)."""
+    """Present the servers of one URL as one. A single server is relayed as it is; several are aggregated
+    (`aggregation`). Answers that combine several servers do not wait for late ones (`late`)."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class Endpoint:
         self.aggregation = aggregation
         self.late = late
         self.extensions = extensions
-        """What MCP does not define."""
+        """Relays the methods that MCP does not define."""
 
     @property
     def lists_in_sessions(self) -> bool:
-        """Return True if a server here lists nothing without the credentials of a session."""
+        """Return True if a server here needs the credentials of a session before it lists anything."""
         return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
-        """Return the servers of which processes are prestarted for sessions of that context."""
+        """Return the servers whose processes are started in advance for sessions with this context."""
         return [u for u in self.visible.to(context).values() if u.prestarted]
 
     # -- the handshake and discovery
 
     async def initialize(self, live: LiveSession, correlation: str) -> bytes:
-        """Open every server of a legacy session, and return the merged `initialize` result of those that answer in
+        """Open every server of a legacy session. Return the merged `initialize` result of those that answer in
         time.
 
         Raises:
@@ -97,7 +97,7 @@ class Endpoint:
         return merge_handshakes(results, __version__, incomplete=len(results) < len(servers))
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
-        """Request the `initialize` result of one server. For a modern server it is made from the `server/discover`
+        """Return the `initialize` result of one server. For a modern server, make it from the `server/discover`
         result."""
         await upstream.try_handshake(live, correlation)
         if await upstream.era_for(Era.LEGACY) is Era.MODERN:
@@ -114,8 +114,8 @@ class Endpoint:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """Make the merged `server/discover` result of the servers that answer in time. None if no server has answered
-        yet, or none of them speaks an era.
+        """Return the merged `server/discover` result of the servers that answer in time. None if this context sees no
+        server that speaks one of the two eras.
 
         Raises:
             Refused: 503, the servers cannot be asked.
@@ -143,8 +143,8 @@ class Endpoint:
     # -- what calls need to know of the servers here
 
     def may_repeat(self, route: Route) -> bool:
-        """Return True if calls like one that took that route may take it again without a look: their server does not
-        follow from the apps that the session has opened, and they open none."""
+        """Return True if calls like one on this route need no check before they take it again. Their server does not
+        depend on the apps that the session has opened, and they open no app."""
         if route.named is None:
             return self.visible.only is not None
         return not self.aggregation.opens_app(route.upstream, route.named)
@@ -158,7 +158,7 @@ class Endpoint:
         return self.visible.to(context).get(name)
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return the tool of a call of a client of that era, as far as it is known without a request to its server."""
+        """Return the tool of a call, as far as it is known without asking its server. `client`: the client's era."""
         upstream = self.visible.only
         try:
             name = text_of(params, "name")
@@ -173,11 +173,11 @@ class Endpoint:
         )
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
-        """Return True if a session may subscribe to a resource, at whatever server has it."""
+        """Return True if a session may subscribe to a resource, whichever server has it."""
         return any(upstream.permits(context, frozenset({uri})) for upstream in self.visible.to(context).values())
 
     async def is_repeatable(self, call: Call) -> bool:
-        """Return True if a call that may have taken effect already can be repeated.
+        """Return True if a call can be repeated although it may have taken effect already.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -192,8 +192,8 @@ class Endpoint:
         return await upstream.inventory.reader.is_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Pass a legacy client's notification to every server that the session has a conversation with. A server that
-        comes later gets those that still matter behind its handshake (`LinkSource.replay`)."""
+        """Pass a legacy client's notification on to every server with which the session has a conversation. Later
+        servers get those that still matter after their handshake (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:
                 return
@@ -207,16 +207,16 @@ class Endpoint:
 
 
 def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if a session that has no process now gets the tools of the server without one, as every other
-    does."""
+    """Return True if the session has no process of the server, and so gets the server's tools from the cache for all
+    sessions."""
     if upstream.settings.shared or not upstream.settings.command or upstream.is_open_to(live):
         return False
     return upstream.inventory.results.has(asked_by_gateway("tools/list", {}))
 
 
 class _Greeted:
-    """Waits for servers on behalf of a legacy session whose handshake was answered without some servers. A modern one
-    of them is subscribed to once it is up, because the client's `notifications/initialized` did not reach it."""
+    """Subscribe a legacy session at modern servers that come up after its handshake was answered. The client's
+    `notifications/initialized` did not reach them."""
 
     def __init__(self, live: LiveSession, correlation: str) -> None:
         self._live = live
@@ -232,6 +232,6 @@ class _Greeted:
 
 
 def _known_handshake(upstream: ConfiguredUpstream, version: str) -> bytes | None:
-    """Return the `initialize` result of a server that is late for a session, if it has answered the gateway's probe."""
+    """Return the `initialize` result of a late server, made from its answer to the gateway's probe; None: no answer."""
     discovery = upstream.discovery
     return None if discovery is None else handshake_of(discovery, version)

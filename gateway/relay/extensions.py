@@ -1,6 +1,6 @@
-"""Relays requests and notifications that MCP does not define to the servers that have asked for them.
+"""Relay methods that MCP does not define to the servers that declare them, or whose configuration names them.
 
-docs/adr/0023-extensions.md. Policy decides in `gateway.relay.admission`, as about everything that a server gets.
+`gateway.relay.admission` decides what they get, as for all other methods. docs/adr/0023-extensions.md
 """
 
 import asyncio
@@ -35,11 +35,11 @@ __all__ = ["ExtensionRelay", "Notice"]
 logger = logging.getLogger(__name__)
 
 _MOST_TOLD: Final = 64
-"""Sets of servers for which the log says that a method is none's. Whoever repeats such requests fills no log."""
+"""Most sets of servers for which an ambiguous method is logged, so that repeated requests do not fill the log."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a notification of a client. `era` is the client's, `caller` a modern client. `meta` is what servers get as
+    """A notification of a client. `era` is the client's, `caller` describes a modern client. Servers get `meta` as
     `_meta`, whatever `params` have under that name."""
 
     method: str
@@ -53,8 +53,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExtensionRelay:
-    """Relays the methods that the table of methods does not have, for one endpoint. `wait_s` is how long a message
-    waits for servers that have not answered the gateway yet."""
+    """Relay methods that the table of methods does not have, for one endpoint. `wait_s`: seconds that a message waits
+    for servers that have not answered the gateway yet."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers
@@ -63,17 +63,17 @@ class ExtensionRelay:
         self._wait_s = wait_s
 
     async def taker(self, call: Call) -> ConfiguredUpstream:
-        """Find the server that has declared the method of a request, or that is configured for it.
+        """Return the server that has declared a request's method, or is configured for it.
 
         Raises:
-            Refused: -32601, there is no such server, or the name can be no request's.
+            Refused: -32601, there is no such server, or no request may have this name.
         """
         if not may_be_relayed(call.method, is_request=True):
             raise unknown_method(call.method, call.era)
         return (await self.takers(call.method, call.exchange.context, Asker.of(call)))[0]
 
     async def notify(self, notice: Notice) -> None:
-        """Send a notification to all servers that have declared it, or that are configured for it.
+        """Send a notification to all servers that have declared its method, or are configured for it.
 
         Raises:
             Refused: no server gets the notification, or one of them cannot be reached.
@@ -91,7 +91,7 @@ class ExtensionRelay:
         era, live = await upstream.era_for(notice.era), notice.live
         conversation: Conversation | None = None
         if notice.caller is None or not notice.caller.is_declared:
-            # A modern notification may come without the facts of its client: the server knows the client from calls.
+            # A modern notification may lack the description of its client, which the server knows from earlier calls.
             conversation = upstream.open_with(live) if notice.era is MODERN else None
         if conversation is None or conversation.era is not era:
             conversation = upstream.conversation(live, era, notice.correlation, notice.caller)
@@ -106,15 +106,14 @@ class ExtensionRelay:
         conversation.notify(notice.method, encode(body) if body else None)
 
     async def takers(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
-        """Find the servers that get a method of that client, the one for a request first.
+        """Return the servers that get this method from that client. A request goes to the first one only.
 
-        Those whose configuration names the method. Else those to whose declarations it belongs most closely. Else the
-        only server whose declarations allow any name. Where one server is all that there is, it gets what the client
-        has declared, too. Servers that have not answered the gateway yet are waited for only where none of the others
-        takes the method.
+        These are the servers whose configuration names the method. Else those with the closest matching declarations.
+        Else the only server whose declarations allow any name. A server that is alone also gets what the client has
+        declared. Servers that have not answered the gateway yet are waited for only if no other takes the method.
 
         Raises:
-            Refused: -32601, there is none, or it is not clear which, or the name can be no method's.
+            Refused: -32601, no server takes the method, several might, or no method may have this name.
         """
         if not may_be_relayed(method, is_request=False):
             raise unknown_method(method, asker.era)
@@ -125,7 +124,7 @@ class ExtensionRelay:
         known = {name: _known_of(upstream, asker.live) for name, upstream in servers.items()}
         declared = {name: found for name, found in known.items() if found is not None}
         if not (names := closest(method, declared.items())) and len(declared) < len(servers):
-            # One server alone may take its time: no other has to wait for it.
+            # A single server gets as much time as it needs: no other server has to wait for it.
             within_s = None if len(servers) == 1 else self._wait_s
             found = await asyncio.gather(*(_declared_by(servers[name], known[name], within_s) for name in servers))
             declared = dict(zip(servers, found, strict=True))
@@ -148,7 +147,7 @@ class ExtensionRelay:
 
 
 def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
-    """Return True if the operator has named the method, or a pattern of it, for that server."""
+    """Return True if the operator has configured that method, or a pattern that matches it, for that server."""
     patterns = [pattern for pattern, item in upstream.settings.methods.items() if item.allowed]
     return bool(patterns) and any(any_matches(patterns, form) for form in method_forms(method))
 
@@ -162,7 +161,7 @@ def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declare
 
 
 async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, within_s: float | None) -> Declared:
-    """Find out what a server has declared; nothing if it does not answer in time."""
+    """Return what a server has declared; nothing if it does not answer within `within_s` seconds (None: no limit)."""
     if known is not None:
         return known
     with contextlib.suppress(TimeoutError):
@@ -172,7 +171,7 @@ async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, wit
 
 
 def _declared_of(asker: Asker) -> Declared:
-    """Return what a client has declared."""
+    """Return the extensions that a client has declared."""
     caller = asker.caller
     if caller is None and asker.live is not None:
         caller = caller_of(asker.live)

@@ -1,13 +1,13 @@
-"""Sends and answers calls that are like one before them, with what was decided on that one.
+"""Send and answer calls that repeat an earlier call, with the decision that was made on that one.
 
-A call that took the general way leaves a `FastPath` with the head of its request: what was found for it, and the form
-of its frame. The next call that fits is sent if everything still holds that the decision rests on
-(`FastPath.begin`), and answered in the turn in which its server answers. No rule of the general way is repeated here:
-what may have changed is asked of those who decide it, or has raised `LiveSession.version`.
+A call that took the general way (`gateway.relay.call`) leaves a `FastPath` with the head of its request: the decision,
+and the form of its frame. `FastPath.begin` sends the next such call, if all that the decision depends on still holds.
+Its answer is written in the turn of the event loop in which the server answers. No rule of the general way is repeated
+here: what may have changed is asked from its owner, or its change has raised `LiveSession.version`.
 
-Before its frame is written, a call for which anything is unusual takes the general way from its beginning. Afterwards
-it falls back (`FastCall.fall_back`) to the exchange that the general way would have made of it, and goes on as
-that. So nothing unusual has code here. docs/adr/0040-the-fast-path.md
+A call with anything unusual takes the general way from its beginning, as long as its frame is not written. Afterwards
+it falls back (`FastCall.fall_back`): it becomes the exchange that the general way would have made, and goes on as that.
+So nothing unusual has code here. docs/adr/0040-the-fast-path.md
 """
 
 import asyncio
@@ -56,13 +56,13 @@ logger = logging.getLogger(__name__)
 _METHOD: Final = "tools/call"
 
 _USUAL_S: Final = 1.0
-"""A call that has no answer for so long falls back, if it cannot be slow or late or need an event stream before."""
+"""Seconds without an answer after which a call falls back. A shorter limit of the call (late, slow) comes first."""
 
 
 class Decided(NamedTuple):
-    """What was decided on a call, for those that differ from it in id, arguments and progress token alone: its session
-    in that version, the headers that give its client the session, what makes the exchange of another such call, and
-    what has found the session."""
+    """The decision on a call, for later calls that differ in id, arguments and progress token only. It has the session
+    and its version, the headers that tell the client its session, a function that makes the exchange of such a call,
+    and the resolver that has found the session."""
 
     resolved: Resolved
     version: int
@@ -72,18 +72,18 @@ class Decided(NamedTuple):
 
 
 class GeneralWay(Protocol):
-    """The steps of the general way that the fast path has done for it (`gateway.relay.call.Intake`)."""
+    """The steps of the general way that the fast path needs (`gateway.relay.call.Intake`)."""
 
     max_exchanges: int
 
     def may_repeat(self, request: Request, route: Route) -> bool:
-        """Return True if calls like one that took that route need no look of their own."""
+        """Return True if later calls like this request may take the fast path, by the same route."""
         ...
 
     def prepared(
         self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
-        """Make what a server gets of a request with these params. Nothing is sent or counted."""
+        """Return the request for the server with these params. Nothing is sent or counted."""
         ...
 
     def begin(
@@ -96,18 +96,18 @@ class GeneralWay(Protocol):
         *,
         may_repeat: bool = False,
     ) -> tuple[Answer, Object]:
-        """Begin to answer a call that was counted."""
+        """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server."""
         ...
 
 
 class _Forever:
-    """The lease of a replica that shares its store with none."""
+    """A lease that never expires, for a replica that shares its store with no other."""
 
     trusted_until = math.inf
 
 
 class FastPaths:
-    """Makes the fast paths of one gateway process, and records the calls that took them."""
+    """Make the fast paths of one gateway process, and record the calls that took them."""
 
     def __init__(self, way: GeneralWay, rates: RateLimits, log: RequestLog, cluster: Cluster | None) -> None:
         self.lease = _Forever() if cluster is None else cluster.lease
@@ -125,15 +125,15 @@ class FastPaths:
         request: Request,
         quiet_after_s: float,
     ) -> "FastPath | None":
-        """Make a path for calls that are like this request, on which that was decided, and which was sent by that
-        route. None: each of them has to take the general way. `accepted` are the params that were decided on.
-        `quiet_after_s`: without an answer for so long, the client needs an event stream."""
+        """Return a path for calls like this request, which was decided on as `decided` says and sent by `route`. None
+        if such calls must take the general way. `accepted`: the params that were decided on. `quiet_after_s`: seconds
+        without an answer after which the client needs an event stream."""
         if accepted != request.params:
-            return None  # something was taken out of what the client has sent, as it would have to be each time
+            return None  # part of the client's params was removed, and would have to be each time
         if request.again or "traceparent" in request.meta:
             return None
         if request.forwarded is not None and self.log.tracing is not None:
-            return None  # the span of its sender decides
+            return None  # the span of the sending replica says whether the call is recorded
         resolved, conversation = decided.resolved, route.held_conversation
         if conversation is None or not isinstance(route.admitted, AdmittedTool):
             return None
@@ -159,7 +159,7 @@ class FastPaths:
         return FastPath(self, decided, route, who, request, frame, prepared, usual_s)
 
     def ended(self, call: "FastCall") -> None:
-        """Record a call that went well, in the next turn of the event loop."""
+        """Have a call that went well recorded, in the next turn of the event loop."""
         self._ended.append(call)
         if len(self._ended) == 1:
             call.path.loop.call_soon(self._record)
@@ -183,7 +183,7 @@ class FastPaths:
 
 
 def _lasts_s(request: Request, who: RequestContext, decided: Decided) -> float:
-    """Return for how many seconds the same bytes are of the same caller, and for the same session while it lives."""
+    """Return for how many seconds the same bytes are from the same caller, and for the same session while it lives."""
     resolved = decided.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
@@ -191,19 +191,19 @@ def _lasts_s(request: Request, who: RequestContext, decided: Decided) -> float:
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
-    """Return True if answers of calls with such an exchange need nothing but to be translated between the eras."""
+    """Return True if answers to calls with such an exchange need at most a translation between the eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
         return False
     if conversation.log_level_for(exchange):
-        return False  # which the server may have to be told
+        return False  # the server may have to be told the level first
     bridge = exchange.bridge
     is_shaped = exchange.shape is not None and not exchange.keeps_complete
     return not is_shaped and (bridge is None or type(bridge) in (LegacyServerBridge, ModernServerBridge))
 
 
 def _may_be_bare(request: Request, tool: AdmittedTool) -> bool:
-    """Return True if the request has arguments, or if a call without any is sent without any. As all that decides on it
-    is the same each time, calls that are like it need no check of their own."""
+    """Return True if the request has arguments, or if a call without arguments passes the checks unchanged. Such calls
+    are all the same to the checks, so later ones need none."""
     if "arguments" in request.params:
         return True
     try:
@@ -217,7 +217,7 @@ def _as_given(arguments: bytes) -> bytes:
 
 
 class FastPath:
-    """Holds what was decided on a call, and sends those that are like it (`transports.inbound_port.CallPath`)."""
+    """Send calls that repeat an earlier one, with the decision on that one (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decided _frame _has_ids _has_trace _is_forwarded _principal _resolver
         _route _tracing _usual_s _waits _who __weakref__ era facts facts_version headers is_over is_shaped live loop
@@ -241,21 +241,21 @@ class FastPath:
         self._route = route
         self._who = who
         self._is_forwarded = request.forwarded is not None
-        # The rate of a forwarded call's sender was spent where it came from.
+        # The replica that forwards a call has already counted it against its sender's rate.
         self._principal, self._client = None if self._is_forwarded else who.principal, request.client
         self.until = monotonic() + _lasts_s(request, who, decided)
         self.facts = route.upstream.known
         self.facts_version = self.facts.version
         self._resolver = decided.resolver
         self.headers = decided.headers
-        # A connection that rests does not keep what its session has given up.
+        # Weak, because an idle connection must not keep a conversation that its session gave up.
         self._conversation = weakref.ref(conversation)
         self._frame = frame
         self._waits = prepared.waits
         self._tracing = paths.log.tracing
         self._has_trace = "traceparent" in request.headers
         self._has_ids = self._tracing is not None or self._has_trace or self._is_forwarded
-        # Not the bridge: it would keep the conversation.
+        # Only the bridge's function, because the bridge would keep the conversation.
         self.translate: Callable[[bytes], bytes | None] = splice
         if isinstance(bridge, LegacyServerBridge | ModernServerBridge):
             self.translate = bridge.translator(_METHOD)
@@ -265,12 +265,12 @@ class FastPath:
         self.live = decided.resolved.live
         self.version = self.live.version
         self.era = request.era
-        # A result that is not complete is for the shape, which the general way applies.
+        # A result that is not complete needs the shape, which only the general way applies.
         self.is_shaped = prepared.exchange.shape is not None
         self.server = conversation.name
         self.loop = asyncio.get_running_loop()
         self.is_over = False
-        """Whether what was decided does not hold any more."""
+        """True once the decision does not hold any more."""
         self.live.hold_path(self)
 
     def begin(
@@ -283,8 +283,8 @@ class FastPath:
         *,
         arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
-        """Send a call. None: nothing was done, and the call is to take the general way. `arrived_at`: the call has
-        come then, and the record of its session was read since; 0: it comes now."""
+        """Send a call. Return None if nothing was done, because it must take the general way. `arrived_at` is when the
+        call came, by the monotonic clock, if its session's record was read since; 0: it comes now."""
         if self.is_over:
             return None
         live, paths, now = self.live, self.paths, monotonic()
@@ -292,7 +292,7 @@ class FastPath:
             self.is_over = True
             return None
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
-            waits = not arrived_at and not self._is_forwarded  # else its sender would have to be told
+            waits = not arrived_at and not self._is_forwarded  # a forwarding replica would have to be told of the wait
             return (
                 _CallBehindRead(self, cast("WaitingConnection", connection), body, holes, trace, now) if waits else None
             )
@@ -321,21 +321,21 @@ class FastPath:
         return call
 
     def let_go(self) -> None:
-        """Keep nothing of the session, which has ended: the connection may rest for long."""
+        """Drop all that belongs to the session, which has ended: the connection may stay idle for long."""
         self.is_over = True
         del self.live, self.tool, self._check, self._decided, self._frame, self._route, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
-        """Read the record of the session, once for all calls that wait for it."""
+        """Read the session's record again, once for all calls that wait for it."""
         return self._resolver.read_again(self.live)
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
-        """Return the correlation id, and the `traceparent` for the server, of a call with that `traceparent` in its
-        head, to which another replica may have given that correlation id. They are empty if the general way has to look
-        at it: it is not valid, or the call is recorded, or has a `traceparent` and the first call had none."""
+        """Return the correlation id of a call and the `traceparent` for its server. `trace` is that of the call,
+        `correlation` may come from another replica. Both results are empty if the general way has to handle the call:
+        `trace` is invalid, the call is recorded, or it has a `traceparent` and the first call had none."""
         if self._is_forwarded:
             is_alike = bool(trace) is self._has_trace and (not trace or trace_id_of(trace.decode()) != "")
-            # The frame gets the id between quotation marks, as it is.
+            # The id goes into the frame between quotation marks, without escaping.
             return (correlation, trace) if is_alike and correlation.isascii() and correlation.isalnum() else ("", b"")
         if self._tracing is None:
             return trace_id_of(trace.decode()), trace
@@ -343,7 +343,7 @@ class FastPath:
         return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
 
     def as_answer(self, request: Request, call: "FastCall") -> Answer:
-        """Make the exchange of a call that was sent, as the general way would have, and return its answer."""
+        """Make the exchange that the general way would have made of a call that was sent, and return its reply."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
         params = request.params
         if "arguments" in params:
@@ -352,9 +352,9 @@ class FastPath:
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
         answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)
         self.tool.begins(exchange)
-        exchange.frame(call.number, params, meta)  # which keeps the token of its client
+        exchange.frame(call.number, params, meta)  # keeps the client's progress token
         link = call.conversation.link
-        # Without a link it may be that which has forgotten the session, and the call is sent over the next one.
+        # A lost link may be the one that has forgotten the session. Then the call is sent again over the next link.
         sent = (params, meta) if link is None or link.may_forget else None
         exchange.sent_as(call.conversation, call.number, sent, call.began)
         call.conversation.calls.send(exchange)
@@ -362,7 +362,7 @@ class FastPath:
 
 
 class _CallBehindRead:
-    """Sends a call once the record of its session was read (`CallInFlight`)."""
+    """Send a call once the record of its session was read (`transports.inbound_port.CallInFlight`)."""
 
     def __init__(
         self,
@@ -393,14 +393,14 @@ class _CallBehindRead:
             connection.goes_on(call)
 
     def fall_back(self) -> None:
-        """Have the handler serve the request: nothing was done."""
+        """Have the handler serve the request on the general way: nothing was sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.begin_general()
 
 
 class FastCall(msgspec.Struct, eq=False):
-    """One call on its way (`gateway.calls.in_flight.FastCall`, `transports.inbound_port.CallInFlight`)."""
+    """A sent call without an answer (`gateway.calls.in_flight.FastCall`, `transports.inbound_port.CallInFlight`)."""
 
     path: FastPath
     connection: AnsweringConnection
@@ -413,7 +413,7 @@ class FastCall(msgspec.Struct, eq=False):
     ended_at: float = 0.0
 
     def answer(self, result: msgspec.Raw) -> bool:
-        """Answer its client with its server's result. False: it has fallen back."""
+        """Answer the client with the server's result. Return False if the call fell back instead."""
         path, now, data = self.path, monotonic(), bytes(result)
         is_answered = False
         try:
@@ -444,8 +444,8 @@ class FastCall(msgspec.Struct, eq=False):
         return False
 
     def fall_back(self) -> None:
-        """Go on as the exchange that the general way would have made. Does nothing the second time, nor after the
-        answer."""
+        """Go on as the exchange that the general way would have made. Do nothing if the call has fallen back already,
+        or was answered."""
         path = self.path
         if self.conversation.calls.fast.pop(self.number, None) is not self:
             return
@@ -453,7 +453,7 @@ class FastCall(msgspec.Struct, eq=False):
         self.connection.fall_back(self.began, self._as_answer)
 
     def _as_answer(self, request: Request) -> Answer:
-        """Return its answer on the general way. Called in a context of the request's own."""
+        """Return the call's reply on the general way. Call this in a context (`contextvars`) of the request's own."""
         CLIENT.set(request.client)
         CORRELATION.set(self.correlation)
         return self.path.as_answer(request, self)

@@ -1,4 +1,4 @@
-"""The request that a server gets of a call, with holes for number, arguments, correlation id and trace. Pure."""
+"""Make frames for a server from a form with holes for number, arguments, correlation id and trace. Pure."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -16,9 +16,9 @@ _TRACE: Final = b"00-the-trace"
 
 
 class Prepared(NamedTuple):
-    """Holds what a server gets of a call, with the exchange that has what translates the answer. `waits` says whether a
-    call like it has to wait for something else; None: it never has to. `trace` is the `traceparent` in its `_meta`,
-    empty if there is none."""
+    """The request for a server, before it is encoded. The exchange has the bridge that translates the answer. `waits`
+    says whether such a call has to wait for something first; None: it never has to. `trace` is the `traceparent` in
+    `meta`, empty if there is none."""
 
     exchange: Exchange
     params: Object
@@ -28,7 +28,7 @@ class Prepared(NamedTuple):
 
 
 class FrameForm:
-    """Made by `of`. A frame is that of `Exchange.frame`, for the same request with other values in the holes."""
+    """A frame with holes. Filled, it equals the frame that `Exchange.frame` makes with the same values."""
 
     __slots__ = ("_form",)
 
@@ -37,15 +37,15 @@ class FrameForm:
 
     @classmethod
     def of(cls, prepared: Prepared, correlation: str) -> "FrameForm | None":
-        """Make the form of a request that has that correlation id. None if it is not clear where the values of the
-        holes stand in it. The number is the server's progress token too, if there is one."""
+        """Return the form of a request that has this correlation id. None if the holes cannot be located for certain.
+        The number of the request is also its progress token for the server, if it has one."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
         params, holes = prepared.params, 0
         if "arguments" in params:
             params, holes = params | {"arguments": msgspec.Raw(_ARGUMENTS)}, 1
         encoded = exchange.encoded(_NUMBER, params, meta) or b""
         if b"\n" in encoded or b"\r" in encoded:
-            return None  # the frame would be written anew as a whole, with its arguments
+            return None  # `splice` would encode the whole frame anew each time, with its arguments
         if _TRACE in encoded:
             return None
         frame = exchange.frame(_NUMBER, params, meta)
@@ -61,6 +61,6 @@ class FrameForm:
         return cls(form.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
-        """The request with that number, correlation id and `traceparent`, and these arguments, which have no line
-        break. They are left out of a form without arguments."""
+        """Return the frame with these values in the holes. `arguments` must not have a line break. A form without
+        arguments ignores them."""
         return self._form % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}

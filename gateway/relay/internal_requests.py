@@ -1,7 +1,7 @@
-"""Requests of callers for whom the gateway itself vouches: they come from within the process, without a credential.
+"""Send requests of the gateway's own process, without a credential, for callers whom the gateway vouches for.
 
-They take the way of all requests from here on. Only the composition root makes such a handler: whoever has one can act
-as anybody.
+After that they are handled like all requests. Only the composition root makes an `InternalRequests`: whoever has one
+can act as any principal.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ __all__ = ["InternalRequests"]
 
 
 class InternalRequests:
-    """Sends requests in the name of a principal. `endpoint` makes the endpoint of a path with that handler; `host` is a
-    name that this gateway and the others on its store serve."""
+    """Send requests in the name of any principal. `endpoint` makes the endpoint for a path, with the given handler.
+    `host` is a host name that this gateway serves, like the others on its store."""
 
     def __init__(self, handler: Handler, endpoint: Callable[[Handler, str], Any], *, host: str) -> None:
         self._handler = handler
@@ -37,14 +37,14 @@ class InternalRequests:
         *,
         peer: str = "",
     ) -> Reply:
-        """Begin a POST to the endpoint at `path`. `peer` is the address of whoever caused it."""
+        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of who caused it."""
         who = Authenticated(principal, claims)
         app = self._endpoint(_HandlerAs(self._handler, who), path)
         return Inside(app, path).ask("POST", {**headers, "host": self._host}, body, peer)
 
 
 class _HandlerAs:
-    """Hands requests to another handler as those of one caller (`transports.inbound_port.Handler`)."""
+    """Pass requests on to another handler as requests of one caller (`transports.inbound_port.Handler`)."""
 
     def __init__(self, handler: Handler, who: Authenticated) -> None:
         self._handler = handler

@@ -1,7 +1,7 @@
-"""Asks several servers at once, for a limited time. Those that are late are followed: a client that was answered
-without them is notified once they are up.
+"""Ask several servers at once, for a limited time, and follow those that are late.
 
-MCP 2025-11-25 and 2026-07-28: `notifications/tools/list_changed`, and those of prompts and resources.
+A client that was answered without a late server is notified once the server is up (MCP 2025-11-25 and 2026-07-28:
+`notifications/tools/list_changed`, and those of prompts and resources).
 """
 
 import asyncio
@@ -35,7 +35,7 @@ __all__ = ["UNAVAILABLE", "Asker", "Gathered", "LateServers"]
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
-"""What is raised where a server cannot be asked."""
+"""Errors that mean that a server cannot be asked."""
 
 _MOST_REASONS: Final = 16
 
@@ -44,22 +44,22 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """Waits for a server beside its lists."""
+    """Wait for a server for other reasons than its lists."""
 
     @property
     def has_ended(self) -> bool:
-        """Return True if it waits no more."""
+        """Return True if nothing waits any more."""
         ...
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Take note that the server is up."""
+        """Use the server, which is up, in that conversation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """On whose behalf servers are asked: a session (None: a client without one), and the era of its client. `caller`
-    describes a modern client."""
+    """The client on whose behalf servers are asked. `live` is its session, None if it has none. `caller` describes a
+    modern client."""
 
     live: LiveSession | None
     era: Era
@@ -68,14 +68,14 @@ class Asker:
 
     @classmethod
     def of(cls, call: Call) -> "Asker":
-        """Return the client of a call."""
+        """Return an asker for the client of a call."""
         return cls(call.live, call.era, call.exchange.caller, call.correlation)
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """Holds the answers by server. `known` has items of a list that are known of servers which did not answer in time.
-    `missing` are the other servers, and `failures` those of them that have failed."""
+    """The answers, by server. `known` has the list items known from before of servers that did not answer in time.
+    `missing` are the other servers without an answer, and `failures` the errors of those that failed."""
 
     answers: Mapping[str, T]
     known: Mapping[str, Items] = field(default_factory=dict)
@@ -84,8 +84,8 @@ class Gathered(Generic[T]):
 
 
 class _Follow:
-    """Follows a server that a client waits for. `given` has the items of each list that the client got in place of the
-    server's answer; None: it got none."""
+    """The state of following one server for a client. `given` has, for each list, the items that the client got in
+    place of the server's answer; None: it got none."""
 
     def __init__(self) -> None:
         self.since = time()
@@ -97,7 +97,7 @@ class _Follow:
 
     @property
     def is_late(self) -> bool:
-        """Return True if an answer had to do without the server, or the server has failed."""
+        """Return True if a client was answered without the server, or the server has failed."""
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
@@ -106,18 +106,18 @@ class _Follow:
         self.waiting.append(waiting)
 
     def missing(self, server: str) -> Missing:
-        """Return the entry in an answer without that server."""
+        """Return the entry about that server for an answer that lacks it."""
         failed = self.failures
         retry_s = failed.left_s(monotonic()) if failed.count else None
         return Missing(server, failed.reason or STARTING, self.since, retry_s)
 
 
 class LateServers:
-    """Follows the servers of the endpoint for all servers that are late, by session.
+    """Follow the late servers of an endpoint, by session, and notify clients of what they missed.
 
-    `wait_s` is how long an answer waits for its servers. `read_s` is how long a server may take to send a list that
-    nobody waits for. A task follows a server for each session that waits for it, and one for all clients without a
-    session.
+    `wait_s`: seconds that an answer waits for its servers. `read_s`: seconds that a server may take to send a list that
+    nobody waits for. One task follows a server for each session that waits for it, and one more for all clients without
+    a session.
     """
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
@@ -139,10 +139,10 @@ class LateServers:
         method: str = "",
         waiting: Waiting | None = None,
     ) -> Gathered[T]:
-        """Ask all servers at the same time, and wait for the answers of those that are not known to be late.
+        """Ask all servers at the same time, except those that are known to be late, and wait `wait_s` for the answers.
 
-        `method` is the list that is asked for: the client is notified of what it misses. `waiting` is notified when a
-        late server is up.
+        `method` names the list that is asked for: the client is notified later of what it misses. `waiting` is notified
+        when a late server is up.
 
         Raises:
             Refused, StoreError: the request cannot be served, whatever the servers answer.
@@ -175,12 +175,12 @@ class LateServers:
         return Gathered(answers, known, tuple(missing), failures)
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
-        """Open a server for a session in the background, and notify `waiting` once it is up. Other answers wait for the
-        server as long as for one that nobody has opened."""
+        """Open a server for a session in the background, and notify `waiting` once it is up. Until it fails, other
+        answers still wait for it: it does not count as late."""
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """Ask servers. Returns the answers that come in time, and the errors of servers that cannot be asked."""
+        """Ask servers. Return the answers that come in time, and the errors of servers that cannot be asked."""
         if not works:
             return {}, {}
         tasks = {name: asyncio.create_task(work) for name, work in works.items()}
@@ -199,7 +199,7 @@ class LateServers:
         return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
 
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
-        """Return True if a server is known not to answer soon, so that nobody waits for it."""
+        """Return True if a server is known not to answer soon, so that no answer waits for it."""
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
@@ -210,7 +210,7 @@ class LateServers:
         return follow is not None or upstream.hangs_for_s >= self.wait_s
 
     def _report(self, server: str, reason: str) -> None:
-        """Log that a server is missing, once for each reason until it is up, whatever the processes of sessions say."""
+        """Log that a server is missing, once for each reason until it is up. Process output is cut off the reason."""
         reason, reported = without_output_tail(reason), self._reported.setdefault(server, set())
         if reason not in reported and len(reported) < _MOST_REASONS:
             reported.add(reason)
@@ -252,7 +252,7 @@ class LateServers:
         self._notify(asker.live, changed)
 
     async def _catch_up(self, upstream: ConfiguredUpstream, conversation: Conversation, follow: _Follow) -> set[str]:
-        """Have whoever waits use the server. Returns the kinds of lists that differ from what the client was given.
+        """Hand the server to those that wait for it. Return the kinds of lists that differ from what the client got.
 
         The lists are kept: the server may be as slow when the client asks again.
         """
@@ -285,33 +285,33 @@ class LateServers:
                 subscription.notify(change, {}, None)
 
     def add(self, subscription: SubscriptionFilter) -> None:
-        """Note that a client listens for changes of the lists of all servers."""
+        """Add a client's subscription to changes of the lists of all servers."""
         self._subscriptions.add(subscription)
 
     def discard(self, subscription: SubscriptionFilter) -> None:
-        """Forget a client that does not listen any more."""
+        """Remove the subscription of a client that does not listen any more."""
         self._subscriptions.discard(subscription)
 
     # -- ending
 
     def forget(self, live: LiveSession) -> None:
-        """Follow no server for a session that this replica has closed."""
+        """Stop following servers for a session that this replica has closed."""
         for key in [key for key in self._follows if key[0] is live]:
             if (task := self._tasks.running(key)) is not None:
                 task.cancel()
 
     async def settled(self) -> None:
-        """Wait until no client waits for a server."""
+        """Wait until no server is followed for any client."""
         await self._tasks.settled()
 
     async def close(self) -> None:
-        """Follow no server any more."""
+        """Stop following all servers."""
         await self._tasks.close()
 
 
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
-    """Return what is known of a server's list without its answer: what it has sent too late for an earlier one, or the
-    tools that it has listed to the gateway while the session's own process is starting."""
+    """Return the items of a server's list that are known without its answer, or None. They come from an earlier answer
+    that was too late. The tools may come from the gateway's probe, while the session's own process is starting."""
     conversation = upstream.open_with(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
@@ -323,7 +323,7 @@ def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Ite
 
 
 async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
-    """Open the conversation with a server that is up."""
+    """Return the open conversation with a server, once the server is up."""
     if asker.live is None:
         await upstream.answered.wait()
         conversation = upstream.sessionless(await upstream.era_for(asker.era))
@@ -335,8 +335,8 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
 
 
 async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
-    """Wait until the next attempt is due. While the server answers nobody, the gateway's own probe makes the attempts,
-    and sessions wait for its success."""
+    """Wait until the next attempt is due. While the server answers nobody, only the gateway's own probe tries it, and
+    sessions wait for the probe's success."""
     while True:
         if upstream.is_failing:
             with contextlib.suppress(TimeoutError):

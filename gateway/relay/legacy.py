@@ -1,4 +1,4 @@
-"""Handles what legacy clients send: the handshake, calls, notifications, answers, the GET stream, DELETE.
+"""Handle the messages of legacy clients: handshake, calls, notifications, answers, the GET stream and DELETE.
 
 MCP 2025-03-26 to 2025-11-25.
 """
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 class LegacyHandshake:
-    """Answers `initialize`. A handshake that is refused leaves no session behind."""
+    """Answer `initialize`. A refused handshake leaves no session behind."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LegacyHandshake:
         self._agreed = announcements.agreed
 
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
-        """Answer `initialize`: open the session, or find it again, and its servers with it."""
+        """Answer `initialize`: open the session or find it again, open its servers, and merge their answers."""
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         params = negotiable(request.params)
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
@@ -132,13 +132,13 @@ class LegacyHandshake:
         return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
 
     async def _undo(self, resolved: Resolved) -> None:
-        """End the session that a refused handshake has opened."""
+        """End the session, if the failed handshake has opened it."""
         if resolved.opened:
             await self._lifecycle.end(resolved.live.session.id, "handshake refused")
 
 
 class LegacyClients:
-    """Handles what legacy clients send."""
+    """Handle the messages of legacy clients."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class LegacyClients:
         return with_meta(result, said)
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
-        return []  # its client names the session in every request
+        return []  # a legacy client names its session in every request
 
     async def as_task(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
@@ -218,7 +218,7 @@ class LegacyClients:
     # -- other messages
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
-        """Record the log level and the subscriptions of a session, which the next link to a server is given again."""
+        """Record the log level and the subscriptions of a session. A server gets them again over each new link."""
         live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LOG_LEVELS:
@@ -233,11 +233,11 @@ class LegacyClients:
             await self._records.unsubscribe(live, text_of(params, "uri"))
 
     async def negotiated(self, request: Request, who: RequestContext) -> str:
-        """Return the protocol version of the session that a request names. Raises `Refused`: it names none."""
+        """Return the protocol version of the session that a request names. Raises `Refused`: no such session."""
         return (await self.resolver.require(request, who)).live.session.client.protocol_version
 
     async def notify(self, request: Request, who: RequestContext) -> None:
-        """Handle a notification, or pass it on to the servers."""
+        """Handle a client's notification, or pass it on to the servers."""
         message = message_of(request)
         resolved = await self.resolver.require(request, who)
         live = resolved.live
@@ -246,7 +246,7 @@ class LegacyClients:
         params = request.params
         method = str(message.method)
         if method in REQUESTS:
-            # Policy decides on requests. A server might execute one that has no id, and nobody would learn of it.
+            # Policy decides on requests only. A server might execute a request without an id, and nobody would notice.
             logger.info("%s of a client has no id: it is ignored", method, extra={"session": redact(live.session.id)})
             return
         if method == "notifications/cancelled":
@@ -286,14 +286,14 @@ class LegacyClients:
             exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
 
     async def respond(self, request: Request, who: RequestContext) -> None:
-        """Pass a client's answer on to the server that asked."""
+        """Pass a client's answer on to the server that has asked the client."""
         live = (await self.resolver.require(request, who)).live
         live.client_sent(request.message)
         if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """Open the standalone stream of a session, or the rest of a broken stream."""
+        """Open the standalone stream of a session, or what follows the event `last_event_id` of a broken stream."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         await self._intake.count(live)
@@ -310,8 +310,8 @@ class LegacyClients:
         return StreamReply(live, stream, after, events=self._events)
 
     async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
-        """Return the name of the stream to go on with, and the event behind which. None: from its beginning. Raises
-        `Refused`: the event is unknown."""
+        """Return the stream to resume, and the id of the event after which it is resumed (None: from its beginning).
+        Raises `Refused`: the event is unknown."""
         event_id = id_in_log(last_event_id)
         try:
             return await self._events.stream_of(live.session.id, event_id), event_id
@@ -320,14 +320,14 @@ class LegacyClients:
             if call is None:
                 raise unknown_event() from None
             stream = None if lost is None else lost.newest_of(call)
-            if stream is not None:  # what it has not got yet of that stream has higher numbers
+            if stream is not None:  # the events that the client lacks have higher numbers
                 return stream, event_id
             return await answer_lost(self._events, live.session, call), None
         except UnknownEvent:
             raise unknown_event() from None
 
     async def end(self, request: Request, who: RequestContext) -> None:
-        """End the session. Raises `Refused`: 405, the client has named the session by a key, so that it lasts."""
+        """End the session. Raises `Refused`: 405, the client has named it by a key, so it lasts; 404, it is unknown."""
         live = (await self.resolver.require(request, who)).live
         if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
@@ -336,8 +336,8 @@ class LegacyClients:
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
-    """Pass progress on a server's request on to that server, with the server's token. False: the progress is on no
-    such request."""
+    """Pass a client's progress on a server's request to that server, with the server's token. Return False if the
+    progress is on no such request."""
     asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False

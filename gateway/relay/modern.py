@@ -1,4 +1,4 @@
-"""Handles the calls of modern clients, and shapes their results. A sealed `requestState` resumes a call.
+"""Handle the messages of modern clients, and shape their results. A sealed `requestState` resumes a call.
 
 MCP 2026-07-28.
 """
@@ -58,7 +58,7 @@ __all__ = ["ModernClients", "ModernResults"]
 
 
 class ModernResults:
-    """Shapes results. `result_meta` is the setting of that name."""
+    """Turn the results of servers into those for modern clients. `result_meta` is the setting of that name."""
 
     def __init__(self, carriers: Carriers, seal: RequestStateSeal, tasks: ModernTasks, *, result_meta: bool) -> None:
         self._carriers = carriers
@@ -67,17 +67,17 @@ class ModernResults:
         self._result_meta = result_meta
 
     def keep_complete(self, *, names_session: bool) -> bool:
-        """Return True if complete results stay as the server has written them."""
+        """Return True if a complete result reaches the client as the server has written it."""
         return not names_session and not self._result_meta
 
     def names_session(self, request: Request, resolved: Resolved | None) -> bool:
-        """Return True if results have the session."""
+        """Return True if results carry the session's token."""
         return resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
 
     def shaper(
         self, binding: Binding | None, correlation: str, *, takes_tasks: bool, names_session: bool
     ) -> Callable[[Exchange, Object], Object]:
-        """Return what makes the client's result of the server's."""
+        """Return a function that turns the server's result into the client's."""
         trace = correlation if self._result_meta else None
 
         def shape(exchange: Exchange, result: Object) -> Object:
@@ -90,8 +90,8 @@ class ModernResults:
     def _shape(
         self, exchange: Exchange, result: Object, binding: Binding | None, trace: str | None, *, names_session: bool
     ) -> Object:
-        """Make the result for a modern client: with the session if the client needs it there, and with its
-        `requestState` sealed. `trace` is the correlation id if results have it."""
+        """Return the client's result: with the session's token if the client needs it there, and with a sealed
+        `requestState` if it has one. `trace` is the correlation id to put into the result, or None."""
         live = exchange.live
         if exchange.is_subscription:
             own_id = msgspec.Raw(encode(exchange.client_id))
@@ -102,7 +102,7 @@ class ModernResults:
         session = live.session
         if asks and binding is not None:
             suspended = exchange.suspended if exchange.is_suspended else None
-            if suspended is None:  # a modern server's own result
+            if suspended is None:  # the result of a modern server
                 _check_declared(exchange, result)
             result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
         additions: Object = {}
@@ -114,8 +114,8 @@ class ModernResults:
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Raises `Refused`: the server asks the client for something that the client has not declared to answer (MCP
-    2026-07-28, Multi Round-Trip Requests §Server Requirements)."""
+    """Refuse a result by which the server asks what the client has not declared to answer (MCP 2026-07-28, Multi
+    Round-Trip Requests §Server Requirements). Raises `Refused`."""
     if exchange.caller is None or "inputRequests" not in result:
         return
     missing: dict[str, Any] = {}
@@ -133,7 +133,7 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
 
 
 class ModernClients:
-    """Handles what modern clients send."""
+    """Handle the messages of modern clients."""
 
     def __init__(
         self,
@@ -174,13 +174,13 @@ class ModernClients:
         return Found(await self.resolver.resume_or_open(request, who), request, params)
 
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> Found | Answer:
-        """Find the session that the `requestState` of an earlier answer names, or resume the call that it names."""
+        """Find the session that the request's `requestState` names, or resume the suspended call that it names."""
         opened = self._seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session_id, who, Era.MODERN)
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)
-        # The state names the session, and not the head.
+        # No fast path: the state names the session, not the head.
         return Found(found, msgspec.structs.replace(request, offer=None), params)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
@@ -220,7 +220,7 @@ class ModernClients:
     async def _resume(
         self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
     ) -> Answer:
-        """Resume a suspended call with the answers of its client."""
+        """Resume a suspended call with its client's answers. Send the call again if the process that had it is gone."""
         live = resolved.live
         live.client_sent(message_of(request))
         headers = self.headers(resolved, request)
@@ -266,8 +266,8 @@ class ModernClients:
     # -- other messages
 
     async def notify(self, request: Request, who: RequestContext) -> HeaderList:
-        """Relay a notification that MCP does not define. MCP 2026-07-28 itself has none of clients over HTTP. Returns
-        headers for the client.
+        """Relay a notification that MCP does not define. MCP 2026-07-28 itself defines none from clients over HTTP.
+        Return headers for the client.
 
         Raises:
             Refused: no server gets it.
@@ -278,7 +278,7 @@ class ModernClients:
             return []
         resolved = await self.resolver.resume(request, who)
         if resolved is None:
-            # A notification that nobody gets opens no session.
+            # Do not open a session for a notification that no server takes.
             asker = Asker(None, MODERN, caller, who.correlation)
             await extensions.takers(method, self.resolver.context_of(request, who), asker)
             resolved = await self.resolver.resume_or_open(request, who)
@@ -302,7 +302,7 @@ class ModernClients:
 
 
 def _binding_of(request: Request, who: RequestContext) -> Binding | None:
-    """Return what a `requestState` of the call's answer is bound to; None if its server may ask nothing."""
+    """Return what the `requestState` in the answer is bound to; None if the server may not ask anything."""
     method = str(message_of(request).method)
     if method not in MAY_ASK:
         return None

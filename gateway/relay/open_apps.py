@@ -1,7 +1,7 @@
-"""Which apps of MCP Apps a session has open, so that what they ask reaches the server that they come from.
+"""Remember which apps of MCP Apps a session has open, so that their requests reach the right server.
 
 An app knows its server's own names: its HTML calls the tool `refresh`, never `a__refresh`. A request does not name the
-app that it comes from, so the gateway goes by what the session has done (docs/adr/0022-apps.md). Pure.
+app that sends it, so the gateway decides by what the session has done (docs/adr/0022-apps.md). Pure.
 """
 
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from gateway.calls.live_session import LiveSession
 __all__ = ["OpenApps"]
 
 _MOST_APPS: Final = 64
-"""Apps that are remembered of one session."""
+"""Most apps that are remembered of one session."""
 _MOST_TOOLS: Final = 4_096
-"""Tools with apps that are compared, of all servers together."""
+"""Most tools with apps that are compared, of all servers together."""
 
 
 class OpenApps:
-    """Remembers the apps that sessions have opened.
+    """Remember the apps that sessions have opened.
 
-    `contested` has the apps that several servers have under one URI, by server and tool. Such an app is opened by a
-    call of its tool. Reading it opens none, because the request does not say which of them it means.
+    `contested` has the apps whose URI several servers use, by server and tool. Such an app is opened by a call of its
+    tool. Reading it opens none, because the request does not say which server's app it means.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class OpenApps:
         self._opened: WeakKeyDictionary[LiveSession, set[str]] = WeakKeyDictionary()
 
     def listed(self, server: str, apps: Iterable[tuple[str, str]]) -> None:
-        """Note that a server lists tools with apps. `apps`: the names of tools, and the URIs of their apps."""
+        """Record that a server lists tools with apps: pairs of a tool's name and the URI of its app."""
         for tool, uri in apps:
             if (server, tool, uri) in self._known or len(self._known) >= _MOST_TOOLS:
                 continue
@@ -46,7 +46,7 @@ class OpenApps:
                 self.contested |= dict.fromkeys(tools, uri)
 
     def called(self, live: LiveSession | None, server: str, tool: str) -> None:
-        """Note that the session calls a tool. Its host will show the result in the app of that server."""
+        """Record that the session calls a tool. The host will show its result in that server's app."""
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
@@ -58,11 +58,11 @@ class OpenApps:
         return "" if called is None else called.get(uri, "")
 
     def opened(self, live: LiveSession | None, server: str) -> None:
-        """Note that the session reads an app that only this server has, or calls a tool whose result the app will
-        show."""
+        """Record that the session opens an app of this server. It reads an app that no other server has, or calls a
+        tool whose result the app will show."""
         if live is not None:
             self._opened.setdefault(live, set()).add(server)
 
     def open_in(self, live: LiveSession | None) -> frozenset[str]:
-        """Return the servers of which the session has opened apps."""
+        """Return the servers whose apps the session has opened."""
         return frozenset() if live is None else frozenset(self._opened.get(live, ()))

@@ -1,6 +1,6 @@
-"""Handles what inbound wires read: finds out who sends it, and hands it over to who handles its kind.
+"""Handle the messages that inbound wires read: authenticate the sender, and call the handler for this kind of message.
 
-The way of a call is in `gateway.relay.call`.
+`gateway.relay.call` handles calls.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ __all__ = ["Pipeline", "store_errors_refused"]
 
 
 class Pipeline:
-    """Handles the messages of inbound wires (`transports.inbound_port.Handler`)."""
+    """Handle the messages of inbound wires (`transports.inbound_port.Handler`)."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Pipeline:
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         if refused.correlation:
-            return refused  # it is the outcome of a call, and recorded
+            return refused  # a call was refused, which is recorded already
         if again:
             refused = outcome_unknown()
         # A request without an id was refused by its wire, before it came here.
@@ -101,13 +101,13 @@ class Pipeline:
 
 
 def _name_of(principal: Principal) -> str:
-    """Return a name for the wire, which does not reveal the principal."""
+    """Return a digest of the principal: a name for the wire that does not reveal the principal."""
     return hashlib.sha256(encode([principal.issuer, principal.subject])).hexdigest()
 
 
 @contextlib.contextmanager
 def store_errors_refused() -> Iterator[None]:
-    """Turn errors of the store into refusals inside the block."""
+    """Turn errors of the store inside the block into `Refused`."""
     try:
         yield
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""Makes calls again whose process died before it answered them, once their clients come back for the answers."""
+"""Send calls again whose gateway process died before it answered, once their clients come back for the answers."""
 
 import logging
 from collections.abc import Callable
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 _NOT_AGAIN: Final = f"{UNKNOWN}. It is not made again: {{why}}"
 
 ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
-"""The exchange of a call in a session."""
+"""A function that makes the exchange of a call in a session."""
 
 
 class RepeatedCalls:
-    """Goes on with streams that an earlier process has left open (`LostStreams`): the call is sent again, as if its
-    client had sent it now, and its messages go into the same stream. Of several that try, on whatever replicas, one
-    gets the request, so a call is made again once."""
+    """Continue streams that an earlier process has left open (`LostStreams`). Send the call again, as if its client had
+    sent it now, and write its messages into the same stream. Several replicas may try: only one gets the request, so a
+    call is sent again only once."""
 
     def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
         self._intake = intake
@@ -43,7 +43,7 @@ class RepeatedCalls:
     async def go_on(
         self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
     ) -> None:
-        """Begin to make the call of a stream again. `request` asks for the rest of the stream, and has the rights.
+        """Begin to send the call of a stream again. `request` asks for the rest of the stream, and gives the rights.
 
         Raises:
             Refused: 429, as `Intake.accept`.
@@ -52,7 +52,7 @@ class RepeatedCalls:
         session_id = resolved.live.session.id
         try:
             await self._intake.admit(resolved.live, request)
-            # What the earlier process still writes is left out from now on. If it has ended the stream before, it has
+            # From now on, what the earlier process still writes is left out. If it has ended the stream before, it has
             # deleted the request.
             await self._events.append(session_id, stream, b"")
             kept = await self._events.take_request(session_id, stream)
@@ -68,7 +68,7 @@ class RepeatedCalls:
         fields = {"session": redact(session_id), "correlation": who.correlation}
         try:
             if not kept:
-                # The stream has ended, or the call was taken by a try of which nobody knows what it has come to.
+                # The stream has ended, or an earlier attempt has taken the request, with an unknown outcome.
                 if stream in await self._events.unfinished(session_id):
                     await end_lost(self._events, session_id, stream, call)
                 return
@@ -81,7 +81,7 @@ class RepeatedCalls:
                 await end_lost(self._events, session_id, stream, call, _NOT_AGAIN.format(why=why))
                 return
         except StoreUnavailable:
-            lost.wait(stream)  # whoever asks next finds no request, and has the stream ended
+            lost.wait(stream)  # the next client that asks finds no request, so the stream is ended
             return
         logger.warning("a call is made again: its gateway is gone", extra=fields)
         await _record(reply)
@@ -89,7 +89,7 @@ class RepeatedCalls:
     async def _sent(
         self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
     ) -> CallReply:
-        """Send the call. What decides on it is what decides on a new call of its client. Raises: as
+        """Send the call again, after the same checks as for a new call of its client. Raises as
         `Intake.accept_counted`."""
         meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
         again = msgspec.structs.replace(
@@ -109,7 +109,7 @@ class RepeatedCalls:
 
 
 async def _record(reply: CallReply) -> None:
-    """Record what the server sends, until it has answered. Whoever follows the stream gets it from the log."""
+    """Record what the server sends, until it has answered. Clients that follow the stream read it from the log."""
     try:
         while (frame := await reply.replies.next()) is not None:
             if reply.is_doubtful:

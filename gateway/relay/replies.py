@@ -1,4 +1,4 @@
-"""The replies that the pipeline returns to the wire: the frames of a call, or a stream."""
+"""Hand the frames of a call, or those of a stream, to the wire."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ __all__ = ["CallReply", "StreamReply"]
 
 
 class CallReply:
-    """Hands the frames of one exchange to the wire. Its session is busy until the wire calls `done`.
+    """Hand the frames of one exchange to the wire. Its session is in use until the wire calls `done`.
 
-    `events` is where frames are kept for replay, None on a wire without replay. `held` is the size of the request's
-    body in bytes, which counts for the session until `done`. `kept` makes what is kept of `request` for a repetition,
-    with the first event of a stream that has more; `request` is None if the call is not to be repeated.
+    `events` keeps frames for replay; None on a wire without replay. `held` is the size of the request's body in bytes,
+    which counts for the session until `done`. `request` is None if the call must not be repeated. Else `kept` makes the
+    bytes to keep of it, which are stored with the first event of a stream that has more.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class CallReply:
         self._request = request
         self._kept = kept
         self._cluster = cluster
-        self.live = live  # of the request: the call may move to a session within it
+        self.live = live  # that of the request: the call may move to a child session
         self._use = None if live is None else live.in_use(held=held)
         if live is not None:
             live.exchange_begins(exchange)
@@ -98,11 +98,11 @@ class CallReply:
         return self._recorded(live, events, frames) if events.is_ready(live.session.id, len(frames)) else None
 
     def _recorded(self, live: LiveSession, events: EventWriter, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Record frames, and return their ids for the client. Without one it gets the frame, and a replay would not
-        contain it."""
+        """Record frames, and return their event ids. A frame with None as id is sent to the client, but a replay will
+        not contain it."""
         request = b""
         if not self._stream:
-            # The name is kept: the exchange gets another number after each question of a modern server.
+            # Keep the name: the exchange gets another number after each question of a modern server.
             self._stream = self._stream_name(live)
             if self._request is not None and self._kept is not None and not frames[-1].final:
                 request = self._kept(self._exchange, self._request)
@@ -113,7 +113,7 @@ class CallReply:
         return event_names(ids, self._stream)
 
     def go_on(self, stream: str) -> None:
-        """Record the frames in that stream, which an earlier process has left open."""
+        """Record the frames in this stream, which an earlier process has left open."""
         self._stream = stream
 
     def _recordable(self, frame: Frame) -> bytes | None:
@@ -136,7 +136,7 @@ class CallReply:
             self._events.end(live.session.id, self._stream)
 
     def release(self) -> None:
-        """End the reply of a call without any frame on the wire: what `done` does, but for the record of the frames."""
+        """Release the session and end the exchange. For a reply that has sent no frame; for all others call `done`."""
         live = self.live
         if live is None or self._use is None:
             if self._exchange.watchers:
@@ -156,7 +156,7 @@ class CallReply:
 
 
 class StreamReply:
-    """Hands a legacy client's GET its stream: the standalone stream, or the rest of a broken one."""
+    """Give a legacy client's GET its stream: the standalone stream, or the rest of a broken one."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class StreamReply:
                         await asyncio.gather(coming, return_exceptions=True)
                 if coming.cancelled() or (event := coming.result()) is None:
                     return
-                if event.frame:  # else it only says that a process goes on with the stream
+                if event.frame:  # an empty event only says that a process has continued the stream
                     yield event_name(event.id, self._stream), event.frame
         except StoreUnavailable:
             return  # the stream ends without its store, and the client can resume it later

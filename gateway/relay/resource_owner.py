@@ -1,7 +1,7 @@
-"""Finds the server that has a resource, among several behind one URL (docs/adr/0021-owners-of-resources.md).
+"""Find the server that has a resource, among several behind one URL (docs/adr/0021-owners-of-resources.md).
 
-What is known already is looked at first, so that reading a listed resource costs no request for a list. A resource
-that no server lists is looked for at each server. Servers that the session does not see are never asked.
+Look first at what is known, so that reading a listed resource costs no request for a list. Ask each server for a
+resource that no server lists. Never ask servers that the session does not see.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ _TEMPLATES: Final = "resources/templates/list"
 _READ: Final = "resources/read"
 
 _NOT_FOUND: Final = frozenset({-32002, INVALID_PARAMS, METHOD_NOT_FOUND, 0})
-"""The errors by which servers say that they do not have a resource: MCP up to 2025-11-25, MCP 2026-07-28, a server
-without resources, and version 1 of the Python SDK."""
+"""Error codes by which servers say that they do not have a resource: in MCP up to 2025-11-25, in MCP 2026-07-28, of a
+server without resources, and of version 1 of the Python SDK."""
 
 _MOST_ASKED: Final = 16
-"""Servers that one read of an unlisted resource is sent to at most."""
+"""Most servers to which one read of an unlisted resource is sent."""
 
 _REMEMBERED, _REMEMBERED_S = 4_096, 60.0
 
@@ -46,14 +46,14 @@ Servers = Mapping[str, ConfiguredUpstream]
 
 
 class Found(NamedTuple):
-    """Holds the server that has a resource. `answer` is its answer to the read, if it had to be read to find out."""
+    """The server that has a resource. `answer` is its answer to the read, if the search had to read the resource."""
 
     upstream: ConfiguredUpstream
     answer: ServerAnswer | None = None
 
 
 class ResourceOwners:
-    """Finds owners of resources. Looking for one that nobody lists takes `late.read_s` at most."""
+    """Find the servers of resources. The search for an unlisted resource takes at most `late.read_s` seconds."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers, apps: OpenApps) -> None:
         self._servers = servers
@@ -64,12 +64,12 @@ class ResourceOwners:
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
     async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> Found:
-        """Find the server that has the resource, as the session of the call sees it. `may_be_template`: the URI can be
-        that of a template, which cannot be read.
+        """Find the server of the resource, as the session of the call sees it. `may_be_template`: the URI may be one of
+        a template, which cannot be read.
 
         Raises:
             Refused: no server has it.
-            UpstreamUnavailable: a server that could have it does not answer.
+            UpstreamUnavailable: a server that may have it does not answer.
         """
         found = await self._find(uri, call, is_readable=not may_be_template)
         if uri.startswith(APP_SCHEME) and call.method == _READ:
@@ -104,8 +104,8 @@ class ResourceOwners:
     # -- what is known
 
     def known(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to have the resource, without a request to any server. None if it is not
-        known."""
+        """Return the server that is known to have the resource, without a request to any server; None if none is
+        known to have it."""
         servers = self._candidates(uri, call)
         fitting = self._known(uri, servers, call)
         if not fitting:
@@ -116,7 +116,7 @@ class ResourceOwners:
         return self._best(uri, servers, fitting, call) if fitting else None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """Return the servers that are known to list the resource, or whose tools name it as their app."""
+        """Return the servers known to list the resource, or to have a tool with it as app. The values are all 1."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -127,12 +127,12 @@ class ResourceOwners:
         return fitting
 
     def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to list the resource. Costs little: clients subscribe to many at once."""
+        """Return the server known to list the resource, or None. It is cheap: clients subscribe to many at once."""
         servers = self._candidates(uri, call)
         return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
 
     def _candidates(self, uri: str, call: Call) -> Servers:
-        """Return the servers that the session may read the resource at, in the order of the configuration."""
+        """Return the servers at which the session may read the resource, in the order of the configuration."""
         context = call.exchange.context
         return {
             name: server
@@ -141,8 +141,8 @@ class ResourceOwners:
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
-        """Return the server that fits best. Of several: the one whose tool the session has called for this app, or else
-        the first in the configuration."""
+        """Return the server that fits best. Of several, take the one whose tool the session has called for this app, or
+        else the first in the configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -151,7 +151,7 @@ class ResourceOwners:
     # -- requests to servers
 
     async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
-        """Request all names in that list of each server, and the servers that did not answer in time."""
+        """Request the names in that list from each server. Return them by server, and the servers that were late."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
             if "resources" not in await upstream.capabilities():
@@ -167,8 +167,8 @@ class ResourceOwners:
         return await self._gather(servers.values(), call, names)
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> Found | None:
-        """Read the resource at servers until one has it. Servers that list similar URIs come first, and then the order
-        is that of the configuration."""
+        """Read the resource at server after server until one has it. Servers that list similar URIs come first, then
+        the order is that of the configuration."""
 
         async def ready(upstream: ConfiguredUpstream) -> int:
             if "resources" not in await upstream.capabilities() or self._admission.needs_listing(upstream):
@@ -202,7 +202,7 @@ class ResourceOwners:
 
 
 def _is_answer(answer: ServerAnswer) -> bool:
-    """Return True if a server has not answered that it does not have the resource."""
+    """Return True unless the server has answered that it does not have the resource."""
     error = answer.message.error
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
@@ -217,7 +217,7 @@ def _has_template(uri: str, names: Names) -> int:
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
     """Return the conversations whose lists count for the call: that of its session, and those that serve lists without
-    one."""
+    a session."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 
@@ -229,7 +229,7 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
-    """Return the tools of a server that are known. Servers need not list the apps of these (MCP Apps 2026-01-26)."""
+    """Yield the known tools of a server. Their apps need not be in its lists of resources (MCP Apps 2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.inventory.known("tools/list", found)
         if isinstance(tools, Tools):
@@ -237,8 +237,8 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
 
 
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Names | None:
-    """Return the templates of a server whose resources and templates are all known to the session; None if they are
-    not."""
+    """Return a server's templates. None unless the session knows both its list of resources and its list of
+    templates."""
     if upstream.has_answered and "resources" not in upstream.declared:
         return Names()
     own = None if call.live is None else upstream.open_with(call.live)
@@ -265,13 +265,13 @@ _AT_ONCE: Final = 4
 
 
 class InTurn(Generic[T]):
-    """Makes one search. `ask` asks the server of a name, and raises what is in `UNAVAILABLE` if it cannot be asked.
-    `has` says of an answer whether the search is over. `late` are the servers that could not be asked, or did not
-    answer in time.
+    """Search servers for something, once. `ask` asks the server with that name, and raises one of `UNAVAILABLE` if it
+    cannot be asked. `has` tells from an answer whether the server has it. `late` collects the servers that cannot be
+    asked or do not answer in time.
 
-    The first server is asked alone, because it is the likeliest, and the others in groups. The next group is asked when
-    no server of the present one has it, or `wait_s` later. Of several that have it, the first in the order counts; one
-    that has not answered `wait_s` after its group was asked does not hold up a later one. All take `within_s` at most.
+    The first server is the likeliest, so it is asked alone, and the others in groups. The next group is asked when no
+    server of the present one has it, or after `wait_s` seconds. Of several that have it, the first in the order counts.
+    A server holds up later ones until `wait_s` after its group was asked. All take at most `within_s` seconds.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class InTurn(Generic[T]):
         self._asked: dict[str, asyncio.Task[T]] = {}
 
     async def first(self, names: Sequence[str]) -> tuple[str, T] | None:
-        """Find the first server that has it, and its answer. `names` are in the order of preference."""
+        """Return the name and answer of the first server that has it, or None. `names` are in order of preference."""
         now = asyncio.get_running_loop().time
         end = now() + self._within_s
         groups = [names[:1], *(names[n : n + _AT_ONCE] for n in range(1, len(names), _AT_ONCE))]
@@ -307,8 +307,8 @@ class InTurn(Generic[T]):
             await self._leave()
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
-        """Return what has been found when all have answered, or at that time of the loop. With `in_order`, a server
-        that has not answered goes before those behind it until then."""
+        """Return what is found once all have answered, or at that time of the loop. With `in_order`, a server without
+        an answer holds up those behind it until then."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]
@@ -331,7 +331,7 @@ class InTurn(Generic[T]):
             return None
 
     async def _leave(self) -> None:
-        """Cancel what is asked for still."""
+        """Cancel the requests without an answer, and add their servers to `late`."""
         for name, task in self._asked.items():
             if not task.done():
                 self.late.add(name)

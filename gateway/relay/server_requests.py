@@ -1,6 +1,6 @@
-"""Makes what one server gets: a client's call in the form of the server's era, and what the gateway asks for a call.
+"""Make the requests for one server: a client's call in the form of the server's era, and requests of the gateway.
 
-Says which results may be kept for whom (MCP 2026-07-28, Caching). What is fresh is not asked for again.
+Decide which results are cached, and for whom (MCP 2026-07-28, Caching). A fresh result is not requested again.
 """
 
 import functools
@@ -51,13 +51,12 @@ __all__ = [
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
-"""Keys of `_meta`, beside those of the specification, on which no list and no resource depends."""
+"""Keys of `_meta` on which no list and no resource depends, beside those of the specification."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """Holds a server's answer, its era, and the conversation that it came in; None if it was kept from an earlier
-    request."""
+    """A server's answer, the server's era, and the conversation that it came in; None if it came from the cache."""
 
     message: Message
     era: Era
@@ -68,7 +67,7 @@ class ServerAnswer:
 
 
 async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None) -> None:
-    """Send a call in that conversation. `asked`: its result may be kept."""
+    """Send a call in that conversation. `asked` is the cache key of its result; None if that may not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
         await _subscribed(upstream, live, call)
@@ -88,7 +87,7 @@ async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: 
 
 
 async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Call) -> None:
-    """Have a modern server notify a legacy client of changes before it gets the call."""
+    """Subscribe a legacy client at a modern server before the call is sent, so that it is notified of changes."""
     anew = call.method in RECORDED and METHODS[call.method].kind == "resources"
     if anew or live.session.initialized:
         await relay_changes(upstream, live, call.correlation, anew=anew)
@@ -98,8 +97,8 @@ async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Cal
 def for_server(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
 ) -> tuple[Object, Object]:
-    """Make the params and the `_meta` that the server gets. The call's exchange gets what translates the answer.
-    `asked`: the result may be kept."""
+    """Return the params and the `_meta` for the server. Set the exchange's bridge, which translates the answer. `asked`
+    is the cache key of the result; None if the result may not be cached."""
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
     if era is MODERN and call.headers is not None and upstream.settings.url:
@@ -113,7 +112,7 @@ def for_server(
         else:
             bridge = LegacyServerBridge(conversation)
     elif (live := call.live) is not None:
-        is_tool = call.method == "tools/call"  # a task is followed for the client
+        is_tool = call.method == "tools/call"  # the gateway follows the server's task for the client
         meta = meta | caller_of(live).meta(live.session.log_level, takes_tasks=is_tool)
         refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
@@ -125,7 +124,7 @@ def for_server(
 
 
 def _forward_headers(call: Call) -> None:
-    """Have the server get what its client has sent in `Mcp-Param-*` headers.
+    """Have the server get the `Mcp-Param-*` headers of its client.
 
     Raises:
         Refused: these headers are too many or too large, or have characters that no header can have.
@@ -137,13 +136,13 @@ def _forward_headers(call: Call) -> None:
 
 
 def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
-    """Return True if a tool of a legacy server is only to be called as a task."""
+    """Return True if this tool of a legacy server can only be called as a task."""
     tools = upstream.inventory.known("tools/list", conversation)
     return isinstance(tools, Tools) and tools.needs_task(text_of(params, "name"))
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:
-    """Return what says whether a call that is like this one has to wait for something else; None: it never has to."""
+    """Return a function that says whether such a call has to wait for something first; None if it never has to."""
     live = call.live
     if live is None or conversation.era is call.era:
         return None
@@ -151,15 +150,15 @@ def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) 
 
 
 def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
-    """Return True if the server has first to be asked for its era, or to confirm the subscription of its client."""
+    """Return True if the server's era has to be found first, or the server must confirm the client's subscription."""
     if upstream.is_asked_by(live):
         return True
     return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
 
 
 def answer_with(call: Call, answer: ServerAnswer) -> bool:
-    """Answer a call with a server's answer to the same request of the gateway, or to an earlier one. False: the
-    server asks for input, so the call has to be sent."""
+    """Answer a call with a server's answer to the same request, made by the gateway or earlier. Return False if the
+    server asks for input: then the call has to be sent."""
     exchange, message, conversation = call.exchange, answer.message, answer.conversation
     if isinstance(message.result, msgspec.Raw) and answer.era is MODERN:
         result = msgspec.json.decode(message.result, type=Object)
@@ -174,7 +173,7 @@ def answer_with(call: Call, answer: ServerAnswer) -> bool:
 
 
 def empty_result() -> Message:
-    """Make an empty result: the request was executed, and there is nothing to report."""
+    """Return an empty result: the request was executed, and there is nothing to report."""
     return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
 
 
@@ -182,7 +181,7 @@ def empty_result() -> Message:
 
 
 async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> ServerAnswer:
-    """Ask a server, and return its answer to a request in the conversation of the call's session.
+    """Ask a server in the conversation of the call's session, and return its answer, which may come from the cache.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -211,7 +210,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
 
 
 def _meta_for(conversation: Conversation, call: Call) -> Object:
-    """Make the `_meta` of the request, as the server's era has it."""
+    """Return the `_meta` of a request of the gateway, in the form of the server's era."""
     meta, exchange = call.meta, call.exchange
     if conversation.era is Era.LEGACY:
         return legacy_meta(meta)
@@ -224,8 +223,8 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 
 
 def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswer | None:
-    """Return the answer of an earlier request, if it is fresh. That of a legacy server stands for a process: a session
-    that has one asks its own."""
+    """Return a fresh answer from the cache, or None. That of a legacy server replaces the start of a process: a session
+    that has a process asks its own."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.inventory.results
@@ -238,27 +237,27 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswe
 
 
 def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversation) -> bool:
-    """Return True if an answer that has just come in that conversation may be kept. That of a legacy server may while
-    its process was asked for nothing but lists."""
+    """Return True if an answer that has just come in that conversation may be cached. For a legacy server, its process
+    must not have been asked for anything but lists."""
     if not asked.fresh_ms:
         return conversation.era is Era.MODERN
     return live is not None and is_unused(live, conversation, asked.method)
 
 
 def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> bool:
-    """Return True if other sessions may be told what was said in that conversation. What a session has called in a
-    process of its own may have changed what the process says, by mistake or because the process was subverted."""
+    """Return True if other sessions may get the answers of that conversation. A session's calls may have changed what
+    its own process says, by mistake or because the process was subverted."""
     has_own_process = upstream.settings.command and not upstream.settings.shared
     return not (has_own_process and conversation.was_used)
 
 
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
-    """Return the key under which a result of this request may be kept; None if none may be.
+    """Return the key under which a result of this request may be cached; None if it may not be cached.
 
-    A public result is kept for all callers that declare the same extensions: servers list other tools to hosts of MCP
-    Apps. It is not kept where the request has something in `_meta` that only this server knows, nor in a session whose
-    own process has announced that its lists have changed. A private one is kept for its session, for its principal
-    where sessions share the server, and for no anonymous client without a session.
+    A public result is cached for all callers that declare the same extensions: servers list other tools to hosts of MCP
+    Apps. It is not cached if `_meta` has a key that only this server knows, nor in a session whose own process has
+    announced that its lists have changed. A private result is cached for its session, or for its principal if sessions
+    share the server, and never for an anonymous client without a session.
     """
     if not upstream.inventory.results.takes(method) or is_answer_to_input(params):
         return None
@@ -277,7 +276,7 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
 
 
 def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
-    """Return the same as `asked_of`, for a legacy server (`gateway.upstreams.first_answers`)."""
+    """Return the cache key of `asked_of` for a legacy server (`gateway.upstreams.first_answers`)."""
     live = call.live
     if live is None or call.era is Era.MODERN or not is_unused(live, upstream.open_with(live), method):
         return None
@@ -293,7 +292,7 @@ def _capabilities(call: Call) -> bytes:
 
 
 def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
-    """For whom a private result is kept, and for which session if for one only."""
+    """Return for whom a private result is cached (None: for nobody), and the id of its session if for that one only."""
     context, live = encode(call.exchange.context), call.live
     principal = call.principal if live is None else live.session.principal
     if live is None or upstream.settings.shared:
@@ -305,8 +304,8 @@ def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, st
 
 
 class KeptResult:
-    """Keeps the result of a call on its way to the client (`gateway.calls.exchange.Bridge`), as its server has sent it.
-    Another bridge may translate it then."""
+    """Cache the result of a call as its server has sent it, on its way to the client (`gateway.calls.exchange.Bridge`).
+    The bridge `then`, if there is one, translates it afterwards."""
 
     def __init__(
         self, upstream: ConfiguredUpstream, asked: Asked, conversation: Conversation, then: Bridge | None = None
@@ -318,7 +317,7 @@ class KeptResult:
         self._then = then
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the client's answer to the call, as of the other bridge."""
+        """Cache the result if it may be. Return the client's answer to the call, as the other bridge makes it."""
         if self._asked is not None and _may_be_kept(self._asked, live_session_of(exchange), self._conversation):
             for_all = _is_for_all(self._upstream, self._conversation)
             self._upstream.inventory.results.keep(self._asked, message.result, self._version, for_all=for_all)

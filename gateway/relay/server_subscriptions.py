@@ -1,8 +1,8 @@
-"""The subscriptions at servers for one `subscriptions/listen` of a client to several servers, or to a legacy one.
+"""Subscribe at several servers, or at a legacy one, for one `subscriptions/listen` of a client.
 
-A server confirms that it has its part of the subscription: a modern one by its acknowledgement, a legacy one by its
-answers to `resources/subscribe`. What it may have changed before that, and after the client got the acknowledgement of
-the gateway, the client is notified of. If a modern server is gone while others remain, its part is opened again.
+A server confirms its part of the subscription: a modern one by its acknowledgement, a legacy one by its answers to
+`resources/subscribe`. The client is notified of what a server may have changed between the gateway's acknowledgement
+and that confirmation. If a modern server is gone while others remain, its part is opened again.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ _GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})
 """Errors of a subscription whose server is gone, or cannot be reached."""
 
 CONFIRM_S: Final = 1.0
-"""How long an acknowledgement waits until the servers that do not have to start have confirmed their subscriptions."""
+"""Seconds that an acknowledgement waits for servers that need no start to confirm their subscriptions."""
 
 
 def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if what a server supports is known, and this session has no open link to it."""
+    """Return True if the server's capabilities are known, and this session has no open link to it."""
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 
 async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
-    """Do what nobody waits for. An error ends the stream of the client."""
-    CORRELATION.set(exchange.correlation)  # of this task
+    """Run background work for which nobody waits. An error fails the exchange, and so ends the client's stream."""
+    CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
     try:
         await work()
     except asyncio.CancelledError:
@@ -60,10 +60,10 @@ async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable
 
 
 class ServerSubscriptions:
-    """Holds the subscriptions at servers for one `subscriptions/listen` of a client. They end with it.
+    """Hold the subscriptions at servers for one `subscriptions/listen` of a client, and end them with that request.
 
-    It ends when the last server has ended its part, unless a server may still notify: legacy servers do for as long as
-    they run, and those that are late have yet to come.
+    The client's stream ends when the last server has ended its part, unless a server may still notify: a legacy server
+    may as long as it runs, and a late one is yet to come.
     """
 
     def __init__(
@@ -83,22 +83,22 @@ class ServerSubscriptions:
         self.has_ended = False
         self._awaited: set[str] = set()
         self._is_acknowledged = False
-        self._is_lasting = False  # a legacy server notifies
+        self._is_lasting = False  # a legacy server notifies as long as it runs
         self._subscribed: list[tuple[Conversation, str]] = []
         self._children: list[Exchange] = []
         self._has_child_ended = False
-        self._failed: set[str] = set()  # servers that have not ended their parts gracefully, and have none now
+        self._failed: set[str] = set()  # servers whose parts have ended by an error, and were not opened again
         self._lost = LostSubscriptions(live, exchange.correlation, self._listen_again)
         self._unconfirmed: dict[str, asyncio.Future[None]] = {}  # subscriptions, by the name of the server
         self._answers: set[asyncio.Future[Message]] = set()  # to `resources/subscribe`
 
     async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
-        """Subscribe at a server, or have that done behind the acknowledgement if the server has to start: with `late`,
-        until it succeeds. Returns the part of the filter that the server supports."""
+        """Subscribe at a server, and return the part of the filter that it supports. If the server has to start,
+        subscribe in the background, after the acknowledgement; with `late`, try until it succeeds."""
         conversation = await upstream.conversation_for(call)
         if not has_to_start(upstream, self._live):
             return await self.join(upstream, conversation)
-        await conversation.join(self._live)  # so that behind it only the start is waited for
+        await conversation.join(self._live)  # so that afterwards only the start is waited for
         self._awaited.add(upstream.name)
         if not upstream.settings.command:
             self._ask_for(upstream)  # a connection takes no longer than an answer
@@ -116,19 +116,19 @@ class ServerSubscriptions:
         return self._wanted(upstream).honoured(upstream.declared)
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Subscribe at a server that is up only now."""
+        """Subscribe at a late server, which is up at last."""
         self._subscription.extend(await self.join(upstream, conversation))
         self._awaited.discard(upstream.name)
         self._end_with_the_last()
 
     async def join(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe in a conversation. The result is that of `opened`."""
+        """Subscribe in a conversation of either era. Return the part of the filter that the server supports."""
         if conversation.era is Era.MODERN:
             return await self.listen(upstream, conversation)
         return await self.subscribe(upstream, conversation)
 
     async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe at a modern server. The result is that of `opened`."""
+        """Subscribe at a modern server. Return the part of the filter that the server supports."""
         capabilities = await upstream.capabilities()
         if self.has_ended:
             return Filter()
@@ -158,7 +158,7 @@ class ServerSubscriptions:
         return part
 
     async def _listen_again(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        CORRELATION.set(self._exchange.correlation)  # of this task
+        CORRELATION.set(self._exchange.correlation)  # for the log lines of this asyncio task
         if self.has_ended:
             return
         try:
@@ -175,8 +175,8 @@ class ServerSubscriptions:
         return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe at a legacy server, which notifies all clients of changed lists. The result is that of
-        `opened`."""
+        """Subscribe at a legacy server, which notifies all clients of changed lists anyway. Return the part of the
+        filter that the server supports."""
         await conversation.join(self._live)
         await conversation.ready()
         if self.has_ended:
@@ -193,7 +193,7 @@ class ServerSubscriptions:
 
         def answered(answer: asyncio.Future[Message]) -> None:
             if not answer.cancelled():
-                answer.exception()  # marks it as retrieved: without an answer nothing is known to be missed
+                answer.exception()  # marks the error as retrieved: without an answer nothing is known to be missed
             answers.discard(answer)
             self._answers.discard(answer)
             if not answers:
@@ -206,12 +206,12 @@ class ServerSubscriptions:
         return part
 
     def _ask_for(self, upstream: ConfiguredUpstream) -> None:
-        """Note that a server is about to get the subscription."""
+        """Record that a server is about to get the subscription."""
         if not self._is_acknowledged and upstream.name not in self._unconfirmed:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """Note that a server has the subscription to that part of the filter. None: it will not have it."""
+        """Record that a server has the subscription to that part of the filter; None: it will not have it."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -221,12 +221,12 @@ class ServerSubscriptions:
             self._subscription.notify_all(part)
 
     async def confirmed(self) -> None:
-        """Wait for a while until all servers have the subscription, except those that have to start."""
+        """Wait `CONFIRM_S` at most until all servers have the subscription, except those that have to start."""
         if self._unconfirmed:
             await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
 
     def acknowledged(self, awaited: Iterable[str]) -> None:
-        """Note that the client knows that the stream is open: it may end. The servers `awaited` are late."""
+        """Record that the client got the acknowledgement, so its stream may end. The servers `awaited` are late."""
         self._is_acknowledged = True
         self._awaited.update(awaited)
         self._end_with_the_last()
@@ -274,11 +274,10 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 
 
 class LostSubscriptions:
-    """Opens the parts of one stream again that are gone. `listen` subscribes at a server in a conversation of the
-    session.
+    """Open lost parts of one stream again. `listen` subscribes at a server in a conversation of the session.
 
-    A process is not started for that: it has nothing to notify of until it is used. Its part is opened again with its
-    next start. A server behind a URL goes on without the connection, and is asked again after a `Backoff`.
+    A process is not started for that: it has nothing to notify of until it is used. Its part is opened with its next
+    start. A server behind a URL goes on without the connection, so it is asked again after the delay of a `Backoff`.
     """
 
     def __init__(
@@ -293,18 +292,18 @@ class LostSubscriptions:
         self._correlation = correlation
         self._listen = listen
         self._clock = clock
-        self._stop: dict[str, Callable[[], None]] = {}  # to wait no more, by the name of the server
+        self._stop: dict[str, Callable[[], None]] = {}  # functions that cancel the wait, by the name of the server
         self._failures: dict[str, Backoff] = {}
 
     def lost(self, upstream: ConfiguredUpstream) -> None:
-        """Have the part at that server opened again, which is gone."""
+        """Have the lost part at that server opened again."""
         name, again = upstream.name, partial(self._again, upstream)
         self._forget(name)
         if not upstream.settings.url:
             self._stop[name] = upstream.when_started(self._live, again)
             return
         failures, now = self._failures.get(name), self._clock()
-        if failures is None or now - failures.failed_at - failures.delay_s >= MOST_S:  # it has lasted
+        if failures is None or now - failures.failed_at - failures.delay_s >= MOST_S:  # the part has lasted
             failures = self._failures[name] = Backoff()
         failures.fail("", now)
         self._stop[name] = asyncio.get_running_loop().call_later(failures.delay_s, again).cancel
@@ -322,6 +321,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """Open nothing again: the stream has ended."""
+        """Stop opening parts again, because the stream has ended."""
         for name in tuple(self._stop):
             self._forget(name)

@@ -1,11 +1,11 @@
-"""Subscriptions to changes across eras, to several servers at once, or to a server that has to start first.
+"""Subscribe clients to changes: across eras, at several servers at once, or at a server that has to start first.
 
 A modern client opens a stream (`subscriptions/listen`). A legacy client gets notifications of lists without asking, and
 subscribes to resources one by one.
 
-A stream is acknowledged by what a server has declared to the gateway's probe. A session's own process or connection to
-that server is opened behind the acknowledgement: clients do not wait for a start before they send calls. What changes
-before the server has the subscription is not lost: the client then gets one notification of each kind and resource.
+A stream is acknowledged by what a server has declared to the gateway's probe. The session's own process or connection
+is opened after that, so that clients do not wait for a start before they send calls. Changes before the server has the
+subscription are not lost: the client then gets one notification for each kind and resource.
 """
 
 import contextlib
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 async def relay_changes(
     upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
 ) -> None:
-    """Subscribe to a modern server for a legacy client, which expects notifications without a request.
+    """Subscribe at a modern server for a legacy client, which expects notifications without a request. With `anew`,
+    replace the subscription that it has.
 
     Raises:
         UpstreamUnavailable, LinkClosed: the subscription failed.
@@ -46,7 +47,7 @@ async def relay_changes(
     before = subscription_relay_of(live, upstream.name)
     if before is not None and not before.has_ended and not anew:
         return
-    # Taken before anything is awaited, so that of several calls at the same time one subscribes.
+    # Set before any await, so that only one of several calls at the same time subscribes.
     relay = live.subscription_relays[upstream.name] = subscription_relay_for(live)
     relay.when_gone(functools.partial(_with_the_next_start, upstream, live, correlation))
     if before is not None:
@@ -70,11 +71,11 @@ async def relay_changes(
             if live.subscription_relays.get(upstream.name) is relay:
                 del live.subscription_relays[upstream.name]
                 if before is not None and before.has_ended:
-                    live.subscription_relays[upstream.name] = before  # whoever follows knows of the gap
+                    live.subscription_relays[upstream.name] = before  # so that the next subscription knows of the gap
 
 
 def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
-    """Subscribe again once the process has started again. A call that starts it may not know yet that it was gone."""
+    """Subscribe again when the process starts again. A call that starts it may not know yet that it was gone."""
 
     def again() -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the session has ended
@@ -91,8 +92,8 @@ def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correl
 
 
 def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if a call of a legacy client has to wait until the modern server has the client's subscription. It
-    need not if `relay_changes` would subscribe to nothing."""
+    """Return True if a legacy client's call has to wait until the modern server has the client's subscription. Return
+    False if `relay_changes` would subscribe to nothing."""
     if not live.session.initialized:
         return False
     relay = subscription_relay_of(live, upstream.name)
@@ -103,13 +104,13 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
-    """Return the changes that a legacy client is notified of by a server with these capabilities."""
+    """Return the changes of which a server with these capabilities notifies the legacy client."""
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     return everything(uris).honoured(capabilities)
 
 
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
-    """Wait for a while until the server has the subscription for a legacy client, so that a call is sent behind it."""
+    """Wait `CONFIRM_S` at most until the server has a legacy client's subscription, so that a call is sent after it."""
     relay = subscription_relay_of(live, upstream.name)
     if relay is not None and not relay.is_confirmed:
         await relay.settled(CONFIRM_S)
@@ -123,15 +124,15 @@ async def open_stream(
     owner: Callable[[str, Call], ConfiguredUpstream | None],
     send: Callable[[ConfiguredUpstream, Call], Awaitable[object]],
 ) -> None:
-    """Open a stream of notifications: at the only server, if it speaks the modern era, or else at all servers that the
-    session sees. `send` sends the call to one server; `owner` and the exceptions are those of `listen`."""
+    """Open a stream of notifications: at the only server if it speaks the modern era, or else at all servers that the
+    session sees. `send` sends the call to one server. `owner` and errors are those of `listen`."""
     if _asks_for_nothing(call):
         SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
     elif only is None:
         await listen(seen.values(), call, late, owner)
     elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
         call.exchange.listen_for(Filter.of(call.params))
-        # Only a process has to be started: the acknowledgement of any other server comes as fast.
+        # Only a process has to be started: any other server acknowledges as fast as the gateway.
         if only.settings.command and call.live is not None and has_to_start(only, call.live):
             await _listen_behind(only, call, functools.partial(send, only))
         else:
@@ -141,26 +142,26 @@ async def open_stream(
 
 
 def _asks_for_nothing(call: Call) -> bool:
-    """Return True if the filter of a `subscriptions/listen` is empty, and its client has declared no extension that
-    might have notifications of its own: no server has to know of the stream."""
+    """Return True if no server has to know of the stream: its filter is empty, and the client has declared no extension
+    that might have notifications of its own."""
     return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
 
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:
-    """Return True if a legacy client and a server have declared the same extension: it may have notifications of its
+    """Return True if a legacy client and a server have declared a common extension, which may have notifications of its
     own."""
     return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
 
 
 def _declared_in(call: Call) -> Declared:
-    """Return what the client has declared in a request."""
+    """Return the extensions that the client has declared in a request."""
     caller = call.exchange.caller
     return Declared() if caller is None else caller.declared
 
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
-    """Acknowledge a `subscriptions/listen` at a modern server that has to start, and have `send` send it to that server
-    behind the acknowledgement. If the server cannot be reached, or refuses, its error ends the stream.
+    """Acknowledge a `subscriptions/listen` at a modern server that has to start, and then have `send` send it there. If
+    the server cannot be reached, or refuses, its error ends the stream.
 
     Raises:
         UpstreamUnavailable: the session has ended.
@@ -169,7 +170,7 @@ async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callabl
     exchange, live = call.exchange, call.live
     assert live is not None
     conversation = await upstream.conversation_for(call)
-    await conversation.join(live)  # so that behind it only the start is waited for
+    await conversation.join(live)  # so that afterwards only the start is waited for
     wanted, declared = Filter.of(call.params), upstream.extensions
     wanted = msgspec.structs.replace(wanted, uris=upstream.permits(exchange.context, wanted.uris))
     subscription = SubscriptionFilter(exchange.client_id, Filter(), exchange.emit)
@@ -187,11 +188,11 @@ async def listen(
     late: LateServers | None,
     owner: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
 ) -> None:
-    """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Servers that are
-    late are subscribed to when they are up, and changes of the lists are notified of by the gateway itself.
+    """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Subscribe at late
+    servers when they are up: the gateway itself then notifies the client of changed lists.
 
-    `owner` returns the server that is known to have a resource: no other server gets the subscription to it. A resource
-    that none is known to have is subscribed to at all servers, as it may come into being at any.
+    `owner` returns the server known to have a resource: only that server gets the subscription to it. A resource
+    without a known owner is subscribed to at all servers, because any of them may create it.
 
     Raises:
         Refused: the subscriptions of the session are too large together.
