@@ -193,7 +193,7 @@ class TaskFollower(ABC):
         return self._is_over or self._exchange.is_over
 
     async def _follow(self) -> None:
-        CORRELATION.set(self._exchange.correlation)  # of this task
+        CORRELATION.set(self._exchange.correlation)  # for the log lines of this asyncio task
         self._running = asyncio.current_task()
         self._conversation.hold_link()
         try:

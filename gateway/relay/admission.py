@@ -390,8 +390,8 @@ class Admission:
     def part_of(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
-        """Return a function that removes items from the server's list which the call's session may not see. None if the
-        method is no list, or all sessions see all. Without a conversation, the list comes from an earlier request."""
+        """Return a function that removes from the server's list the items that the call's session may not see. None if
+        the method is no list, or nothing is hidden. Without a conversation, the list is from an earlier request."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return None

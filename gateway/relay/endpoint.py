@@ -143,8 +143,8 @@ class Endpoint:
     # -- what calls need to know of the servers here
 
     def may_repeat(self, route: Route) -> bool:
-        """Return True if calls like one on this route need no check before they take it again. Their server does not
-        depend on the apps that the session has opened, and they open no app."""
+        """Return True if later calls like one on this route may take it without a check. They may not if the route
+        depends on the apps that the session has opened, or if they open an app."""
         if route.named is None:
             return self.visible.only is not None
         return not self.aggregation.opens_app(route.upstream, route.named)

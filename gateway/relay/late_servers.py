@@ -74,7 +74,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """The answers, by server. `known` has the list items known from before of servers that did not answer in time.
+    """The answers, by server. For servers that did not answer in time, `known` has the list items known from before.
     `missing` are the other servers without an answer, and `failures` the errors of those that failed."""
 
     answers: Mapping[str, T]

@@ -114,8 +114,8 @@ class ModernResults:
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Refuse a result by which the server asks what the client has not declared to answer (MCP 2026-07-28, Multi
-    Round-Trip Requests §Server Requirements). Raises `Refused`."""
+    """Refuse a result that asks the client for something which the client has not declared to answer (MCP 2026-07-28,
+    Multi Round-Trip Requests §Server Requirements). Raises `Refused`."""
     if exchange.caller is None or "inputRequests" not in result:
         return
     missing: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class RepeatedCalls:
     async def go_on(
         self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
     ) -> None:
-        """Begin to send the call of a stream again. `request` asks for the rest of the stream, and gives the rights.
+        """Begin to send the call of a stream again. `request` asks for the rest of the stream; the call has its rights.
 
         Raises:
             Refused: 429, as `Intake.accept`.

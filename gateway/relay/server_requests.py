@@ -223,8 +223,8 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 
 
 def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswer | None:
-    """Return a fresh answer from the cache, or None. That of a legacy server replaces the start of a process: a session
-    that has a process asks its own."""
+    """Return a fresh answer from the cache, or None. A session that has its own process of a legacy server gets none:
+    it asks that process."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.inventory.results
