@@ -39,7 +39,7 @@ def ask_modern(live: LiveSession, conversation: Conversation, message: Message, 
 
 
 class _ServerRequest:
-    """A request of a legacy server to a modern client. It is answered once.
+    """A request of a legacy server to the client of one of its calls. It is answered once.
 
     On stdio it does not name its call. It belongs to one of the calls that the server had when it asked (`_among`, by
     number). It is asked under one of them, and under the next one when that call is over.
