@@ -31,7 +31,7 @@ from gateway.relay.call import Found, relay
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
-from gateway.relay.server_requests import waits
+from gateway.relay.server_requests import for_server, waits
 from gateway.sessions.attach import Resolved
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context, KeyRing, MemoryBackend
@@ -44,7 +44,7 @@ from tests.unit.calls.parts import request as question
 from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
-from transports.jsonrpc import Message, Object, encode
+from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
@@ -391,3 +391,19 @@ async def test_an_answer_that_is_there_when_the_loss_of_its_session_is_learned_i
     await owner.beat()  # it was paused, and renews its lease before it writes what the server has sent
     assert owner.is_fresh and reply.is_doubtful
     assert (await reply.confirmed(answer)).error_code == OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(1, False), (40, True)])
+def test_a_server_at_a_url_gets_some_headers_for_arguments_and_more_are_refused(count: int, is_refused: bool) -> None:
+    headers = {f"mcp-param-{number}": "x" for number in range(count)} | {"x-other": "y"}
+    exchange: Any = fake_upstream.a_call()
+    call = Call(exchange, Era.MODERN, {}, {}, "c", headers=headers)
+    upstream: Any = SimpleNamespace(settings=SimpleNamespace(url="https://a.example/mcp"))
+    conversation: Any = SimpleNamespace(era=Era.MODERN)
+    if not is_refused:
+        for_server(upstream, conversation, call, None)
+        assert exchange.forwarded == {"mcp-param-0": "x"}
+        return
+    with pytest.raises(Refused) as refused:
+        for_server(upstream, conversation, call, None)
+    assert (refused.value.status, refused.value.code) == (400, HEADER_MISMATCH) and not exchange.forwarded
