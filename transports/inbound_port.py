@@ -87,7 +87,8 @@ class OwnedByPeer(Exception):
 
 
 Holes = tuple[bytes, bytes]
-"""The JSON texts that differ between otherwise equal tool calls: the id, and the arguments (not checked to be JSON)."""
+"""The JSON texts that differ between otherwise equal tool calls: the id, and the arguments (not checked to be JSON).
+The arguments are empty if such calls have none."""
 
 
 class CallInFlight(Protocol):

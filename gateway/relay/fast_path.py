@@ -147,7 +147,7 @@ class FastPaths:
             or not conversation.has_nothing_but_calls(live)
         ):
             return None
-        if not self.way.may_repeat(request, route) or not _may_be_bare(request, route.admitted):
+        if not self.way.may_repeat(request, route) or not _may_skip_checks(request, route.admitted):
             return None
         prepared = self.way.prepared(decided, route, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
@@ -201,9 +201,9 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
     return not is_shaped and (bridge is None or type(bridge) in (LegacyServerBridge, ModernServerBridge))
 
 
-def _may_be_bare(request: Request, tool: AdmittedTool) -> bool:
-    """Return True if the request has arguments, or if a call without arguments passes the checks unchanged. Such calls
-    are all the same to the checks, so later ones need none."""
+def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
+    """Return True if a call without arguments passes the checks of arguments unchanged. Such calls are all the same to
+    the checks, so later ones need none. Calls with arguments are checked each time: True."""
     if "arguments" in request.params:
         return True
     try:

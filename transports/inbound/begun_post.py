@@ -169,7 +169,7 @@ def _is_like(template: CallTemplate, body: bytes) -> bool:
     """Return True if a body fits the template, and its arguments are one JSON value. A template without a token also
     fits bodies with a token behind the arguments. It then takes both for the arguments: these are not one value."""
     holes = template.fit(body)
-    return holes is not None and is_one_value(holes[1])
+    return holes is not None and (not holes[1] or is_one_value(holes[1]))
 
 
 class BegunPost:

@@ -51,18 +51,18 @@ _After = tuple[bytes, int, int, bytes]
 class CallTemplate:
     """The body of a tool call, cut at its holes by `of`. `before` has the parts that end with a hole before the
     arguments. `after` has the parts that begin with a hole behind the arguments, from the end of the body. `first` and
-    `last` are around the arguments. Without arguments (`bare`), `before` has all holes, and `first` and `last` meet."""
+    `last` are around the arguments. A call without arguments has all holes in `before`, and an empty `last`."""
 
-    __slots__ = ("_after", "_bare", "_before", "_first", "_last")
+    __slots__ = ("_after", "_before", "_first", "_has_arguments", "_last")
 
     def __init__(
-        self, before: tuple[_Before, ...], first: bytes, last: bytes, after: tuple[_After, ...], *, bare: bool
+        self, before: tuple[_Before, ...], first: bytes, last: bytes, after: tuple[_After, ...], *, has_arguments: bool
     ) -> None:
         self._before = before
         self._first = first
         self._last = last
         self._after = after
-        self._bare = bare
+        self._has_arguments = has_arguments
 
     @classmethod
     def of(
@@ -87,14 +87,16 @@ class CallTemplate:
         proof = b"".join(piece + _PROOFS[hole] for piece, hole in zip(pieces, holes, strict=False)) + pieces[-1]
         if not _is_proved(proof, _TOKEN in holes, message, params, read):
             return None
-        bare = _ARGUMENTS not in holes
-        place = len(holes) if bare else holes.index(_ARGUMENTS)
+        has_arguments = _ARGUMENTS in holes
+        place = holes.index(_ARGUMENTS) if has_arguments else len(holes)
         before = tuple((pieces[n], len(pieces[n]), holes[n]) for n in range(place))
         after = tuple(
             (pieces[n + 1], len(pieces[n + 1]), holes[n], pieces[n][-1:])
             for n in reversed(range(place + 1, len(holes)))
         )
-        return cls(before, pieces[place], b"" if bare else pieces[place + 1], after, bare=bare)
+        return cls(
+            before, pieces[place], pieces[place + 1] if has_arguments else b"", after, has_arguments=has_arguments
+        )
 
     def fit(self, body: bytes) -> Holes | None:
         """Return the id and the arguments (maybe empty) in a body; None if the body does not fit the template."""
@@ -123,7 +125,7 @@ class CallTemplate:
         if not body.startswith(self._first, begin) or not body.endswith(self._last, begin, end):
             return None
         arguments = body[begin + len(self._first) : end - len(self._last)]
-        return None if self._bare and arguments else (found[_ID], arguments)
+        return (found[_ID], arguments) if bool(arguments) is self._has_arguments else None
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:

@@ -108,7 +108,7 @@ class Way:
 
 def test_a_call_is_sent_as_it_is_and_answered() -> None:
     way, trace = Way(), b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    assert way.begin() is not None and way.begin(trace=trace) is not None
+    assert way.begin() is not None and way.begin(b"", trace) is not None
     (first, second), told = way.peers.sent, trace.decode()
     assert first[:3] == (False, "", b"the body") and len(first[3]) == 32, "the owner decides with its own record"
     assert second == (False, told, b"the body", told.split("-")[1])
@@ -119,7 +119,7 @@ def test_a_call_is_sent_as_it_is_and_answered() -> None:
     assert way.client.answers == [(b"{}", [(b"a", b"b")])] and way.peers.ended == ["done", "answered"]
 
 
-@pytest.mark.parametrize("arguments", [b"", b'{"n":1,}', b'{"n":1}}', b'{"n":"\xff"}', b"[" * 5_000 + b"]" * 5_000])
+@pytest.mark.parametrize("arguments", [b" ", b'{"n":1,}', b'{"n":1}}', b'{"n":"\xff"}', b"[" * 5_000 + b"]" * 5_000])
 def test_what_is_no_json_is_for_the_general_way(arguments: bytes) -> None:
     way = Way()
     assert way.begin(arguments) is None and not way.peers.sent and not way.spent

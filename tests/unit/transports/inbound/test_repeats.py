@@ -313,6 +313,18 @@ async def test_a_call_that_its_path_does_not_take_is_served_in_the_usual_way(why
 
 
 @requirement("fast.falls-back")
+@pytest.mark.parametrize("body", [a_body(), a_body().replace(b',"arguments":{}', b"")], ids=["arguments", "none"])
+async def test_a_call_that_its_path_does_not_take_leaves_no_second_path(body: bytes) -> None:
+    wire = FastWire()
+    wire.learn()
+    for _ in range(3):
+        assert wire.post(body)
+        await wire.settled()
+        wire.path.takes = False
+    assert wire.calls == 3 and len(wire.path.made_of) == 1
+
+
+@requirement("fast.falls-back")
 @pytest.mark.parametrize("leaves", ["path", "next request", "client"])
 async def test_a_call_that_leaves_goes_on_with_the_answer_that_it_gets(leaves: str) -> None:
     wire = await FastWire().warm()
