@@ -34,7 +34,7 @@ test-touched: $(VENV)/.installed-dev ## Run the longer tests that the commits si
 
 test-all: $(VENV)/.installed-dev ## Run all tests, then every attack, fault and combination (an hour and a half)
 	@$(call pytest,)
-	$(MAKE) --no-print-directory test-below-tmp conformance chaos tasks attack hostile matrix clients published fuzz
+	$(MAKE) --no-print-directory test-below-tmp conformance chaos tasks attack hostile clients published fuzz
 
 test-below-tmp: $(VENV)/.installed-dev ## Run the tests of servers that have a /tmp of their own in a clone below /tmp
 	@folder=$$(mktemp -d /tmp/clone.XXXXXX) && trap 'rm -rf "$$folder"' EXIT && chmod 755 "$$folder" && \
