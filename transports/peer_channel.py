@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, Protocol, cast
 
-from transports.encrypted_wire import PeerTls
 from transports.frames import FrameReader, FrameTooLong
 from transports.peer_frames import (
     CALL,
@@ -28,6 +27,7 @@ from transports.peer_frames import (
     credit_after,
     frame,
 )
+from transports.peer_tls import PeerTls
 from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 
 __all__ = [

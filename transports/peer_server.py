@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
-from transports.encrypted_wire import Encrypted, PeerTls
 from transports.frames import FrameReader, FrameTooLong
 from transports.peer_frames import (
     CALL,
@@ -32,6 +31,7 @@ from transports.peer_frames import (
     credit_after,
     frame,
 )
+from transports.peer_tls import Encrypted, PeerTls
 from transports.sealed_wire import Answering, Sealed
 from transports.tasks import Tasks
 

@@ -15,8 +15,8 @@ from gateway.cluster.ownership import Route
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
 from session_store import KeyRing, Purpose
-from transports.encrypted_wire import PeerTls
 from transports.peer_frames import PeerFault
+from transports.peer_tls import PeerTls
 from transports.sealed_wire import NAME_CHARS
 
 __all__ = [

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from gateway.config.faults import ConfigurationError
 from gateway.config.model import Frozen
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
-from transports.encrypted_wire import PeerTls
+from transports.peer_tls import PeerTls
 
 __all__ = [
     "KEYS_FILE",

@@ -11,7 +11,6 @@ from gateway.config.secrets import PeerTlsSettings, peer_tls
 from tests.requirements import requirement
 from tests.support.certificates import Authority
 from transports import peer_server
-from transports.encrypted_wire import PeerTls
 from transports.peer_channel import (
     PeerCall,
     PeerChannel,
@@ -21,6 +20,7 @@ from transports.peer_channel import (
 )
 from transports.peer_frames import frame
 from transports.peer_server import Call, PeerServer, Rules
+from transports.peer_tls import PeerTls
 from transports.sealed_wire import Answering, Asking
 
 pytestmark = pytest.mark.anyio
