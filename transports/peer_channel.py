@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final, Protocol, cast
 
 from transports.frames import FrameReader, FrameTooLong
+from transports.peer_authentication import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 from transports.peer_frames import (
     CALL,
     CREDIT_BYTES,
@@ -28,7 +29,6 @@ from transports.peer_frames import (
     frame,
 )
 from transports.peer_tls import PeerTls
-from transports.sealed_wire import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 
 __all__ = [
     "CHECKED_S",

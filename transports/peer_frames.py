@@ -1,6 +1,6 @@
 """Define the frames of the channel between two replicas, for both of its sides.
 
-A channel is a connection on which both sides have proved themselves, and whose bytes are sealed (`sealed_wire.py`). A
+A channel is a connection on which both sides have proved themselves, and whose bytes are sealed (`peer_authentication.py`). A
 frame is a kind (one byte), the size of the payload and the number of the call (four bytes each, big endian), and the
 payload. The asking side (`peer_channel.py`) writes
 

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
 from transports.frames import FrameReader, FrameTooLong
+from transports.peer_authentication import Answering, Sealed
 from transports.peer_frames import (
     CALL,
     CREDIT_BYTES,
@@ -32,7 +33,6 @@ from transports.peer_frames import (
     frame,
 )
 from transports.peer_tls import Encrypted, PeerTls
-from transports.sealed_wire import Answering, Sealed
 from transports.tasks import Tasks
 
 __all__ = ["AnsweringChannel", "Call", "CallLeft", "PeerServer", "Rules"]

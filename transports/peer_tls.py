@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
 
-from transports.sealed_wire import Layer
+from transports.peer_authentication import Layer
 
 __all__ = ["Encrypted", "PeerTls"]
 

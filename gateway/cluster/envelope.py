@@ -1,7 +1,7 @@
 """Define the envelope of a forwarded request: the facts that one replica sends to another beside the body.
 
 It is valid for some seconds, and accepted once. The connection authenticates both replicas and protects their frames
-(`transports/sealed_wire.py`).
+(`transports/peer_authentication.py`).
 """
 
 import enum
@@ -15,9 +15,9 @@ from gateway.cluster.ownership import Route
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
 from session_store import KeyRing, Purpose
+from transports.peer_authentication import NAME_CHARS
 from transports.peer_frames import PeerFault
 from transports.peer_tls import PeerTls
-from transports.sealed_wire import NAME_CHARS
 
 __all__ = [
     "COPIES_S",

@@ -11,6 +11,7 @@ from gateway.config.secrets import PeerTlsSettings, peer_tls
 from tests.requirements import requirement
 from tests.support.certificates import Authority
 from transports import peer_server
+from transports.peer_authentication import Answering, Asking
 from transports.peer_channel import (
     PeerCall,
     PeerChannel,
@@ -21,7 +22,6 @@ from transports.peer_channel import (
 from transports.peer_frames import frame
 from transports.peer_server import Call, PeerServer, Rules
 from transports.peer_tls import PeerTls
-from transports.sealed_wire import Answering, Asking
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.requirements import requirement
+from transports.peer_authentication import Answering, Asking, OtherKeys, OtherReplica, Sealed, Seals, Unproven
 from transports.peer_channel import PeerCall, PeerConnectionLost, PeerReplaced, PeerUnproven, open_channel
 from transports.peer_server import Call, PeerServer, Rules
-from transports.sealed_wire import Answering, Asking, OtherKeys, OtherReplica, Sealed, Seals, Unproven
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60), requirement("rep.sealed")]
 
