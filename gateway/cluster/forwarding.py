@@ -1,6 +1,6 @@
 """Forward requests to the replicas that own their sessions, and take sessions over from owners that are gone.
 
-This is the side of the replica that the client is connected to. `forwarded.py` is the owner's side.
+This is the side of the replica that the client is connected to. `peer_listener.py` is the owner's side.
 """
 
 import asyncio

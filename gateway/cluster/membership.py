@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from time import monotonic
 from typing import Any, Final
 
-from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.ownership import BEAT, Cluster
+from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
 from gateway.config.addresses import host_and_port, is_loopback, own_address_towards

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from gateway.bridge.request_state import RequestStateSeal
 from gateway.cluster.envelope import Envelopes
-from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.forwarding import Forwarding
 from gateway.cluster.membership import Beats, Membership
 from gateway.cluster.ownership import Cluster
+from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
 from gateway.config.secrets import peer_tls

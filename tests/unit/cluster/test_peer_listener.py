@@ -11,10 +11,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.cluster import forwarded
+from gateway.cluster import peer_listener
 from gateway.cluster.envelope import CallFacts, Common, Envelopes
-from gateway.cluster.forwarded import PeerListener
 from gateway.cluster.ownership import RouteMemory
+from gateway.cluster.peer_listener import PeerListener
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import KeyRing
 from tests.requirements import requirement
@@ -216,7 +216,7 @@ async def test_a_fault_in_writing_an_answer_at_once_has_it_written_in_the_usual_
         forwarded: Any = None
 
     found = Begun()
-    monkeypatch.setattr(forwarded, "BegunPost", lambda *_: found)
+    monkeypatch.setattr(peer_listener, "BegunPost", lambda *_: found)
     found.answer.replies.push(Frame(b"{}", final=True))
     async with sender(posts=SimpleNamespace(checked_head=lambda _: Head())) as (other, _):
         call = other.ask()
@@ -371,7 +371,7 @@ async def test_a_call_that_cannot_fall_back_is_not_to_be_repeated() -> None:
 
 @requirement("fast.same")
 async def test_the_head_that_has_had_paths_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarded, "_MOST_WITH_PATHS", 1)
+    monkeypatch.setattr(peer_listener, "_MOST_WITH_PATHS", 1)
     async with fast_sender() as (other, app, memory):
         another = kept("another")
         for number in range(2):
