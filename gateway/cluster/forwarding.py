@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.cluster.envelope import Common, Headers
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
-from gateway.cluster.forwarding_path import ForwardingPath
+from gateway.cluster.forwarding_fast_path import ForwardingPath
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Cluster, Route
 from gateway.cluster.peer_requests import ForwardedRequest, Peer, PeerRequests

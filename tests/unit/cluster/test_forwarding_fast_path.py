@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cluster.forwarding_path import ForwardedCall, ForwardingPath
+from gateway.cluster.forwarding_fast_path import ForwardedCall, ForwardingPath
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.observability.logs import CLIENT, CORRELATION
 from session_store.testing import ALICE, FakeClock, a_session
