@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 import re2
 
-from transports.json_shape import REQUEST_PARTS, has_more_parts
+from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
 __all__ = ["RESERVED", "may_name_reserved", "without_reserved", "without_reserved_below", "without_reserved_in"]

@@ -19,7 +19,7 @@ from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound.modern import VERSION_KEY, names_version
 from transports.inbound.posts import BATCHES, Sizes
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
-from transports.json_shape import REQUEST_PARTS, has_more_parts
+from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,

@@ -15,7 +15,7 @@ import msgspec
 from transports.era import NAME_SOURCES, SESSIONLESS
 from transports.inbound.inside import Inside, Reply
 from transports.inbound.modern import VERSION_KEY, names_version
-from transports.json_shape import REQUEST_PARTS
+from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     InvalidMessage,

@@ -27,7 +27,7 @@ from transports.inbound.modern import (
     names_version,
 )
 from transports.inbound_port import HeaderList, Memory, Offer, Refused, Request
-from transports.json_shape import REQUEST_PARTS
+from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
 __all__ = [
