@@ -16,7 +16,7 @@ from gateway.config.faults import located
 from gateway.config.model import sample_of
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.context.client_workspace import Announced, Announcements
+from gateway.context.announcements import Announced, Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust

@@ -32,7 +32,7 @@ from gateway.calls.session_frames import SessionFrames
 from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
-from gateway.context.client_workspace import Announcements
+from gateway.context.announcements import Announcements
 from gateway.context.facts import CONTEXT_KEY, SessionFacts, correlation_id, with_context
 from gateway.errors import (
     OUTCOME_UNKNOWN,

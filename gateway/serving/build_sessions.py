@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import is_usable_workspace
-from gateway.context.client_workspace import Announcements
+from gateway.context.announcements import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION

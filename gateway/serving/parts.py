@@ -13,8 +13,8 @@ from gateway.cluster.forwarding import Forwarding
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
+from gateway.context.announcements import Announcements
 from gateway.context.assertion import Assertions
-from gateway.context.client_workspace import Announcements
 from gateway.context.facts import SessionFacts
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.identity.authenticate import Identity, ResourceMetadata

@@ -264,7 +264,7 @@ def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: htt
 @requirement("wall.provenance")
 @pytest.mark.parametrize("era", [Legacy, Modern])
 def test_a_server_gets_no_announced_workspace_that_is_not_the_operators(http: httpx.Client, era: Any) -> None:
-    """Which is not is decided as in tests/unit/context/test_client_workspace.py."""
+    """Which is not is decided as in tests/unit/context/test_announcements.py."""
     with in_process_gateway(
         {"probe": server(PROBE)}, options={"policy": {"rules": [{"principals": ["*"], "workspace": "blue"}]}}
     ) as gateway:
