@@ -13,7 +13,7 @@ from gateway.cluster.reachability import Reachability
 from gateway.config.secrets import peer_tls
 from gateway.context.facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
-from gateway.identity.standing_rights import StandingRights
+from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake, Senders
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients, LegacyHandshake
@@ -267,7 +267,7 @@ def _made_tasks(
     )
 
     options = base.settings.gateway
-    rights = StandingRights(
+    rights = OfflineRights(
         sessions.rules, api_keys=options.api_keys, auth=options.auth, allow_anonymous=options.allows_anonymous
     )
     continuation = TaskContinuation(

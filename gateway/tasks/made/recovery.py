@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
-from gateway.identity.standing_rights import StandingRights
+from gateway.identity.offline_rights import OfflineRights
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.quotas import parts_of
@@ -64,7 +64,7 @@ class TaskRecovery:
         sessions: SessionStore,
         attacher: SessionAttacher,
         cluster: Cluster | None,
-        rights: StandingRights,
+        rights: OfflineRights,
     ) -> None:
         self._table = table
         self._continuation = continuation

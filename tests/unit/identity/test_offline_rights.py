@@ -6,7 +6,7 @@ from gateway.config.auth import AuthSettings
 from gateway.config.policy import RuleSettings
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.credential_claims import CredentialClaims
-from gateway.identity.standing_rights import StandingRights
+from gateway.identity.offline_rights import OfflineRights
 from session_store import ANONYMOUS, Principal
 from tests.requirements import requirement
 
@@ -34,7 +34,7 @@ def why(
 ) -> str:
     granted = ContextRules(before, "sandboxed").context(principal, claims, "announced")
     rules = ContextRules(now, "sandboxed", read_only=read_only)
-    rights = StandingRights(rules, api_keys=keys, auth=auth or AuthSettings(), allow_anonymous=not keys)
+    rights = OfflineRights(rules, api_keys=keys, auth=auth or AuthSettings(), allow_anonymous=not keys)
     return rights.why_lost(principal, granted)
 
 
@@ -73,6 +73,6 @@ def test_what_a_credential_has_granted_counts_for_what_was_begun_with_it() -> No
     rules, auth = ContextRules([RULE], "sandboxed"), jwt(trust="level")
     granted = rules.context(ALICE, None, "")
     for principal, keys, expected in ((ADA, (), ""), (ALICE, ("alice",), ""), (ALICE, (), "no longer configured")):
-        rights = StandingRights(rules, api_keys=keys, auth=auth, allow_anonymous=False)
+        rights = OfflineRights(rules, api_keys=keys, auth=auth, allow_anonymous=False)
         assert expected in rights.why_ended(principal, granted)
         assert rights.why_lost(ADA, granted) != ""
