@@ -29,7 +29,7 @@ from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused, Request
 
-__all__ = ["Forwarding"]
+__all__ = ["Forwarder"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _unbegun(route: Route) -> Route:
     return msgspec.structs.replace(route, begun=None)
 
 
-class Forwarding:
+class Forwarder:
     """Forwards requests to the owners of their sessions, and takes sessions over from owners that are gone.
 
     `take_over` is called with each session that this replica has claimed. `is_here` returns True if this replica serves

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gateway.bridge.request_state import RequestStateSeal
 from gateway.cluster.envelope import Envelopes
-from gateway.cluster.forwarding import Forwarding
+from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.membership import Beats, Membership
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_listener import PeerListener
@@ -55,9 +55,9 @@ def build_http(
     pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution, bodies)
     envelopes = Envelopes(base.ring, base.clock, peer_tls(options.peer_tls))
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
-    forwarding = None
+    forwarder = None
     if cluster is not None and peers is not None:
-        forwarding = Forwarding(
+        forwarder = Forwarder(
             cluster,
             peers,
             callers.guard,
@@ -76,7 +76,7 @@ def build_http(
             limits=base.limits,
             refusals=base.metrics.limited,
             times=StreamTimes(options.limits.priming_after_s, options.limits.poll_after_s),
-            forwarder=forwarding,
+            forwarder=forwarder,
         )
 
     endpoints = {path: endpoint(pipeline, path) for path in servers.endpoints}
@@ -86,7 +86,7 @@ def build_http(
         membership = _membership(base, cluster, peers, envelopes, endpoints)
     sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
     return Http(
-        endpoints=endpoints, sse=sse, membership=membership, forwarding=forwarding, tasks=tasks, internal=internal
+        endpoints=endpoints, sse=sse, membership=membership, forwarder=forwarder, tasks=tasks, internal=internal
     )
 
 

@@ -117,8 +117,8 @@ class Gateway:
     async def drain(self) -> None:
         """End open streams and hand the sessions to other replicas. It is not ready from now on."""
         await self.parts.drain.drain()
-        if self.parts.http.forwarding is not None:
-            self.parts.http.forwarding.end_streams()  # now that load balancers send no more of them here
+        if self.parts.http.forwarder is not None:
+            self.parts.http.forwarder.end_streams()  # now that load balancers send no more of them here
 
     def hurry(self) -> None:
         """Wait no longer for tasks that work: they end with the gateway, and their records say what is known."""

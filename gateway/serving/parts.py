@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute
 from gateway.admin.replicas import PeerQueries
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSession, LiveSessions
-from gateway.cluster.forwarding import Forwarding
+from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
@@ -197,7 +197,7 @@ class Http:
     sse: Mapping[str, HttpSse]
     """HTTP+SSE by path, where it is switched on."""
     membership: Membership | None
-    forwarding: Forwarding | None
+    forwarder: Forwarder | None
     tasks: TaskParts
     internal: InternalRequests
     """Requests without a credential, from within the process."""

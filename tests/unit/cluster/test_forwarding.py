@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.forwarding import Forwarding
+from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.ownership import Route
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
@@ -45,7 +45,7 @@ async def forwarded(call: Call, address: Any) -> dict[str, Any]:
     cluster: Any = SimpleNamespace(replica="me", is_reachable=True, address_of=address_of, take=_nothing, beat=_nothing)
     guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
     nobody: Any = SimpleNamespace()
-    forwarding = Forwarding(
+    forwarder = Forwarder(
         *(cluster, nobody, guard, nobody),
         take_over=lambda _: None,
         is_here=lambda _: False,
@@ -53,7 +53,7 @@ async def forwarded(call: Call, address: Any) -> dict[str, Any]:
     )
     scope: dict[str, Any] = {"method": "POST", "path": "/mcp", "headers": []}
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None, begun=SimpleNamespace(call=call))
-    assert await forwarding.forward(route, scope, b"{}", nobody, send) is not None and not sent
+    assert await forwarder.forward(route, scope, b"{}", nobody, send) is not None and not sent
     return scope
 
 
