@@ -202,7 +202,7 @@ class SessionEnvironments:
         name, entry, policy = upstream.name, upstream.settings, self._given.policy
         kind = entry.kind
         found = ServerEnvironment(server=name, kind=kind, shared=entry.shared)
-        if hidden := policy.hides(session.context, name):
+        if hidden := policy.why_hidden(session.context, name):
             return _replaced(found, hidden=hidden, why=[f"For this session the server does not exist: {hidden}."])
         conversation = _conversation(upstream, live)
         era = upstream.era_now(Era(session.era)) if conversation is None else conversation.era

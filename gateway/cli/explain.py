@@ -194,7 +194,7 @@ class _Servers:
 
     def server(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
         """Explain whether and why it is visible, and its variables. The servers are not asked what they list."""
-        hidden = self._gateway.policy.hides(self._context, upstream.name)
+        hidden = self._gateway.policy.why_hidden(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
         if not self._tool and (methods := self._methods(upstream)):
             found["methods"] = methods
@@ -220,20 +220,21 @@ class _Servers:
             for tool in facts.tools.listed
             if not self._tool or tool["name"] == wanted
         ]
-        for kind, hides in (
-            ("prompts", self._gateway.policy.hides_prompt),
-            ("resources", self._gateway.policy.hides_listed_uri),
+        for kind, why_hidden in (
+            ("prompts", self._gateway.policy.why_prompt_hidden),
+            ("resources", self._gateway.policy.why_listed_uri_hidden),
         ):
             if not self._tool and (names := await listed_names(upstream, kind)):
-                reasons = {name: hides(self._context, upstream.name, name) for name in names}
+                reasons = {name: why_hidden(self._context, upstream.name, name) for name in names}
                 found[kind] = [{"name": name, "visible": not why, "why": why} for name, why in reasons.items()]
         return found
 
     def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
         """Explain each pattern of `methods`: servers list no methods."""
-        hides = self._gateway.policy.hides_method
+        why_hidden = self._gateway.policy.why_method_hidden
         reasons = {
-            pattern: hides(self._context, upstream.name, sample_of(pattern)) for pattern in upstream.settings.methods
+            pattern: why_hidden(self._context, upstream.name, sample_of(pattern))
+            for pattern in upstream.settings.methods
         }
         return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
 

@@ -90,11 +90,11 @@ class Policy:
             for pattern, found in server.tools.items()
             if found.blocked
         }
-        self._rights_of = functools.lru_cache(maxsize=_CACHED_LONG)(self._rights)
-        self._hides = functools.lru_cache(maxsize=_CACHED)(self._why_hidden)
+        self._cached_key = functools.lru_cache(maxsize=_CACHED_LONG)(self._key_context)
+        self._cached_why = functools.lru_cache(maxsize=_CACHED)(self._why_hidden)
         self._decided = functools.lru_cache(maxsize=_CACHED)(self._decide)
-        self._hides_prompt = functools.lru_cache(maxsize=_CACHED)(self._why_prompt_hidden)
-        self._hides_uri = functools.lru_cache(maxsize=_CACHED)(self._why_uri_hidden)
+        self._cached_why_prompt = functools.lru_cache(maxsize=_CACHED)(self._why_prompt_hidden)
+        self._cached_why_uri = functools.lru_cache(maxsize=_CACHED)(self._why_uri_hidden)
 
     def _kinds(self, server: str) -> frozenset[str]:
         rules, settings = self._servers[server], self._settings
@@ -107,13 +107,13 @@ class Policy:
         }
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
-    def rights_of(self, context: Context) -> Context:
+    def cache_key_context(self, context: Context) -> Context:
         """Return the context for cache keys, without fields and ignored workspaces: sessions share decisions, and
         clients cannot fill the caches with long values. A context without fields and with a short workspace name stays
         as it is."""
-        return context if not context.fields and len(context.workspace) <= _SHORT else self._rights_of(context)
+        return context if not context.fields and len(context.workspace) <= _SHORT else self._cached_key(context)
 
-    def _rights(self, context: Context) -> Context:
+    def _key_context(self, context: Context) -> Context:
         is_announced = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         return msgspec.structs.replace(context, fields=(), workspace="" if is_announced else context.workspace)
 
@@ -121,11 +121,11 @@ class Policy:
 
     def sees(self, context: Context, server: str) -> bool:
         """Return whether a context sees a server."""
-        return not self.hides(context, server)
+        return not self.why_hidden(context, server)
 
-    def hides(self, context: Context, server: str) -> str:
+    def why_hidden(self, context: Context, server: str) -> str:
         """Return the reason why a context does not see a server; empty if it does."""
-        return self._hides(self.rights_of(context), server)
+        return self._cached_why(self.cache_key_context(context), server)
 
     def _why_hidden(self, context: Context, server: str) -> str:
         rules, where = self._servers[server], f"mcpServers.{server}"
@@ -144,7 +144,7 @@ class Policy:
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
         """Return whether a context may call a tool, and the rules for its calls. `annotated` is the operation that the
         tool's annotations name (`gateway.protocol.listing.operation_of`)."""
-        return self._decided(self.rights_of(context), server, tool, annotated)
+        return self._decided(self.cache_key_context(context), server, tool, annotated)
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
         names = {tool, unicodedata.normalize("NFKC", tool)}
@@ -154,7 +154,7 @@ class Policy:
         configured.sort(key=lambda found: found[0] != "eval")
         operation, source = configured[0] if configured else (annotated, ANNOTATIONS)
         reason = ""
-        if hidden := self.hides(context, server):
+        if hidden := self.why_hidden(context, server):
             reason = f"the server is not for this session: {hidden}"
         elif left_out := _left_out(self._servers[server], names, f"mcpServers.{server}"):
             reason = left_out
@@ -185,31 +185,31 @@ class Policy:
 
     def allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
         """Return whether a context sees a prompt that the server lists."""
-        return not self.hides_prompt(context, server, prompt)
+        return not self.why_prompt_hidden(context, server, prompt)
 
-    def hides_prompt(self, context: Context, server: str, prompt: str) -> str:
+    def why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         """Return the reason why a context does not see a prompt that the server lists; empty if it does."""
-        return self._hides_prompt(self.rights_of(context), server, prompt)
+        return self._cached_why_prompt(self.cache_key_context(context), server, prompt)
 
     def _why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         found = _matching(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
         return (
-            self.hides(context, server)
+            self.why_hidden(context, server)
             or _not_for(context, f"mcpServers.{server}.prompts", found)
             or self._outside(context, "prompts", (f"{server}__{prompt}",))
         )
 
     def allows_listed_uri(self, context: Context, server: str, uri: str) -> bool:
         """Return whether a context sees a resource or template that the server lists."""
-        return not self.hides_listed_uri(context, server, uri)
+        return not self.why_listed_uri_hidden(context, server, uri)
 
-    def hides_listed_uri(self, context: Context, server: str, uri: str) -> str:
+    def why_listed_uri_hidden(self, context: Context, server: str, uri: str) -> str:
         """Return the reason why a context does not see a listed resource or template; empty if it does."""
-        return self._hides_uri(self.rights_of(context), server, uri)
+        return self._cached_why_uri(self.cache_key_context(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
         """Return whether a context sees a resource or template, in every form in which a server may read the URI."""
-        return not self._why_uri_hidden(self.rights_of(context), server, uri)
+        return not self._why_uri_hidden(self.cache_key_context(context), server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
         written = forms(uri)
@@ -217,7 +217,7 @@ class Policy:
             return "its URI cannot be read in one way only"
         found = _matching(self._servers[server].resources, (*written, *map(with_plain_host, written)))
         return (
-            self.hides(context, server)
+            self.why_hidden(context, server)
             or _not_for(context, f"mcpServers.{server}.resource_uris", found)
             or self._outside(context, "resources", [f"{server}__{form}" for form in written])
         )
@@ -230,10 +230,10 @@ class Policy:
 
     # -- methods that MCP does not define
 
-    def hides_method(self, context: Context, server: str, method: str) -> str:
+    def why_method_hidden(self, context: Context, server: str, method: str) -> str:
         """Return the reason why a context may not send a server a method or notification that MCP does not define;
         empty if it may. The result is not cached, because a client can send any name."""
-        context, where = self.rights_of(context), f"mcpServers.{server}.methods"
+        context, where = self.cache_key_context(context), f"mcpServers.{server}.methods"
         written = method_forms(method)
         rules = self._servers[server].methods
         granted = _matching(rules, written)
@@ -242,7 +242,7 @@ class Policy:
             {pattern.lower(): item for pattern, item in rules.items()}, method_forms(folded_method(method))
         )
         found = {p: item for p, item in rules.items() if p in granted or p.lower() in respelt}
-        if hidden := self.hides(context, server):
+        if hidden := self.why_hidden(context, server):
             return f"the server is not for this session: {hidden}"
         if self._restricted[server] and not granted:
             return f"policy hides part of the server, and no pattern in {where} allows the method"
@@ -258,7 +258,7 @@ class Policy:
     def restricted_by(self, context: Context) -> list[str]:
         """Return the patterns of the entries of `gateway.policy.workspaces` that restrict a context. A workspace that
         no entry matches has none, and sees nothing."""
-        return [pattern for pattern, _ in self._entries(self.rights_of(context)) if pattern is not None]
+        return [pattern for pattern, _ in self._entries(self.cache_key_context(context)) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
         """Return the reason why the context's workspace lacks one of these names; empty if it has all."""

@@ -55,7 +55,7 @@ class VisibleServers:
 
     def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """Return the servers that a session with this context sees, by name."""
-        return self.all if self._policy.is_open else self._seen(self._policy.rights_of(context))
+        return self.all if self._policy.is_open else self._seen(self._policy.cache_key_context(context))
 
     def _to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         return {name: upstream for name, upstream in self.all.items() if self._policy.sees(context, name)}
@@ -261,7 +261,7 @@ class Admission:
         Raises:
             Refused: -32601, policy hides the method. The audit trail says why.
         """
-        reason = self._policy.hides_method(context, server, method)
+        reason = self._policy.why_method_hidden(context, server, method)
         if reason:
             name = f"{server}/{method[:MAX_LOGGED_NAME]}"
             whose = "" if session is None else with_context(session, context)

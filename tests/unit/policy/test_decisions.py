@@ -119,12 +119,12 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
         },
     )
     context = in_workspace("team-a", trust="sandboxed", permissions=("seen",), read_only=True)
-    assert policy.hides(context, "s") == ""
-    assert "mcpServers.d.direct_only" in policy.hides(context, "d")
-    assert policy.hides(msgspec.structs.replace(context, trust="direct"), "d") == ""
-    assert "it needs more, paid (mcpServers.p.permissions)" in policy.hides(context, "p")
-    assert "gateway.policy.workspaces.team-*.servers" in policy.hides(context, "out")
-    assert "no entry of gateway.policy.workspaces" in policy.hides(in_workspace("elsewhere"), "s")
+    assert policy.why_hidden(context, "s") == ""
+    assert "mcpServers.d.direct_only" in policy.why_hidden(context, "d")
+    assert policy.why_hidden(msgspec.structs.replace(context, trust="direct"), "d") == ""
+    assert "it needs more, paid (mcpServers.p.permissions)" in policy.why_hidden(context, "p")
+    assert "gateway.policy.workspaces.team-*.servers" in policy.why_hidden(context, "out")
+    assert "no entry of gateway.policy.workspaces" in policy.why_hidden(in_workspace("elsewhere"), "s")
     reasons = {tool: policy.decide(context, "s", tool, READING).reason for tool in ("drop_it", "run", "pay", "other")}
     assert "mcpServers.s.tools.drop*.direct_only" in reasons["drop_it"]
     assert policy.decide(msgspec.structs.replace(context, trust="direct"), "s", "drop_it", READING).allowed
@@ -133,10 +133,10 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
     assert "gateway.policy.workspaces.team-*.tools" in reasons["other"]
     writes = policy.decide(context, "s", "write_it", WRITING).reason
     assert "read-only" in writes and "the tool's annotations" in writes
-    assert "mcpServers.s.prompts.p.permissions" in policy.hides_prompt(context, "s", "p")
-    assert "mcpServers.s.resource_uris.file:///*.direct_only" in policy.hides_listed_uri(context, "s", "file:///a")
+    assert "mcpServers.s.prompts.p.permissions" in policy.why_prompt_hidden(context, "s", "p")
+    assert "mcpServers.s.resource_uris.file:///*.direct_only" in policy.why_listed_uri_hidden(context, "s", "file:///a")
     assert "d.direct_only" in policy.decide(context, "d", "any", READING).reason
-    assert "d.direct_only" in policy.hides_method(context, "d", "com.acme/do")
+    assert "d.direct_only" in policy.why_method_hidden(context, "d", "com.acme/do")
 
 
 @requirement("pol.explain", "pol.trust")
@@ -147,7 +147,7 @@ def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of
     inside = in_workspace("a", trust="sandboxed")
     assert policy.sees(inside, "s") and not policy.sees(in_workspace("b", trust="sandboxed"), "s")
     assert policy.allows_prompt(inside, "s", "open_one") and not policy.allows_prompt(inside, "s", "other")
-    assert "gateway.policy.workspaces.a.prompts" in policy.hides_prompt(inside, "s", "other")
+    assert "gateway.policy.workspaces.a.prompts" in policy.why_prompt_hidden(inside, "s", "other")
     for uri, is_allowed in (
         ("file:///open/x", True),
         ("file:///other", False),
@@ -157,7 +157,7 @@ def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of
         ("file:///open/%0a", False),
     ):
         assert policy.allows_uri(inside, "s", uri) is policy.allows_listed_uri(inside, "s", uri) is is_allowed, uri
-    assert "gateway.policy.workspaces.a.resources" in policy.hides_listed_uri(inside, "s", "file:///other")
+    assert "gateway.policy.workspaces.a.resources" in policy.why_listed_uri_hidden(inside, "s", "file:///other")
     uris = frozenset({"file:///open/x", "file:///open/direct", "file:///other"})
     assert policy.permitted_uris(inside, "s", uris) == {"file:///open/x"}
 
@@ -165,13 +165,13 @@ def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of
 @requirement("wall.memory", "ctx.open")
 def test_decisions_are_cached_neither_by_fields_nor_by_what_a_client_announces_at_length() -> None:
     policy = policy_of(PolicySettings(workspaces={"*": WorkspaceSettings()}))
-    plain = policy.rights_of(Context(fields=(ContextField("team", "a"),)))
-    assert plain == policy.rights_of(Context(fields=(ContextField("team", "b"),))) == Context()
-    assert policy.rights_of(Context(workspace="/" + "x" * 4_000)) == Context()
+    plain = policy.cache_key_context(Context(fields=(ContextField("team", "a"),)))
+    assert plain == policy.cache_key_context(Context(fields=(ContextField("team", "b"),))) == Context()
+    assert policy.cache_key_context(Context(workspace="/" + "x" * 4_000)) == Context()
     vouched = Context(workspace="/" + "x" * 4_000, provenance=Provenance(workspace="authenticated"))
-    assert policy.rights_of(vouched) == vouched, "its name decides"
+    assert policy.cache_key_context(vouched) == vouched, "its name decides"
     trusting = policy_of(PolicySettings(trust_announced_workspace=True))
-    assert trusting.rights_of(Context(workspace="/" + "x" * 4_000)).workspace
+    assert trusting.cache_key_context(Context(workspace="/" + "x" * 4_000)).workspace
 
 
 @requirement("wall.provenance")
@@ -207,20 +207,20 @@ def test_a_tool_that_the_configuration_hides_is_nobodys() -> None:
     assert [bool(policy.restricts(server)) for server in servers] == [True, True, True, False]
 
 
-def hides_method(context: Context, method: str, settings: PolicySettings = OPEN, **rules: Any) -> str:
-    return policy_of(settings, **rules).hides_method(context, "s", method)
+def why_method(context: Context, method: str, settings: PolicySettings = OPEN, **rules: Any) -> str:
+    return policy_of(settings, **rules).why_method_hidden(context, "s", method)
 
 
 @requirement("ext.relay")
 def test_where_a_part_of_a_server_is_hidden_only_methods_that_are_named_are_allowed() -> None:
-    assert hides_method(SANDBOXED, "com.acme/do") == "", "nothing of the server is restricted"
+    assert why_method(SANDBOXED, "com.acme/do") == "", "nothing of the server is restricted"
     hidden: dict[str, Any] = {"tools": {"drop*": ToolSettings(direct_only=True)}}
-    assert "no pattern in mcpServers.s.methods" in hides_method(DIRECT, "com.acme/do", **hidden)
+    assert "no pattern in mcpServers.s.methods" in why_method(DIRECT, "com.acme/do", **hidden)
     named: dict[str, Any] = hidden | {"methods": {"com.acme/*": MethodSettings()}}
-    assert hides_method(SANDBOXED, "com.acme/do", **named) == ""
-    assert hides_method(SANDBOXED, "notifications/com.acme/do", **named) == ""
-    assert hides_method(SANDBOXED, "com.other/do", **named) != ""
-    assert hides_method(SANDBOXED, "\uff43om.acme/do", **named) != "", "a lookalike is not what was named"
+    assert why_method(SANDBOXED, "com.acme/do", **named) == ""
+    assert why_method(SANDBOXED, "notifications/com.acme/do", **named) == ""
+    assert why_method(SANDBOXED, "com.other/do", **named) != ""
+    assert why_method(SANDBOXED, "\uff43om.acme/do", **named) != "", "a lookalike is not what was named"
 
 
 @requirement("ext.relay")
@@ -239,24 +239,24 @@ def test_all_patterns_that_match_a_method_apply() -> None:
         (allowed, "Notifications/Com.ACME/Admin//drop/", "allowed to nobody"),
         (allowed, "/com.acme/admin/drop", "allowed to nobody"),
     ):
-        assert why in hides_method(context, method, methods=methods), method
-    assert hides_method(allowed, "com.acme/admin/list", methods=methods) == ""
+        assert why in why_method(context, method, methods=methods), method
+    assert why_method(allowed, "com.acme/admin/list", methods=methods) == ""
 
 
 @requirement("ext.relay")
 def test_a_read_only_session_sends_only_methods_that_read() -> None:
     methods = {"com.acme/get*": MethodSettings(operation="read"), "com.acme/set*": MethodSettings()}
     for settings in (OPEN, PolicySettings(rules=(RuleSettings(read_only=True),))):
-        assert hides_method(READER, "com.acme/get", settings, methods=methods) == ""
-        assert "read-only" in hides_method(READER, "com.acme/set", settings, methods=methods)
-        assert hides_method(READER, "com.acme/other", settings, methods=methods) != ""
-        assert hides_method(READER, "com.acme/GET", settings, methods=methods) != "", "only its own spelling is allowed"
+        assert why_method(READER, "com.acme/get", settings, methods=methods) == ""
+        assert "read-only" in why_method(READER, "com.acme/set", settings, methods=methods)
+        assert why_method(READER, "com.acme/other", settings, methods=methods) != ""
+        assert why_method(READER, "com.acme/GET", settings, methods=methods) != "", "only its own spelling is allowed"
 
 
 @requirement("ext.relay")
 def test_a_workspace_may_be_denied_methods() -> None:
     policy = PolicySettings(workspaces={"a": WorkspaceSettings(methods=("s__com.acme/*",)), "*": WorkspaceSettings()})
     inside, outside = (in_workspace(name, trust="direct") for name in ("a", "b"))
-    assert hides_method(inside, "com.acme/do", policy) == hides_method(inside, "notifications/com.acme/x", policy) == ""
-    assert "gateway.policy.workspaces.a.methods" in hides_method(inside, "com.other/do", policy)
-    assert hides_method(outside, "com.other/do", policy) == ""
+    assert why_method(inside, "com.acme/do", policy) == why_method(inside, "notifications/com.acme/x", policy) == ""
+    assert "gateway.policy.workspaces.a.methods" in why_method(inside, "com.other/do", policy)
+    assert why_method(outside, "com.other/do", policy) == ""
