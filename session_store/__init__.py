@@ -4,7 +4,6 @@ from session_store.connect import backend_for
 from session_store.context import current_session
 from session_store.embedded.events import MemoryEventLog
 from session_store.memory import MemoryBackend, MemorySessionStore
-from session_store.metadata import InvalidMetadata
 from session_store.ports.accounting import AuditEvent, AuditTrail, HistoryRecord, HistoryStore, Marks, Quotas, Rates
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import Bus, Directory
@@ -21,6 +20,7 @@ from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.state import InvalidState, StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
 from session_store.ports.timelines import Timeline, TimelineEntry, TimelineHead, TimelinePart, TimelineStore
+from session_store.redaction import InvalidMetadata
 from session_store.session import (
     ANONYMOUS,
     ClientFacts,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from session_store.metadata import InvalidMetadata
 from session_store.ports.state import InvalidState, check_key
+from session_store.redaction import InvalidMetadata
 from session_store.session import Context
 
 __all__ = [

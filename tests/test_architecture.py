@@ -25,7 +25,7 @@ PURE = [
     "session_store/session.py",
     "session_store/tokens.py",
     "session_store/ports/state.py",
-    "session_store/metadata.py",
+    "session_store/redaction.py",
     "session_store/record.py",
     "transports/mirrored_headers.py",
     "transports/jsonrpc.py",

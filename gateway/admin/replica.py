@@ -34,7 +34,7 @@ from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Session, TimelinePart
-from session_store.metadata import scrubbed_start, scrubbed_text
+from session_store.redaction import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 

@@ -23,7 +23,7 @@ from gateway.sandbox.profiles import Enclosure
 from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandbox_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
-from session_store.metadata import scrubbed_text
+from session_store.redaction import scrubbed_text
 from session_store.session import redact
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE
 from transports.era import LEGACY, Era

@@ -15,7 +15,7 @@ from gateway.config.load import Origins
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import shown as without_password
-from session_store.metadata import REDACTED, scrubbed_text, secret_arguments
+from session_store.redaction import REDACTED, scrubbed_text, secret_arguments
 
 __all__ = ["DEFAULT", "EffectiveSetting", "Section", "effective"]
 

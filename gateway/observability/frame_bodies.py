@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.observability.visible import visible
-from session_store.metadata import REDACTED, is_secret_name, scrubbed_text
+from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from transports.jsonrpc import InvalidMessage, decode_exact
 
 __all__ = ["MOST_BODY_BYTES", "MOST_CHARS", "FrameBodies"]

@@ -16,7 +16,7 @@ from gateway.observability.observed import Failure, LogFacts, ObservedCall
 from gateway.observability.outcome import OK, EndedCall, Outcome
 from gateway.observability.tracing import CallSpan, Tracing, UnsampledRequest, carried_on, carries_more, request_span
 from session_store import Principal, Session
-from session_store.metadata import scrubbed_start
+from session_store.redaction import scrubbed_start
 from session_store.session import redact
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object

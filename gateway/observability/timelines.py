@@ -21,8 +21,8 @@ from session_store import (
     TimelinePart,
     TimelineStore,
 )
-from session_store.metadata import scrubbed_start
 from session_store.ports.timelines import MAX_ENTRIES, TimelineKind
+from session_store.redaction import scrubbed_start
 from session_store.session import redact
 from transports.turns import others_first, slices
 

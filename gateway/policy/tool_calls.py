@@ -18,7 +18,7 @@ from gateway.policy.decisions import Decision, Policy
 from gateway.protocol.listing import Tools, arguments_of, is_mirrored, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
-from session_store.metadata import scrubbed
+from session_store.redaction import scrubbed
 from session_store.session import redact
 from transports.jsonrpc import Object, decode_exact, encode
 from transports.mirrored_headers import annotation_fault

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from session_store.metadata import output_scrubber
+from session_store.redaction import output_scrubber
 from transports.upstream.process import Command, ProcessFailed
 from transports.upstream.spawn import ForkServer
 

@@ -24,7 +24,7 @@ from gateway.upstreams.session_resources import SessionResources, secrets_in_com
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from session_store.metadata import output_scrubber
+from session_store.redaction import output_scrubber
 from transports.upstream.process import Command
 from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream

@@ -20,7 +20,7 @@ from gateway.context.secrets import PrincipalSecrets, is_template
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.enclosed import Enclosing
 from session_store import Session
-from session_store.metadata import secret_arguments, secret_values
+from session_store.redaction import secret_arguments, secret_values
 from session_store.tool_session import FACTS_VARIABLE
 from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
 

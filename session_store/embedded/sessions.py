@@ -6,10 +6,10 @@ from itertools import islice
 from msgspec.structs import replace
 
 from session_store.embedded.records import Records, Result, Transactions, Work, live
-from session_store.metadata import merged_metadata
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import Fate, Gone, SetField
 from session_store.ports.state import check_key, check_total, check_value, incremented
+from session_store.redaction import merged_metadata
 from session_store.session import Principal, Session
 
 __all__ = [

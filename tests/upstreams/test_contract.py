@@ -8,7 +8,7 @@ import httpx
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from session_store.metadata import output_scrubber
+from session_store.redaction import output_scrubber
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, ROOT, running_gateway
 from tests.support.mcp_clients import Legacy, tool_text

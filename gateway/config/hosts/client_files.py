@@ -23,7 +23,7 @@ from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.hosts.files import TABLES, parsed_document, read_document, served_name
 from gateway.config.hosts.placeholders import Place
-from session_store.metadata import scrubbed, scrubbed_text, secret_arguments
+from session_store.redaction import scrubbed, scrubbed_text, secret_arguments
 
 __all__ = ["FoundServers", "add_entry", "found_servers", "with_entry", "write_file"]
 

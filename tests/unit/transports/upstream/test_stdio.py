@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from session_store.metadata import output_scrubber
+from session_store.redaction import output_scrubber
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
 from transports.upstream.process import Process

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from session_store.metadata import (
+from session_store.redaction import (
     MAX_METADATA_BYTES,
     REDACTED,
     InvalidMetadata,
