@@ -20,13 +20,13 @@ from session_store.ports.sessions import Gone, SessionStore
 from session_store.ports.state import InvalidState, StateStore
 from session_store.ports.tasks import Task, TaskStatus, TaskStore
 from session_store.ports.timelines import Timeline, TimelineEntry, TimelineHead, TimelinePart, TimelineStore
-from session_store.redaction import InvalidMetadata
 from session_store.session import (
     ANONYMOUS,
     ClientFacts,
     Context,
     ContextField,
     InvalidContext,
+    InvalidMetadata,
     Principal,
     Provenance,
     Session,

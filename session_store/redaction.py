@@ -1,4 +1,4 @@
-"""Check, merge and redact the metadata of sessions: text by name, bounded, never a credential. Pure."""
+"""Redact credentials in metadata, in output of programs and in any text, by their names and forms. Pure."""
 
 import itertools
 import re
@@ -8,12 +8,8 @@ from typing import Final
 import re2
 
 __all__ = [
-    "MAX_METADATA_BYTES",
     "REDACTED",
-    "InvalidMetadata",
-    "checked_metadata",
     "is_secret_name",
-    "merged_metadata",
     "output_scrubber",
     "scrubbed",
     "scrubbed_start",
@@ -21,9 +17,6 @@ __all__ = [
     "secret_arguments",
     "secret_values",
 ]
-
-MAX_METADATA_BYTES: Final = 10 << 10
-"""Limit for the metadata of one session: names and values in UTF-8."""
 
 REDACTED: Final = "[redacted]"
 _BEHIND_CUT: Final = 2_000
@@ -52,10 +45,6 @@ _SECRET_VALUE: Final = re2.compile(
     r"|\b[a-z][a-z0-9+.-]{0,30}://[^/\s:@]*:[^/\s@]+@"
     r"|\b(?:sk-|sk_live_|gh[pousr]_|xox[abprs]-|AKIA|glpat-)[\w-]{12,}"
 )
-
-
-class InvalidMetadata(ValueError):
-    """The metadata cannot be stored. The message says which entry and why."""
 
 
 def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -139,41 +128,3 @@ def output_scrubber(
         return scrubbed_text(text)
 
     return scrub
-
-
-def checked_metadata(
-    changes: Mapping[str, str | None], scrub: Callable[[str], str] | None = None
-) -> dict[str, str | None]:
-    """Return the changes as `SessionStore.annotate` takes them: text, credentials redacted. `scrub` redacts more.
-
-    Raises:
-        InvalidMetadata: a name or a value is not text.
-    """
-    for name, value in changes.items():
-        if not isinstance(name, str) or not name or not isinstance(value, str | None):
-            raise InvalidMetadata(f"metadata {str(name)[:64]!r}: names and values must be text (None removes)")
-        if any("\ud800" <= char <= "\udfff" for char in name + (value or "")):
-            raise InvalidMetadata(f"metadata {name[:64]!r}: contains a lone surrogate, which is not valid text")
-    checked = scrubbed(changes)
-    if scrub is None:
-        return checked
-    return {name: None if value is None else scrub(value) for name, value in checked.items()}
-
-
-def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return a session's metadata after the changes.
-
-    Raises:
-        InvalidMetadata: the result would be larger than `MAX_METADATA_BYTES`.
-    """
-    merged = {**present, **changes}
-    kept = {name: value for name, value in merged.items() if value is not None}
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in kept.items())
-    if size > MAX_METADATA_BYTES:
-        raise too_large(size)
-    return kept
-
-
-def too_large(size: int) -> InvalidMetadata:
-    """Return the error for metadata that would take `size` bytes."""
-    return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

@@ -1,39 +1,54 @@
-"""Define sessions as frozen values, with limits, redaction and rules of expiry. Pure: no I/O, no clock of its own."""
+"""Define sessions as frozen values, with limits, metadata and rules of expiry. Pure: no I/O, no clock of its own."""
 
 import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import msgspec
 
+from session_store.redaction import scrubbed
+
 __all__ = [
     "ANONYMOUS",
+    "MAX_METADATA_BYTES",
     "MAX_WORKSPACE_CHARS",
     "ClientFacts",
     "Context",
     "ContextField",
     "InvalidContext",
+    "InvalidMetadata",
     "Principal",
     "Provenance",
     "Session",
     "Source",
+    "checked_metadata",
+    "merged_metadata",
     "new_session_id",
     "new_task_id",
     "origin_of",
     "redact",
     "token_hash_of",
+    "too_large",
 ]
 
 MAX_WORKSPACE_CHARS: Final = 4_096
 """A workspace can be a path (Linux, PATH_MAX)."""
+
+MAX_METADATA_BYTES: Final = 10 << 10
+"""Limit for the metadata of one session: names and values in UTF-8."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class InvalidContext(ValueError):
     """A context value is invalid. The message names the value and the reason, and may be sent to a client."""
+
+
+class InvalidMetadata(ValueError):
+    """The metadata cannot be stored. The message says which entry and why."""
 
 
 def new_session_id() -> str:
@@ -233,3 +248,41 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     def is_but_used(self, earlier: "Session") -> bool:
         """Return whether this record differs from an earlier one only by the time of the last use."""
         return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier
+
+
+def checked_metadata(
+    changes: Mapping[str, str | None], scrub: Callable[[str], str] | None = None
+) -> dict[str, str | None]:
+    """Return the changes as `SessionStore.annotate` takes them: text, credentials redacted. `scrub` redacts more.
+
+    Raises:
+        InvalidMetadata: a name or a value is not text.
+    """
+    for name, value in changes.items():
+        if not isinstance(name, str) or not name or not isinstance(value, str | None):
+            raise InvalidMetadata(f"metadata {str(name)[:64]!r}: names and values must be text (None removes)")
+        if any("\ud800" <= char <= "\udfff" for char in name + (value or "")):
+            raise InvalidMetadata(f"metadata {name[:64]!r}: contains a lone surrogate, which is not valid text")
+    checked = scrubbed(changes)
+    if scrub is None:
+        return checked
+    return {name: None if value is None else scrub(value) for name, value in checked.items()}
+
+
+def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return a session's metadata after the changes.
+
+    Raises:
+        InvalidMetadata: the result would be larger than `MAX_METADATA_BYTES`.
+    """
+    merged = {**present, **changes}
+    kept = {name: value for name, value in merged.items() if value is not None}
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in kept.items())
+    if size > MAX_METADATA_BYTES:
+        raise too_large(size)
+    return kept
+
+
+def too_large(size: int) -> InvalidMetadata:
+    """Return the error for metadata that would take `size` bytes."""
+    return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

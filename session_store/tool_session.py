@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from session_store.ports.state import InvalidState, check_key
-from session_store.redaction import InvalidMetadata
-from session_store.session import Context
+from session_store.session import Context, InvalidMetadata
 
 __all__ = [
     "ACCESS_VARIABLE",

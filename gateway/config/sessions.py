@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.model import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
-from session_store.redaction import checked_metadata
+from session_store.session import checked_metadata
 
 __all__ = [
     "BOUND",

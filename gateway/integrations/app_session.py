@@ -17,7 +17,7 @@ from session_store import (
     ToolSession,
 )
 from session_store.context import tool_session
-from session_store.redaction import checked_metadata
+from session_store.session import checked_metadata
 from session_store.tool_session import READABLE_BY_CALLERS
 from transports.inbound.http import Scope, peer_of
 

@@ -16,8 +16,14 @@ from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.upstreams.prestart import PrestartPool
 from session_store import ClientFacts, Context, Session
-from session_store.redaction import InvalidMetadata, checked_metadata, merged_metadata
-from session_store.session import new_session_id, origin_of, token_hash_of
+from session_store.session import (
+    InvalidMetadata,
+    checked_metadata,
+    merged_metadata,
+    new_session_id,
+    origin_of,
+    token_hash_of,
+)
 from transports.inbound_port import Request
 
 __all__ = ["SessionOpener", "metadata_of"]

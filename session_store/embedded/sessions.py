@@ -9,8 +9,7 @@ from session_store.embedded.records import Records, Result, Transactions, Work, 
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import Fate, Gone, SetField
 from session_store.ports.state import check_key, check_total, check_value, incremented
-from session_store.redaction import merged_metadata
-from session_store.session import Principal, Session
+from session_store.session import Principal, Session, merged_metadata
 
 __all__ = [
     "EmbeddedSessionStore",

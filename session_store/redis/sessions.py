@@ -15,10 +15,9 @@ from msgspec.structs import replace
 
 from session_store.ports.sessions import Fate, Gone
 from session_store.record import from_fields, to_field, to_fields
-from session_store.redaction import MAX_METADATA_BYTES, too_large
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, in_parts, prepared, script
-from session_store.session import Principal, Session
+from session_store.session import MAX_METADATA_BYTES, Principal, Session, too_large
 
 __all__ = ["RedisSessionStore"]
 

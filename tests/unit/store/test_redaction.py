@@ -4,17 +4,8 @@ import time
 
 import pytest
 
-from session_store.redaction import (
-    MAX_METADATA_BYTES,
-    REDACTED,
-    InvalidMetadata,
-    checked_metadata,
-    merged_metadata,
-    output_scrubber,
-    scrubbed_start,
-    scrubbed_text,
-    secret_arguments,
-)
+from session_store.redaction import REDACTED, output_scrubber, scrubbed_start, scrubbed_text, secret_arguments
+from session_store.session import MAX_METADATA_BYTES, InvalidMetadata, checked_metadata, merged_metadata
 from tests.requirements import requirement
 
 
