@@ -26,9 +26,6 @@ __all__ = ["ANNOTATIONS", "Decision", "Policy", "ServerPolicy", "server_policy"]
 
 ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
-_CACHED_LONG: Final = 512
-_SHORT: Final = 256
-"""Longest workspace name, in characters, of a context without fields that cache keys contain as it is."""
 _ALL: Final = ("*",)
 Rule = TypeVar("Rule")
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
@@ -90,7 +87,6 @@ class Policy:
             for pattern, found in server.tools.items()
             if found.blocked
         }
-        self._cached_key = functools.lru_cache(maxsize=_CACHED_LONG)(self._key_context)
         self._cached_why = functools.lru_cache(maxsize=_CACHED)(self._why_hidden)
         self._decided = functools.lru_cache(maxsize=_CACHED)(self._decide)
         self._cached_why_prompt = functools.lru_cache(maxsize=_CACHED)(self._why_prompt_hidden)
@@ -108,14 +104,12 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def cache_key_context(self, context: Context) -> Context:
-        """Return the context for cache keys, without fields and ignored workspaces: sessions share decisions, and
-        clients cannot fill the caches with long values. A context without fields and with a short workspace name stays
-        as it is."""
-        return context if not context.fields and len(context.workspace) <= _SHORT else self._cached_key(context)
-
-    def _key_context(self, context: Context) -> Context:
-        is_announced = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
-        return msgspec.structs.replace(context, fields=(), workspace="" if is_announced else context.workspace)
+        """Return the context for cache keys: without fields, and without a workspace that decides nothing because it is
+        only announced. So sessions share decisions, and no client can fill the caches with values of its own."""
+        is_ignored = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
+        if not context.fields and not (is_ignored and context.workspace):
+            return context
+        return msgspec.structs.replace(context, fields=(), workspace="" if is_ignored else context.workspace)
 
     # -- servers
 
