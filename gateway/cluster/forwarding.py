@@ -193,7 +193,7 @@ class Forwarder:
                     raise (error if isinstance(error, Refused) else store_unavailable()) from None
                 if monotonic() >= scope.setdefault(_UNTIL, monotonic() + _PATIENCE_S):
                     reply.start()
-                    return Outcome.UNKNOWN
+                    return Outcome.TIMED_OUT
             request = msgspec.structs.replace(request, again=True, route=_unbegun(request.route))
             await asyncio.sleep(_AGAIN_S)
 

@@ -5,9 +5,10 @@ the state of its lease and the time since its last answer.
 """
 
 import enum
+from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["Lease", "Liveness", "Outcome", "decide"]
+__all__ = ["Lease", "Outcome", "decide"]
 
 
 class Lease(enum.Enum):
@@ -23,41 +24,6 @@ class Lease(enum.Enum):
     """The store does not answer, or did not a moment ago: then every lease looks expired."""
 
 
-class Liveness(enum.Enum):
-    """The decision about a peer that has timed out."""
-
-    WAIT = enum.auto()
-    """It may still answer."""
-    GONE = enum.auto()
-    """It has died: its sessions may be claimed."""
-    CUT_OFF = enum.auto()
-    """It runs and does not reach this replica: its sessions may be claimed once it has learned of the claim."""
-    SILENT = enum.auto()
-    """It does not answer, and does not renew its lease: its sessions may be claimed."""
-    UNDECIDED = enum.auto()
-    """Its state is unknown, and the client has waited long enough: the client gets 503."""
-
-
-DECISIONS: Final = {
-    # lease, and whether the peer has been timed out for at least one lease
-    (Lease.VALID, False): Liveness.WAIT,
-    (Lease.VALID, True): Liveness.CUT_OFF,
-    (Lease.RENEWED, False): Liveness.CUT_OFF,
-    (Lease.RENEWED, True): Liveness.CUT_OFF,
-    (Lease.OLD, False): Liveness.SILENT,
-    (Lease.OLD, True): Liveness.SILENT,
-    (Lease.EXPIRED, False): Liveness.GONE,
-    (Lease.EXPIRED, True): Liveness.GONE,
-    (Lease.UNKNOWN, False): Liveness.WAIT,
-    (Lease.UNKNOWN, True): Liveness.UNDECIDED,
-}
-
-
-def decide(lease: Lease, *, for_a_lease: bool) -> Liveness:
-    """Return the decision about a peer that has timed out. `for_a_lease`: it was silent for at least `LEASE_S`."""
-    return DECISIONS[lease, for_a_lease]
-
-
 class Outcome(enum.Enum):
     """The end of a request to a peer."""
 
@@ -65,10 +31,35 @@ class Outcome(enum.Enum):
     MOVED = enum.auto()
     """The peer does not serve the session, or no longer does."""
     GONE = enum.auto()
-    """The peer has died (`Liveness.GONE`)."""
+    """The peer has died: its sessions may be claimed."""
     CUT_OFF = enum.auto()
-    """The peer runs, but does not reach this replica (`Liveness.CUT_OFF`)."""
+    """The peer runs and does not reach this replica: its sessions may be claimed once it has learned of the claim."""
     SILENT = enum.auto()
-    """The peer neither answers nor renews its lease (`Liveness.SILENT`)."""
-    UNKNOWN = enum.auto()
+    """The peer does not answer, and does not renew its lease: its sessions may be claimed."""
+    UNREACHABLE = enum.auto()
+    """The peer's state is unknown, and the client has waited long enough: the client gets 503."""
+    LOST = enum.auto()
     """The connection was lost before the end of the answer. The peer may run, and the request may have taken effect."""
+    TIMED_OUT = enum.auto()
+    """No answer came in the time for copies of the request, or no owner in time. The request may have taken effect."""
+
+
+DECISIONS: Final[Mapping[tuple[Lease, bool], Outcome | None]] = {
+    # lease, and whether the peer has been timed out for at least one lease
+    (Lease.VALID, False): None,
+    (Lease.VALID, True): Outcome.CUT_OFF,
+    (Lease.RENEWED, False): Outcome.CUT_OFF,
+    (Lease.RENEWED, True): Outcome.CUT_OFF,
+    (Lease.OLD, False): Outcome.SILENT,
+    (Lease.OLD, True): Outcome.SILENT,
+    (Lease.EXPIRED, False): Outcome.GONE,
+    (Lease.EXPIRED, True): Outcome.GONE,
+    (Lease.UNKNOWN, False): None,
+    (Lease.UNKNOWN, True): Outcome.UNREACHABLE,
+}
+
+
+def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
+    """Return the outcome of a request to a peer that has timed out; None: the peer may still answer. `for_a_lease`: the
+    peer was silent for at least `LEASE_S`."""
+    return DECISIONS[lease, for_a_lease]

@@ -18,7 +18,7 @@ import msgspec
 from gateway.cluster.envelope import COPIES_S, HOLD, Common, Envelopes, Headers, Refusal
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
-from gateway.cluster.liveness import Lease, Liveness, Outcome, decide
+from gateway.cluster.liveness import Lease, Outcome, decide
 from gateway.cluster.ownership import Cluster, Route
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
@@ -268,7 +268,7 @@ class PeerRequests:
             timed_out_since = timed_out_since or monotonic()
             if (outcome := await self._before_next(peer, timed_out_since, is_lost=True)) is not None:
                 return outcome
-        return Outcome.UNKNOWN
+        return Outcome.TIMED_OUT
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
         """Send a copy. If the peer is silent since `since`, read its lease meanwhile, which may decide the outcome: the
@@ -338,10 +338,10 @@ class PeerRequests:
         return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
 
     def _judged(self, lease: Lease, silent_s: float) -> Outcome | None:
-        decision = decide(lease, for_a_lease=silent_s >= LEASE_S)
-        if decision is Liveness.UNDECIDED:
+        outcome = decide(lease, for_a_lease=silent_s >= LEASE_S)
+        if outcome is Outcome.UNREACHABLE:
             raise unreachable()
-        return _OUTCOMES[decision]
+        return outcome
 
     async def _look(self, peer: Peer, silent_s: float) -> Lease:
         """Return the lease's state of a peer that was silent for that time. Concurrent requests share a read."""
@@ -374,12 +374,12 @@ class PeerRequests:
             return Outcome.GONE
         except (PeerTimedOut, PeerConnectionLost):
             pass
-        return Outcome.UNKNOWN
+        return Outcome.LOST
 
     def _after_refusal(self, payload: bytes, copies: Copies, reply: RelayedReply) -> Outcome:
         if payload == Refusal.SEEN.value.encode():
             reply.start()
-            return Outcome.UNKNOWN  # a copy of the request has arrived, on a connection that broke
+            return Outcome.LOST  # a copy of the request has arrived, on a connection that broke
         copies.last_refused()
         logger.error("another gateway on this store refuses requests of this one: compare their keys and clocks")
         raise unreachable()
@@ -404,11 +404,3 @@ class PeerRequests:
     def close(self) -> None:
         """Close the connections to all peers."""
         self._channels.close()
-
-
-_OUTCOMES: Final = {
-    Liveness.WAIT: None,
-    Liveness.GONE: Outcome.GONE,
-    Liveness.CUT_OFF: Outcome.CUT_OFF,
-    Liveness.SILENT: Outcome.SILENT,
-}

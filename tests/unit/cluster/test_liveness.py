@@ -1,6 +1,6 @@
 """The liveness decision: every row of its table."""
 
-from gateway.cluster.liveness import Lease, Liveness, decide
+from gateway.cluster.liveness import Lease, Outcome, decide
 
 
 def test_the_lease_of_a_peer_decides_and_how_long_it_has_been_silent() -> None:
@@ -8,9 +8,9 @@ def test_the_lease_of_a_peer_decides_and_how_long_it_has_been_silent() -> None:
         lease: (decide(lease, for_a_lease=False), decide(lease, for_a_lease=True)) for lease in Lease
     }
     assert at_once_and_after_a_lease == {
-        Lease.EXPIRED: (Liveness.GONE, Liveness.GONE),
-        Lease.RENEWED: (Liveness.CUT_OFF, Liveness.CUT_OFF),
-        Lease.OLD: (Liveness.SILENT, Liveness.SILENT),
-        Lease.VALID: (Liveness.WAIT, Liveness.CUT_OFF),  # never gone
-        Lease.UNKNOWN: (Liveness.WAIT, Liveness.UNDECIDED),  # without the store nothing is claimed
+        Lease.EXPIRED: (Outcome.GONE, Outcome.GONE),
+        Lease.RENEWED: (Outcome.CUT_OFF, Outcome.CUT_OFF),
+        Lease.OLD: (Outcome.SILENT, Outcome.SILENT),
+        Lease.VALID: (None, Outcome.CUT_OFF),  # never gone
+        Lease.UNKNOWN: (None, Outcome.UNREACHABLE),  # without the store nothing is claimed
     }

@@ -208,8 +208,8 @@ async def test_a_head_that_cannot_be_passed_on_ends_the_channel(head: bytes) -> 
 
 OUTCOMES: dict[str, tuple[list[Any], Outcome, bool]] = {
     "the session has moved": ([[(b"m", b"")]], Outcome.MOVED, False),
-    "the peer has got it before": ([[refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True),
-    "the peer has got the first copy": ([[LOST], [], [refusal(Refusal.SEEN)]], Outcome.UNKNOWN, True),
+    "the peer has got it before": ([[refusal(Refusal.SEEN)]], Outcome.LOST, True),
+    "the peer has got the first copy": ([[LOST], [], [refusal(Refusal.SEEN)]], Outcome.LOST, True),
     "the address refuses": ([PeerRefused()], Outcome.GONE, False),
     "it went out to a peer that is gone": ([[LOST], PeerRefused()], Outcome.GONE, True),
     "a peer that is gone had not begun it": (
@@ -217,6 +217,7 @@ OUTCOMES: dict[str, tuple[list[Any], Outcome, bool]] = {
         Outcome.GONE,
         False,
     ),
+    "its connection broke": ([[HEAD, LOST], []], Outcome.LOST, True),
     "it went out to a peer that is silent": ([silent_for(LEASE_S)], Outcome.CUT_OFF, True),
 }
 
@@ -324,7 +325,7 @@ async def test_no_copy_is_sent_when_the_peer_may_have_forgotten_the_first(monkey
 
     again = Call([events, END])
     asked = Asked(Cluster(), Long([events, LOST]), [], again)
-    assert await asked.outcome() is Outcome.UNKNOWN and asked.reply.has_started
+    assert await asked.outcome() is Outcome.LOST and asked.reply.has_started
     assert not again.facts and [event["type"] for event in asked.sent] == ["http.response.start"]
 
 
@@ -333,7 +334,7 @@ async def test_a_call_that_was_begun_long_ago_is_followed_and_not_copied() -> No
     begun, again = Call([LOST]), Call([END])
     begun.asked_at = monotonic() - COPIES_S
     asked = Asked(Cluster(), [], again)
-    assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.UNKNOWN and asked.reply.has_started
+    assert await asked.outcome(SimpleNamespace(call=begun)) is Outcome.TIMED_OUT and asked.reply.has_started
     assert not begun.frames and not again.facts
 
 
