@@ -77,7 +77,7 @@ class AccessTokens:
             raise InvalidToken("this gateway does not trust its issuer (gateway.auth.jwt)")
         if not is_access_token(header, unverified):
             raise InvalidToken("it is not an access token (RFC 9068)")
-        claims = issuer.checked(token, await issuer.key(str(header.get("kid", "")), header), self._clock())
+        claims = issuer.checked(token, await issuer.key(str(header.get("kid", ""))), self._clock())
         principal = Principal(issuer=issuer.settings.issuer, subject=str(claims["sub"]))
         until = min(float(claims["exp"]), self._clock() + CACHED_S)
         self._verified[hashlib.sha256(token.encode()).digest()] = found = (principal, claims, until)
@@ -93,7 +93,7 @@ class _Issuer:
         self._fetched_at = float("-inf")
         self._tasks = Tasks(f"keys of {settings.issuer}")
 
-    async def key(self, name: str, header: Mapping[str, Any]) -> jwt.PyJWK:
+    async def key(self, name: str) -> jwt.PyJWK:
         """Return the key with that id. If the keys are old, or the id is unknown, fetch them again first.
 
         Raises:
