@@ -15,6 +15,7 @@ from gateway.cluster.ownership import Route
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
 from session_store import KeyRing, Purpose
+from transports.inbound_port import HeaderList
 from transports.peer_authentication import NAME_CHARS
 from transports.peer_frames import PeerFault
 from transports.peer_tls import PeerTls
@@ -23,14 +24,15 @@ __all__ = [
     "COPIES_S",
     "GREETING",
     "HOLD",
+    "JSON_TYPE",
     "CallFacts",
     "Common",
     "Envelopes",
-    "Headers",
     "Nonce",
     "Refusal",
     "decode_common",
     "decode_facts",
+    "is_event_stream",
 ]
 
 VALID_S: Final = 10.0
@@ -48,7 +50,9 @@ GREETING: Final = "greeting"
 HOLD: Final = "hold"
 """The path of a request to claim no session of a replica for a while. `Common.session` then names that replica."""
 
-Headers = list[tuple[bytes, bytes]]
+JSON_TYPE: Final = (b"content-type", b"application/json")
+"""The header of an answer that is one JSON message."""
+
 Nonce = tuple[Annotated[str, msgspec.Meta(min_length=NAME_CHARS, max_length=NAME_CHARS)], int]
 """The name of a call: its channel (connection), and its number there."""
 
@@ -73,12 +77,12 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     method: str = "POST"
     secure: bool = False
     again: bool = False
-    headers: Headers = []
+    headers: HeaderList = []
     granted: CredentialClaims | None = None
 
     @classmethod
     def of(
-        cls, route: Route, path: str, headers: Headers, *, secure: bool, method: str = "POST", again: bool = False
+        cls, route: Route, path: str, headers: HeaderList, *, secure: bool, method: str = "POST", again: bool = False
     ) -> "Common":
         """Return the shared facts of requests to that path with these headers, in the session of `route`."""
         return cls(
@@ -114,6 +118,11 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _commons = msgspec.msgpack.Decoder(Common)
 _facts = msgspec.msgpack.Decoder(CallFacts)
+
+
+def is_event_stream(headers: HeaderList) -> bool:
+    """Return True if a response with these headers is an event stream."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def decode_common(packed: bytes) -> Common:

@@ -4,21 +4,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gateway.cluster.envelope import JSON_TYPE, is_event_stream
 from gateway.cluster.ownership import Route
 from transports.inbound.http import Receive, Send
-from transports.inbound_port import OwnedByPeer
+from transports.inbound_port import HeaderList, OwnedByPeer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = ["ForwardedAnswer", "RelayedReply", "message_in"]
 
-Headers = list[tuple[bytes, bytes]]
-
-_heads = msgspec.msgpack.Decoder(tuple[int, Headers])
-_JSON = (b"content-type", b"application/json")
+_heads = msgspec.msgpack.Decoder(tuple[int, HeaderList])
 
 
-def message_in(payload: bytes | None) -> tuple[bytes, Headers] | None:
+def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
     """Return the JSON message in an owner's answer, and the response's headers except content type and length. None if
     `payload` is None, or is anything but one JSON message with status 200."""
     if payload is None:
@@ -28,7 +26,7 @@ def message_in(payload: bytes | None) -> tuple[bytes, Headers] | None:
         status, headers = _heads.decode(payload[2:size])
     except msgspec.MsgspecError:
         return None
-    if status != 200 or len(headers) < 2 or headers[0] != _JSON or headers[1][0] != b"content-length":
+    if status != 200 or len(headers) < 2 or headers[0] != JSON_TYPE or headers[1][0] != b"content-length":
         return None
     return payload[size:], headers[2:]
 
@@ -44,7 +42,7 @@ class ForwardedAnswer:
 
     def __init__(self, call: PeerCall, route: Route, answered: Callable[[Route], None]) -> None:
         self.call = call
-        self.headers: Headers = []
+        self.headers: HeaderList = []
         self.replies = ReplyQueue()
         self._route = route
         self._answered = answered
@@ -112,8 +110,8 @@ class RelayedReply:
             if not 200 <= status < 600:
                 return False
             self.has_begun = True
-            self.is_stream = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
-            self.is_plain = status == 200 and (b"content-type", b"application/json") in headers
+            self.is_stream = is_event_stream(headers)
+            self.is_plain = status == 200 and JSON_TYPE in headers
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
         else:
             await self.send({"type": "http.response.body", "body": payload, "more_body": True})

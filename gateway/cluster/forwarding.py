@@ -13,7 +13,7 @@ from typing import Final, cast
 
 import msgspec
 
-from gateway.cluster.envelope import Common, Headers
+from gateway.cluster.envelope import Common
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.forwarding_fast_path import ForwardingPath
 from gateway.cluster.liveness import Outcome
@@ -27,7 +27,7 @@ from session_store import Session, StoreUnavailable
 from transports.inbound.event_stream import continued
 from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
-from transports.inbound_port import Refused, Request
+from transports.inbound_port import HeaderList, Refused, Request
 
 __all__ = ["Forwarder"]
 
@@ -78,7 +78,7 @@ class Forwarder:
         *,
         take_over: Callable[[Session], None],
         is_here: Callable[[str], bool],
-        stripped: Callable[[Headers], Headers],
+        stripped: Callable[[HeaderList], HeaderList],
     ) -> None:
         self._cluster = cluster
         self._peers = peers
@@ -90,7 +90,7 @@ class Forwarder:
         self._contested_logged_at = -_LOG_EVERY_S
         self._streams: dict[asyncio.Timeout, RelayedReply] = {}
 
-    def _for_owner(self, headers: Headers) -> Headers:
+    def _for_owner(self, headers: HeaderList) -> HeaderList:
         return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
 
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:

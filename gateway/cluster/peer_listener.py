@@ -18,13 +18,14 @@ import msgspec
 from gateway.cluster.envelope import (
     GREETING,
     HOLD,
+    JSON_TYPE,
     CallFacts,
     Common,
     Envelopes,
-    Headers,
     Refusal,
     decode_common,
     decode_facts,
+    is_event_stream,
 )
 from gateway.cluster.ownership import Forwarded
 from gateway.errors import unreachable
@@ -34,7 +35,7 @@ from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.begun_post import Endpoint as Beginning
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.posts import Head, Posts, is_batch
-from transports.inbound_port import Answer, CallInFlight, Memory, OwnedByPeer, Refused, Request
+from transports.inbound_port import Answer, CallInFlight, HeaderList, Memory, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
 from transports.tasks import Tasks
@@ -43,7 +44,6 @@ __all__ = ["ForwardedPost", "KnownCommon", "PeerListener"]
 
 logger = logging.getLogger(__name__)
 
-_JSON: Final = (b"content-type", b"application/json")
 _MOST_WITH_PATHS: Final = 2_048
 """Limit on the HTTP heads with fast paths, for all peers together. Each costs about 8 KB."""
 
@@ -177,7 +177,7 @@ class KnownCommon:
     def scope(self, facts: CallFacts, forwarded: Forwarded) -> dict[str, Any]:
         """Return the ASGI scope of one call. `mcp.forwarded` holds the facts that the sender has verified."""
         common = self.common
-        headers: Headers = [*common.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
+        headers: HeaderList = [*common.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
         if facts.traceparent:
             headers.append((b"traceparent", facts.traceparent.encode()))
         return {
@@ -279,7 +279,7 @@ class ForwardedPost:
 
     # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
 
-    def answer_fast(self, frame: bytes, headers: Headers) -> bool:
+    def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the answer of the call. If False, nothing was done."""
         if len(frame) > SMALL_BYTES:
             return False
@@ -399,7 +399,7 @@ class ForwardedPost:
         if event["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in event["headers"]]
             self._response = _encode((event["status"], headers))
-            if any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
+            if is_event_stream(headers):
                 self._begin_answer()
             return
         body, is_last = event.get("body", b""), not event.get("more_body")
@@ -431,9 +431,9 @@ def _whole(begun: BegunPost) -> bytes | None:
     return None if len(frame.data) > SMALL_BYTES else _answer_of(begun.status(frame), frame.data, answer.headers)
 
 
-def _answer_of(status: int, message: bytes, headers: Headers) -> bytes:
+def _answer_of(status: int, message: bytes, headers: HeaderList) -> bytes:
     """Return the frame for an answer that is that JSON message."""
-    return _in_one(_encode((status, [_JSON, (b"content-length", b"%d" % len(message)), *headers])), message)
+    return _in_one(_encode((status, [JSON_TYPE, (b"content-length", b"%d" % len(message)), *headers])), message)
 
 
 def _in_one(head: bytes, body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.cluster.envelope import COPIES_S, HOLD, Common, Envelopes, Headers, Refusal
+from gateway.cluster.envelope import COPIES_S, HOLD, Common, Envelopes, Refusal
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Lease, Outcome, decide
@@ -24,7 +24,7 @@ from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from session_store import StoreUnavailable
 from transports.inbound.http import ClientWatch
-from transports.inbound_port import Refused
+from transports.inbound_port import HeaderList, Refused
 from transports.peer_channel import (
     CHECKED_S,
     PeerCall,
@@ -72,7 +72,7 @@ class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     secure: bool
     again: bool
-    headers: Headers
+    headers: HeaderList
     body: bytes
 
 
@@ -133,7 +133,7 @@ class Copies:
     """Sends copies of one request to one peer. Each names the first that may have arrived: at most one is executed."""
 
     def __init__(
-        self, peer: Peer, request: ForwardedRequest, traced: Headers, envelopes: Envelopes, channels: Channels
+        self, peer: Peer, request: ForwardedRequest, traced: HeaderList, envelopes: Envelopes, channels: Channels
     ) -> None:
         self._peer = peer
         self._request = request
