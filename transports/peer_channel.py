@@ -24,6 +24,7 @@ from transports.peer_frames import (
     SMALL_BYTES,
     UNKEPT,
     Batch,
+    LogLimit,
     PeerFault,
     credit_after,
     frame,
@@ -56,6 +57,10 @@ HEARD_S: Final = 1.0
 
 MAX_NUMBER: Final = (1 << 32) - 1
 """The largest number of a call, which is sent as four bytes."""
+
+
+_breaches: Final = LogLimit()
+"""One for all channels: a peer that is cut for a breach is connected to again at once."""
 
 
 class PeerRefused(Exception):
@@ -436,8 +441,10 @@ class PeerChannel(asyncio.Protocol):
             call.lose(was_sent=number <= self._sent)
 
     def fault(self, why: str) -> None:
-        """Close the channel, because the peer has broken the protocol. `why` is logged."""
-        logger.error("a replica breaks the protocol between replicas, and its connection is closed: %s", why)
+        """Close the channel, because the peer has broken the protocol. Log `why`, if no such line was written a moment
+        ago."""
+        if _breaches.allows():
+            logger.error("a replica breaks the protocol between replicas, and its connection is closed: %s", why)
         self.close()
 
     def close(self) -> None:

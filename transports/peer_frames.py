@@ -1,8 +1,8 @@
 """Define the frames of the channel between two replicas, for both of its sides.
 
-A channel is a connection on which both sides have proved themselves, and whose bytes are sealed (`peer_authentication.py`). A
-frame is a kind (one byte), the size of the payload and the number of the call (four bytes each, big endian), and the
-payload. The asking side (`peer_channel.py`) writes
+A channel is a connection on which both sides have proved themselves, and whose bytes are sealed
+(`peer_authentication.py`). A frame is a kind (one byte), the size of the payload and the number of the call (four bytes
+each, big endian), and the payload. The asking side (`peer_channel.py`) writes
 
 - `q`, a call, with the first 64 KiB of its body; `b`, a further piece of the body, and `B`, the last one;
 - `c`, which cancels a call; `g`, which lets a call go on; `w`, credit; `p`, which asks for a sign of life.
@@ -27,6 +27,7 @@ A side that breaks these rules has its channel closed. docs/adr/0041-one-protoco
 import asyncio
 from collections.abc import Callable
 from struct import Struct
+from time import monotonic
 from typing import Final
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "SMALL_BYTES",
     "UNKEPT",
     "Batch",
+    "LogLimit",
     "PeerFault",
     "credit_after",
     "frame",
@@ -75,6 +77,9 @@ KEPT: Final = 1_024
 UNKEPT: Final = 0xFFFF
 """The number of a definition that is for one call alone, and not kept."""
 
+LOG_EVERY_S: Final = 60.0
+"""The fewest seconds between two log lines about the same fault of peers."""
+
 _BATCH_BYTES: Final = 256 << 10
 FRAME: Final = Struct(">cII")
 CALL: Final = Struct(">HII?")
@@ -86,6 +91,21 @@ NUMBER: Final = Struct(">I")
 
 class PeerFault(Exception):
     """A peer has broken the rules of the channel."""
+
+
+class LogLimit:
+    """Limit the log lines about one fault: else a peer that repeats it could fill the log."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def allows(self) -> bool:
+        """Return True if a line may be written now. Then the next one may be written `LOG_EVERY_S` later."""
+        now = monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + LOG_EVERY_S
+        return True
 
 
 def frame(kind: bytes, number: int = 0, payload: bytes = b"") -> bytes:

@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from time import monotonic
 from typing import Any, Final, NamedTuple, cast
 
 from transports.frames import FrameReader, FrameTooLong
@@ -28,6 +27,7 @@ from transports.peer_frames import (
     SMALL_BYTES,
     UNKEPT,
     Batch,
+    LogLimit,
     PeerFault,
     credit_after,
     frame,
@@ -47,9 +47,6 @@ BODY_WITHIN_S: Final = 30.0
 
 IDLE_S: Final = 60.0
 """Seconds after which a silent channel is closed. The asking side looks for a sign of life far sooner."""
-
-LOG_EVERY_S: Final = 60.0
-"""The fewest seconds between two log lines about breaches of the protocol."""
 
 MOST_UNKNOWN: Final = 256
 """The most connections that have proved nothing yet. Beyond this, the oldest is closed: of the address that has more
@@ -351,12 +348,11 @@ class PeerServer:
         self.channels: set[AnsweringChannel] = set()
         self._unknown: dict[AnsweringChannel, None] = {}  # in the order they came
         self._peers: Counter[str] = Counter()
-        self._breach_logged_at = float("-inf")
+        self._breaches = LogLimit()
 
     def log_breach(self, peer: str, why: str) -> None:
-        """Log that a peer breaks the protocol, once in `LOG_EVERY_S`: else anyone with the key could fill the log."""
-        if (now := monotonic()) - self._breach_logged_at >= LOG_EVERY_S:
-            self._breach_logged_at = now
+        """Log that a peer breaks the protocol, if no such line was written a moment ago."""
+        if self._breaches.allows():
             logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", peer, why)
 
     def entered(self, channel: AnsweringChannel) -> None:

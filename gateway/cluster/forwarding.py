@@ -28,6 +28,7 @@ from transports.inbound.event_stream import continued
 from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import HeaderList, Refused, Request
+from transports.peer_frames import LogLimit
 
 __all__ = ["Forwarder"]
 
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 _HANDOVER_S: Final = 0.02
 """Time without an owner in the store, between the release of a session and the next claim."""
 
-_LOG_EVERY_S: Final = 60.0
 _UNTIL: Final = "mcp.again_until"
 _PATIENCE_S: Final = 15.0
 """Time for which a request that may have taken effect waits for an owner or the store: an outage, and two leases."""
@@ -87,7 +87,7 @@ class Forwarder:
         self._take_over = take_over
         self._is_here = is_here
         self._stripped = stripped
-        self._contested_logged_at = -_LOG_EVERY_S
+        self._contested = LogLimit()
         self._streams: dict[asyncio.Timeout, RelayedReply] = {}
 
     def _for_owner(self, headers: HeaderList) -> HeaderList:
@@ -225,23 +225,18 @@ class Forwarder:
         """
         if outcome is Outcome.GONE and refused_at:
             if await self._cluster.is_contested(session):
-                self._log_contested(session.owner, refused_at)
+                if self._contested.allows():
+                    logger.error(
+                        "replica %s took over sessions of this one and is running, but refuses connections at %s: two "
+                        "gateways do not find each other. Requests of these sessions get 503. Correct "
+                        "gateway.advertise there or here (%s)",
+                        *(session.owner, refused_at, self._cluster.address),
+                    )
                 raise unreachable()
             self._cluster.refused_by(session.owner, refused_at)
         claimed = await self._cluster.take(session, leased=outcome is Outcome.CUT_OFF)
         if claimed is not None and claimed.owner == self._cluster.replica:
             self._take_over(claimed)
-
-    def _log_contested(self, owner: str, address: str) -> None:
-        now = monotonic()
-        if now - self._contested_logged_at < _LOG_EVERY_S:
-            return
-        self._contested_logged_at = now
-        logger.error(
-            "replica %s took over sessions of this one and is running, but refuses connections at %s: two gateways do "
-            "not find each other. Requests of these sessions get 503. Correct gateway.advertise there or here (%s)",
-            *(owner, address, self._cluster.address),
-        )
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
         """Have any other replica claim and serve a session. This replica may not, because it leaves or others do not

@@ -35,7 +35,7 @@ from transports.peer_channel import (
     PeerUnproven,
     open_channel,
 )
-from transports.peer_frames import HEARTBEAT_S, MAX_DEFINITION_BYTES, MAX_HEAD_BYTES
+from transports.peer_frames import HEARTBEAT_S, MAX_DEFINITION_BYTES, MAX_HEAD_BYTES, LogLimit
 from transports.tasks import Tasks
 
 __all__ = ["Channels", "ForwardedRequest", "Peer", "PeerRequests"]
@@ -50,7 +50,6 @@ _HOLD_WITHIN_S: Final = 0.5
 _AGAIN_S: Final = 0.1
 """Pause between two tries, if a peer's address closes connections while its lease is valid."""
 
-_LOG_EVERY_S: Final = 60.0
 _CORRELATION: Final = CORRELATION_HEADER.encode()
 
 
@@ -84,7 +83,7 @@ class Channels:
         self._channels: dict[str, PeerChannel] = {}
         self._full: set[PeerChannel] = set()
         self._opening = Tasks("channels to peers")
-        self._logged_at = -_LOG_EVERY_S
+        self._unproven = LogLimit()
 
     def ready(self, replica: str) -> PeerChannel | None:
         """Return the open channel to a peer, if it takes one more call and the peer sent something a moment ago."""
@@ -114,8 +113,7 @@ class Channels:
         try:
             channel = await open_channel(peer.address, peer.replica, self._envelopes.peer_keys, self._envelopes.tls)
         except PeerUnproven as unproven:
-            if monotonic() - self._logged_at >= _LOG_EVERY_S:
-                self._logged_at = monotonic()
+            if self._unproven.allows():
                 logger.warning("replica %s is not reached at %s: %s", peer.replica, peer.address, unproven.why)
             raise
         before = self._channels.get(peer.replica)

@@ -19,6 +19,7 @@ from transports.peer_frames import (
     MAX_HEAD_BYTES,
     NUMBER,
     SMALL_BYTES,
+    LogLimit,
     PeerFault,
     frame,
 )
@@ -368,15 +369,18 @@ HEAD = frame(b"h", 1, b"head")
     b"a" + (3 * SMALL_BYTES).to_bytes(4, "big") + bytes(4),
 ])  # fmt: skip
 async def test_an_answer_that_breaks_a_rule_ends_the_channel_and_it_is_said(
-    data: bytes, caplog: pytest.LogCaptureFixture
+    data: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peer_channel, "_breaches", LogLimit())
     async with both() as found:
         call, _ = await found.call()
         assert found.answering._transport is not None
         found.answering._transport.write(data)
         await found.ended.wait()
         assert not found.asking.is_open and not found.asking.has(call)
-    assert [record.getMessage() for record in caplog.records if "breaks the protocol" in record.getMessage()]
+        found.asking.fault("it did it again")
+    [told] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "breaks the protocol" in told.getMessage(), "a peer does not fill the log"
 
 
 @requirement("rep.any")
