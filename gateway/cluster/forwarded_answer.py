@@ -93,6 +93,8 @@ class RelayedReply:
         self.has_begun = False
         """Set once the client was sent the head of the answer."""
         self.is_stream = False
+        self.status = 0
+        """The HTTP status of the answer, once the client was sent its head."""
         self.is_plain = False
         """Set if the answer is JSON with status 200."""
 
@@ -109,7 +111,7 @@ class RelayedReply:
                 return False
             if not 200 <= status < 600:
                 return False
-            self.has_begun = True
+            self.has_begun, self.status = True, status
             self.is_stream = is_event_stream(headers)
             self.is_plain = status == 200 and JSON_TYPE in headers
             await self.send({"type": "http.response.start", "status": status, "headers": headers})

@@ -137,8 +137,9 @@ class Forwarder:
                 del scope[ANSWERED_BY]
                 if route.begun is not None:
                     route.begun.call.close()
-                if route.memory is not None:
-                    route.memory.end()
+            # After 404 the session has ended, so that its record and its route are of no more use.
+            if route.memory is not None and (outcome is not Outcome.ANSWERED or reply.status == 404):
+                route.memory.end()
         scope["mcp.relayed"] = outcome is Outcome.ANSWERED and reply.is_plain
         return await self._after(outcome, reply, scope)
 

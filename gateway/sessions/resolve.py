@@ -240,4 +240,7 @@ def _route_before(request: Request, who: RequestContext) -> Route | None:
     era, route = request.memory.kept
     if era is not request.era or (route.principal, route.granted) != (who.principal, who.claims):
         return None
-    return None if route.memory is None or route.memory.is_stale else replace(route, until=who.until)
+    is_stale = route.memory is None or route.memory.is_stale
+    if is_stale:
+        request.memory.keep(None)
+    return None if is_stale else replace(route, until=who.until)

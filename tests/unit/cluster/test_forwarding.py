@@ -3,10 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.forwarding import Forwarder
-from gateway.cluster.ownership import Route
+from gateway.cluster.liveness import Outcome
+from gateway.cluster.ownership import Route, RouteMemory
+from gateway.cluster.peer_requests import ForwardedRequest, Peer
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
@@ -29,6 +33,26 @@ class Call:
 async def _nothing(*_: Any, **__: Any) -> None: ...
 
 
+NOBODY: Any = SimpleNamespace()
+
+
+def a_scope() -> dict[str, Any]:
+    return {"method": "POST", "path": "/mcp", "headers": []}
+
+
+def forwarder_of(address_of: Any, peers: Any) -> Forwarder:
+    cluster: Any = SimpleNamespace(
+        replica="me", is_reachable=True, address_of=address_of, take=_nothing, beat=_nothing, found=lambda _: None
+    )
+    guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
+    return Forwarder(
+        *(cluster, peers, guard, NOBODY),
+        take_over=lambda _: None,
+        is_here=lambda _: False,
+        stripped=lambda headers: headers,
+    )
+
+
 async def forwarded(call: Call, address: Any) -> dict[str, Any]:
     """The scope of a request after its call was begun, and its owner was looked for by a replica that claims the
     session. `address` is what the store says of the owner, or raises."""
@@ -42,18 +66,10 @@ async def forwarded(call: Call, address: Any) -> dict[str, Any]:
             raise address
         return address, True
 
-    cluster: Any = SimpleNamespace(replica="me", is_reachable=True, address_of=address_of, take=_nothing, beat=_nothing)
-    guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
-    nobody: Any = SimpleNamespace()
-    forwarder = Forwarder(
-        *(cluster, nobody, guard, nobody),
-        take_over=lambda _: None,
-        is_here=lambda _: False,
-        stripped=lambda headers: headers,
-    )
-    scope: dict[str, Any] = {"method": "POST", "path": "/mcp", "headers": []}
+    scope = a_scope()
     route = Route(a_session(FakeClock(), owner="another"), ALICE, None, begun=SimpleNamespace(call=call))
-    assert await forwarder.forward(route, scope, b"{}", nobody, send) is not None and not sent
+    forwarder = forwarder_of(address_of, SimpleNamespace())
+    assert await forwarder.forward(route, scope, b"{}", NOBODY, send) is not None and not sent
     return scope
 
 
@@ -71,3 +87,22 @@ async def test_the_store_is_waited_for_after_a_call_was_sent(monkeypatch: pytest
     assert (await forwarded(began, StoreUnavailable("out")))["mcp.again"] and began.is_closed
     with pytest.raises(Refused):
         await forwarded(waited, StoreUnavailable("out"))
+
+
+@requirement("wall.memory")
+@pytest.mark.parametrize(("status", "is_forgotten"), [(200, False), (400, False), (404, True)])
+async def test_the_route_to_a_session_that_its_owner_has_ended_is_forgotten(status: int, is_forgotten: bool) -> None:
+    async def address_of(_: str) -> tuple[str, bool]:
+        return "a:1", True
+
+    async def ask(_: Peer, __: ForwardedRequest, reply: RelayedReply) -> Outcome:
+        assert await reply.pass_on(b"h", msgspec.msgpack.encode((status, [])))
+        return Outcome.ANSWERED
+
+    memory = RouteMemory()
+    route = Route(a_session(FakeClock(), owner="another"), ALICE, None, memory)
+    assert (
+        await forwarder_of(address_of, SimpleNamespace(ask=ask)).forward(route, a_scope(), b"", NOBODY, _nothing)
+        is None
+    )
+    assert memory.is_stale is is_forgotten
