@@ -1,1 +1,1 @@
-"""The sessions of the gateway in programs of others."""
+"""Give other programs the sessions of a gateway, or sessions without a gateway."""

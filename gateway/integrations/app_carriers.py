@@ -1,4 +1,4 @@
-"""How the clients of an app carry their session: reads it from a scope, and writes the headers that give it. Pure."""
+"""Read the session id that a client of an app sends, and write the headers that give a client its session. Pure."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,24 +18,24 @@ _READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-si
 _VARY: Final = f"Cookie, {GATEWAY_HEADER.title()}".encode()
 _CARRIERS_HELD: Final = 4_096
 _CARRIER_BYTES_HELD: Final = 1_024
-"""Of all these headers together. Longer ones are read each time: clients choose them, how long they are and how often
-each comes, and they would fill the memory."""
+"""The most bytes of all these headers together whose ids are cached. Clients choose the headers, and longer ones would
+fill the memory."""
 _guard: Final = Guard()
 
 
 class AppCarriers:
-    """Signs and verifies the header and the cookie. They are those of a gateway with the same keys."""
+    """Sign and verify the session ids in the header and the cookie. A gateway with the same keys accepts them too."""
 
     def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
         self._tokens = TokenCodec(ring, Purpose.TOKEN)
         self._cookies = TokenCodec(ring, Purpose.COOKIE)
         self._uses_cookies = cookie
-        # A client repeats these headers with every request, and to read them takes longer than all else here.
+        # A client repeats these headers with every request, and reading them takes longer than all else here.
         self._read_again = functools.lru_cache(maxsize=_CARRIERS_HELD)(self._session_ids)
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
-        """Return the ids that the client carries: that of the header, else those of cookies. Only signed ones, and no
-        cookie if another site caused the request.
+        """Return the session ids that the client sends: that of the header, else those of cookies. Ids without a valid
+        signature are left out, and cookies too if another site caused the request.
 
         Raises:
             Refused: 400, the header appears twice.
@@ -63,14 +63,14 @@ class AppCarriers:
         return tuple(found for value in values if (found := self._cookies.verify(value)) is not None)
 
     def token(self, session_id: str) -> str:
-        """Return the signed form of the id, for the header."""
+        """Return the signed id of a session, as the header carries it."""
         return self._tokens.sign(session_id)
 
     def giving(self, scope: Scope, session_id: str) -> Headers:
         """Return the headers that give a new session to its client.
 
-        A request that another site caused may come with a cookie of ours, which did not count. That cookie is not
-        replaced: otherwise any page could take a visitor's session away.
+        If another site caused the request, a cookie of this app was ignored. It is not replaced: otherwise any page
+        could take the session of a visitor away.
         """
         headers = _readable(scope)
         given = [(_HEADER, self.token(session_id).encode())]
@@ -79,7 +79,7 @@ class AppCarriers:
         return given
 
     def taking(self, scope: Scope, session_id: str) -> Headers:
-        """Return the headers that make a client forget its cookie, if it is that of the session."""
+        """Return the headers that delete the client's cookie; none if the cookie names another session, or none."""
         headers = _readable(scope)
         return [_cookie(scope, headers, "", "; Max-Age=0")] if session_id in self._in_cookies(scope, headers) else []
 
@@ -98,7 +98,7 @@ def _read(scope: Scope) -> dict[str, str]:
 
 
 def _readable(scope: Scope) -> dict[str, str]:
-    """Do as `_read`; return nothing if the headers contradict each other."""
+    """Return the headers that carriers are read from; none if one of them appears twice."""
     try:
         return _read(scope)
     except Refused:
@@ -110,24 +110,25 @@ def _is_secure(scope: Scope, headers: Mapping[str, str]) -> bool:
 
 
 def _cookie(scope: Scope, headers: Mapping[str, str], value: str, more: str = "") -> tuple[bytes, bytes]:
-    # Lax, not Strict as the gateway's: a browser that follows a link from elsewhere sends it, so that we see that it is
-    # there. It does not count for that request, but is not replaced either.
+    # The gateway's cookie is Strict, this one is Lax: a browser that follows a link from another site sends it. It is
+    # ignored for that request, and `giving` sees that it must not be replaced.
     name, secure = (SECURE_COOKIE, "; Secure") if _is_secure(scope, headers) else (COOKIE, "")
     return b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Lax{secure}{more}".encode()
 
 
 def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers) -> Headers:
-    """Return the headers of a response that depends on its session. `given`: those that give or take a session, if any.
+    """Return the headers of a response that depends on its session: those of the app, and `given`, which give or take
+    a session.
 
-    What the app says stays. `Vary` names the carriers, so that no shared cache answers one session with the response to
-    another. A response with a token may not be stored at all.
+    `Vary` names the header and the cookie, so that no shared cache gives one session the response of another. A
+    response with a token must not be stored at all.
     """
     told = _joined([*headers], b"vary", _VARY)
     return [*_joined(told, b"cache-control", b"no-store"), *given] if given else told
 
 
 def _joined(headers: Headers, name: bytes, values: bytes) -> Headers:
-    """Return the headers with these values in the list of that name."""
+    """Add these values to the header of that name, if it lacks them. Changes `headers`, and returns it."""
     places = [place for place, pair in enumerate(headers) if pair[0].lower() == name]
     if not places:
         headers.append((name, values))

@@ -1,4 +1,4 @@
-"""The session of one request to an app. Nothing is read or written before the app asks for it."""
+"""Give one request of an app its session, which is read or opened when the app first uses it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -33,42 +33,42 @@ _TOO_LATE: Final = (
 
 
 class Client(Protocol):
-    """What the scope of a request says of its client. Asked when the session is looked up."""
+    """Find the client of a request by its ASGI scope, when the session is looked up."""
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
-        """Return the ids that the client carries, verified."""
+        """Return the session ids that the client sends, verified."""
         ...
 
     def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
-        """Return who the client is. A future, if the app has to find out."""
+        """Return the principal of the client; a future if the app has to look it up."""
         ...
 
 
 class SessionNotLoaded(RuntimeError):
-    """A fact of the session was read before the session was: `await session.load()` comes first."""
+    """The app has read a fact of the session before `await session.load()`."""
 
 
 class AppSession(ToolSession):
-    """The session of a request: looked up when it is first used, and opened when something is to be kept in it.
+    """The session of a request. It is looked up when the app first uses it, and opened when the app first writes to it.
 
-    - **State and metadata** can be used at once. Reading a session that does not exist gives nothing, and opens none.
+    - **State and metadata** can be used at once. Without a session, reading them returns nothing and opens none.
     - **Writing**, and reading `id`, open a session for a client without one. The response gives it to the client.
-    - **Facts** (`id`, `principal`, `context`, …) are there after `await session.load()`; before, they raise
-      `SessionNotLoaded`. What a client carries is not believed unread.
+    - **Facts** (`id`, `principal`, `context`, …) can be read after `await session.load()`. Before, they raise
+      `SessionNotLoaded`, because the id that a client sends is not checked yet.
 
     All operations raise `StoreUnavailable` if the store does not answer, and `SessionGone` if the session ends
-    meanwhile. After the response has begun, what would open a session raises `NoSession`.
+    meanwhile. After the response has begun, operations that would open a session raise `NoSession`.
     """
 
-    # Most requests of an app never use their session: what they do not set, they do not pay for.
+    # Class attributes, because most requests never use their session: they pay for no attribute that they do not set.
     is_used = False
-    """The app has asked for something of the session."""
+    """Set once the app has used the session."""
     is_new = False
-    """This request has opened the session."""
+    """Set if this request has opened the session."""
     ended_id = ""
-    """The session that this request has ended."""
+    """The id of the session that this request has ended."""
     has_failed = False
-    """The store has failed an operation of this request."""
+    """Set if the store has failed an operation of this request."""
     _session_id = ""
     _record: Session | None = None
     _facts: ToolSession | None = None
@@ -80,7 +80,7 @@ class AppSession(ToolSession):
     _is_wanted = False
     _is_sealed = False
 
-    __setattr__ = object.__setattr__  # that of a frozen dataclass is slow, and this object changes
+    __setattr__ = object.__setattr__  # the base class is a frozen dataclass, and this object changes
 
     def __init__(self, sessions: AppSessions, client: Client, scope: Scope) -> None:
         self._sessions = sessions
@@ -88,7 +88,7 @@ class AppSession(ToolSession):
         self._scope = scope
 
     def __getattr__(self, name: str) -> Any:
-        """Return a fact of the session."""
+        """Return a fact of the session. Raises `SessionNotLoaded`, or `NoSession` for an `id` that comes too late."""
         if name.startswith("_"):
             raise AttributeError(name)
         if not self._is_loaded or self._record is None:
@@ -107,21 +107,21 @@ class AppSession(ToolSession):
 
     @property
     def state(self) -> SessionState:
-        """The state of the session."""
+        """Return the state of the session."""
         return SessionState(_LazyState(self))
 
     @property
     def store(self) -> StateStore:
-        """Where the state is."""
+        """Return the store of the state."""
         return self._sessions.state
 
     @property
     def known_id(self) -> str:
-        """The id of the client's session, as far as it has been looked up; else empty. Opens none."""
+        """Return the id of the client's session; empty if it has none, or if it was not looked up yet. Opens none."""
         return self._session_id
 
     async def load(self) -> Self:
-        """Look the session up, and restart its idle time. Opens none: reading `id` afterwards does."""
+        """Look the session up, and restart its idle time. Return this object. Opens no session: reading `id` does."""
         self.is_used = True
         if not self._is_loaded:
             async with self._locked():
@@ -143,7 +143,7 @@ class AppSession(ToolSession):
             await self.write(self._sessions.annotate, checked_metadata(changes))
 
     async def end(self) -> None:
-        """End the session, as at sign-out. What is written afterwards is written to a new one."""
+        """End the session, as at sign-out. Later writes open a new one."""
         self.ended_id = await self.read(self._sessions.end, "")
         self.is_new = self._is_wanted = self._is_checked = False
         self._session_id, self._ids = "", ()
@@ -153,25 +153,24 @@ class AppSession(ToolSession):
 
     @property
     def is_settled(self) -> bool:
-        """True if the response need say nothing of the session, but that it depends on it."""
+        """Return True if the response neither gives nor takes a session, and no operation has failed."""
         return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self._session_id))
 
     async def settle(self) -> None:
-        """Store a session whose id the app has read, before the response begins; later ones cannot be given."""
+        """Open the session if the app has read its id. Called before the response begins, which gives it."""
         if self._is_wanted and not self._session_id:
             await self.write(_nothing)
         self.seal()
 
     def seal(self) -> None:
-        """Open no more sessions: the response has begun, so that none can be given to the client."""
+        """Open no session from now on: the response has begun, so none can be given to the client."""
         self._is_sealed = True
 
     def finish(self) -> None:
-        """Let the request go, which the app has answered. What it keeps of the session works on, but a session is not
-        looked up any more."""
+        """Release the request, which the app has answered. A session that was looked up can still be used."""
         if self._who is None:
             self._who, self._ids = ANONYMOUS, ()
-        # The scope has the session: without this, only a garbage collection would free the two.
+        # The scope refers to this object, and only a garbage collection would free such a circle.
         self._scope = _NO_SCOPE
 
     async def open(self) -> None:
@@ -181,7 +180,7 @@ class AppSession(ToolSession):
     # -- operations
 
     async def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> T:
-        """Return what `operation(id, …)` gives; `default` if there is no session."""
+        """Return the result of `operation(id, …)` on the session; `default` if there is none."""
         self.is_used = True
         while session_id := self._session_id or self._known() or await self._found():
             try:
@@ -197,7 +196,7 @@ class AppSession(ToolSession):
         return default
 
     async def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Return what `operation(id, …)` gives, in a new session if there is none."""
+        """Return the result of `operation(id, …)` on the session. Open one if there is none."""
         self.is_used = True
         while True:
             session_id = self._session_id or self._known() or await self._found() or await self._opened()
@@ -213,9 +212,9 @@ class AppSession(ToolSession):
                 return result
 
     def _known(self) -> str:
-        """Return the id of the client's session if this process has seen it before, else empty.
+        """Return the id of the client's session if this process has read it before, else empty.
 
-        The store is not asked: every operation finds out whether the session still lives.
+        Does not ask the store: the operation that follows fails if the session has ended.
         """
         if self._record is not None:
             return ""
@@ -230,7 +229,7 @@ class AppSession(ToolSession):
         return self._session_id
 
     async def _found(self) -> str:
-        """Return the id of the client's session; empty if it has none."""
+        """Look the session up, and return its id; empty if there is none."""
         if isinstance(self._who, asyncio.Future):
             self._who = await self._who
             if self._known():
@@ -260,7 +259,7 @@ class AppSession(ToolSession):
         self._record = self._sessions.new(principal, peer_of(self._scope))
 
     async def _opened(self) -> str:
-        """Return the id of a session that is opened now."""
+        """Open a session if there is none, and return its id."""
         async with self._locked():
             await self._look_up()
             if not self._session_id and self._record is not None:
@@ -275,7 +274,7 @@ class AppSession(ToolSession):
         return self._session_id
 
     def _lost(self, session_id: str) -> None:
-        """Forget a session that has ended, as the store says. Raise that on, if this request has seen it alive."""
+        """Forget a session that has ended. Raises `SessionGone` if this request has used it successfully before."""
         self._sessions.forget(session_id)
         if session_id != self._session_id:
             return
@@ -291,16 +290,16 @@ class AppSession(ToolSession):
 
 
 async def _nothing(_: str) -> None:
-    """Do nothing: what opens the session is all that is wanted."""
+    """Do nothing: the caller only wants the session to be opened."""
 
 
 class _LazyState:
-    """The state of the session of a request (`session_store.tool_session.StatePort`)."""
+    """Read and write the state of the session of a request (`session_store.tool_session.StatePort`)."""
 
     def __init__(self, session: AppSession) -> None:
         self._session = session
 
-    # Each returns the coroutine of the session's method: one of its own around it would only cost time.
+    # Plain functions that return the coroutine of the session: one more coroutine around it would only cost time.
 
     def get(self, key: str) -> Coroutine[Any, Any, bytes | None]:
         return self._session.read(self._store.get, None, key)

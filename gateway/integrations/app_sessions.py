@@ -1,4 +1,4 @@
-"""Finds, opens and ends the sessions of an app in its store. Knows no request: ids come verified."""
+"""Find, open and end the sessions of an app in its store. Knows no request: callers have verified the ids."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ from transports.tasks import Tasks
 __all__ = ["SLIDE_SHARE", "AppRecords", "AppSessions", "AppStore", "kept_in"]
 
 SLIDE_SHARE: Final = 0.05
-"""A use restarts a session's idle time if this share of it has passed since the last restart: otherwise every read
-would be a write. So a session ends after 95 % to 100 % of `idle_ttl_s` without use."""
+"""The share of a session's idle time after which the next use restarts it. Otherwise every read would be a write. So a
+session ends after 95 % to 100 % of `idle_ttl_s` without use."""
 
 _KNOWN_HELD: Final = 20_000
 _SWEEP_S: Final = 30.0
 
 
 class AppRecords(Protocol):
-    """The part of `session_store.SessionStore` that sessions of an app need."""
+    """Keep the records of sessions: the part of `session_store.SessionStore` that apps need."""
 
     async def create(self, session: Session) -> Session: ...
     async def resume(self, session_id: str, principal: Principal) -> Session | None: ...
@@ -38,7 +38,7 @@ class AppRecords(Protocol):
 
 
 class AppStore(Protocol):
-    """The part of a `session_store.Backend` that sessions of an app need."""
+    """Keep the sessions of an app: the part of a `session_store.Backend` that apps need."""
 
     @property
     def sessions(self) -> AppRecords: ...
@@ -52,7 +52,7 @@ class AppStore(Protocol):
 
 
 class _Known(msgspec.Struct):
-    """What this process remembers of a session: whose it is, and when to restart its idle time next."""
+    """The principal of a session that this process has read, and the time (`due`) to restart its idle time."""
 
     principal: Principal
     slide_s: float
@@ -60,10 +60,10 @@ class _Known(msgspec.Struct):
 
 
 class AppSessions:
-    """The sessions of one app, in this process.
+    """Keep the sessions of one app in its store.
 
-    No process owns a session: what one process remembers of it is whose it is, which never changes. Everything else is
-    read from the store, whose operations are atomic.
+    No process owns a session. A process caches only the principal of a session, which never changes. Everything else
+    is read from the store, whose operations are atomic.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class AppSessions:
 
     @property
     def records(self) -> AppRecords:
-        """The records of sessions."""
+        """Return the records of sessions."""
         return self._store.sessions
 
     @property
     def state(self) -> StateStore:
-        """The state of sessions."""
+        """Return the state of sessions."""
         return self._store.state
 
     def use(self, store: AppStore | None) -> None:
-        """Keep sessions in that store, which is open; None: in the app's own again."""
+        """Keep sessions in that open store from now on; None: in the app's own store again."""
         self._store = store or self._own
         self._known.clear()
 
@@ -107,9 +107,9 @@ class AppSessions:
             self._is_open = True
 
     def is_known(self, session_id: str, principal: Principal) -> bool:
-        """Return True if the session was this principal's when this process last read it. It may have ended since.
+        """Return True if this process has read a session of that id and principal. It may have ended since.
 
-        Restarts its idle time where that is due, in the background.
+        Restarts its idle time in the background, if that is due.
         """
         known = self._known.get(session_id)
         if known is None or known.principal != principal:
@@ -120,12 +120,12 @@ class AppSessions:
         return True
 
     async def _slide(self, session_id: str) -> None:
-        with contextlib.suppress(StoreError):  # the operation that is under way says so
+        with contextlib.suppress(StoreError):  # the operation that has called it reports that too
             await self.records.touch(session_id)
 
     async def resume(self, session_id: str, principal: Principal) -> Session | None:
-        """Return the live session of that id with its idle time restarted; None if there is none, or if it is
-        another's."""
+        """Return the session of that id, with its idle time restarted; None if there is none, or if it belongs to
+        another principal."""
         if not self._is_open:
             await self.open_store()
         session = await self.records.resume(session_id, principal)
@@ -155,7 +155,7 @@ class AppSessions:
         )
 
     async def open(self, session: Session) -> None:
-        """Store a new session. Now and then, also delete from the store's index what has expired."""
+        """Store a new session. Every `_SWEEP_S`, also delete expired sessions from the store's index."""
         if not self._is_open:
             await self.open_store()
         await self.records.create(session)
@@ -165,7 +165,7 @@ class AppSessions:
             self._tasks.spawn(self._sweep())
 
     async def _sweep(self) -> None:
-        with contextlib.suppress(StoreError):  # the next one will do
+        with contextlib.suppress(StoreError):  # the next sweep deletes them
             await self.records.sweep()
 
     async def metadata(self, session_id: str) -> Mapping[str, str]:
@@ -176,18 +176,18 @@ class AppSessions:
         return found.metadata
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> None:
-        """Change the metadata of a session; the changes are checked. Raises `SessionGone`."""
+        """Change the metadata of a session. The caller has checked the changes. Raises `SessionGone`."""
         if await self.records.annotate(session_id, changes) is None:
             raise SessionGone(session_id)
 
     async def end(self, session_id: str) -> str:
-        """End the session, at once and for all processes. Returns its id."""
+        """End the session for all processes. Return its id."""
         self.forget(session_id)
         await self.records.end(session_id)
         return session_id
 
     async def close(self) -> None:
-        """Let what runs in the background finish, and close the store."""
+        """Wait until all background tasks have ended, and close the store."""
         await self._tasks.settled()
         if self._is_open:
             self._is_open = False
@@ -208,7 +208,7 @@ _STORES_OF_TESTS: Final[list[AppStore]] = []
 
 @contextlib.contextmanager
 def kept_in(store: AppStore) -> Iterator[None]:
-    """Keep, in tests, the sessions of all apps of this process in that store, which is open, inside the block."""
+    """Keep the sessions of all apps of this process in that open store, inside the block. For tests."""
     _STORES_OF_TESTS.append(store)
     for sessions in _SESSIONS:
         sessions.use(store)

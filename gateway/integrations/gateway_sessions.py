@@ -1,4 +1,4 @@
-"""The sessions of a gateway in the app that it is mounted in: in the request's scope, and as the current session."""
+"""Give each request of an app the session of the gateway that is mounted in it: in its scope, and as current one."""
 
 import json
 from collections.abc import MutableMapping
@@ -23,14 +23,14 @@ __all__ = ["GatewaySessionMiddleware"]
 
 
 class GatewaySessionMiddleware:
-    """Gives each HTTP request its session of the gateway, opening one for a client that brings none.
+    """Give each HTTP request its session of the gateway. Open one for a client without a session.
 
-    The app runs in the gateway's process: a session whose servers run in another process cannot be used here. An app
-    that needs sessions alone takes `SessionMiddleware`.
+    The app runs in the gateway's process. A session that another process owns cannot be used here. An app that needs
+    sessions and no gateway takes `SessionMiddleware`.
 
-    Clients carry it as they do for the gateway itself: the `MCP-Gateway-Session` header, the cookie, or an API key
-    alone. The app finds it as `scope["mcp.session"]` and by `current_session()`. The gateway's own endpoints, if the
-    app mounts them, are passed through: they resolve sessions themselves.
+    Clients send their session as they do to the gateway itself: in the header `MCP-Gateway-Session` or the cookie, or
+    an API key alone names it. The app finds it as `scope["mcp.session"]` and by `current_session()`. Requests to the
+    gateway's own endpoints are passed on unchanged, because these find sessions themselves.
     """
 
     def __init__(self, app: Any, gateway: "Gateway") -> None:
@@ -54,7 +54,7 @@ class GatewaySessionMiddleware:
             if event["type"] == "http.response.start":
                 kept = [(name, value) for name, value in event.get("headers", ()) if name.lower() != b"cache-control"]
                 event = {**event, "headers": [*kept, *told]}
-            # A server may begin the connection's next request in here: it must not begin in this session.
+            # The HTTP server may start the next request of the connection in here, which must not get this session.
             with bound_session(None):
                 await send(event)
 
@@ -67,7 +67,7 @@ class GatewaySessionMiddleware:
     async def _resolve(self, scope: Scope) -> Any:
         headers = self._gateway.guard.headers(scope)
         request = Request(
-            era=Era.MODERN,  # an app has no handshake: its requests say who they are one by one
+            era=Era.MODERN,  # each request of an app names its client, without a handshake
             endpoint=scope["path"],
             headers=headers,
             same_site=Guard.same_site(headers),

@@ -1,7 +1,7 @@
-"""For servers of the official SDK that stay on its own transport: its events and its subscriptions in our stores.
+"""Keep the events and subscriptions of servers on the official SDK's own transport in the gateway's stores.
 
-The SDK's event store is asked for streams by request id alone, which many clients have in common; `SdkEventStore` keeps
-each session's apart, so that nobody resumes into somebody else's answer.
+The SDK names streams in its event store by request ids, which many clients share. `SdkEventStore` keeps the streams of
+each session apart, so that no client resumes the stream of another.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class SdkEventStore(EventStore):
-    """Give it to `streamable_http_app(event_store=…)`, and put the app into `around`: that is how it learns whose
-    events it is given."""
+    """Keep the events of an SDK app for replay (`streamable_http_app(event_store=…)`). Wrap the app with `around`, so
+    that the store knows the session of each event."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._logs: OrderedDict[bytes, str] = OrderedDict()
 
     def around(self, app: App) -> App:
-        """Return the app, with the session of each request known to the store."""
+        """Return the ASGI app, wrapped so that the store knows the session of each request."""
 
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
@@ -67,7 +67,7 @@ class SdkEventStore(EventStore):
         return wrapped
 
     def _remember(self, session: bytes, log: str) -> None:
-        # A session keeps the log it began with: its own tasks go on writing there.
+        # A session keeps its first log, because its tasks go on writing there.
         self._logs.setdefault(session, log)
         self._logs.move_to_end(session)
         while len(self._logs) > SESSIONS_HELD:
@@ -104,7 +104,7 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 class SdkSubscriptionBus:
-    """The SDK's `SubscriptionBus` over the gateway's: changes reach `subscriptions/listen` streams on every replica.
+    """Pass changes to `subscriptions/listen` streams on every replica. An SDK `SubscriptionBus` over the store's bus.
 
     Use it inside `async with bus.running()`.
     """
@@ -116,14 +116,14 @@ class SdkSubscriptionBus:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["SdkSubscriptionBus"]:
-        """Deliver changes to this process, its own included, inside the block."""
+        """Deliver the changes of all replicas, this one included, to the listeners here, inside the block."""
         async with self._bus.subscribed(self._topic, self._hear):
             yield self
 
     async def publish(self, event: subscriptions.ServerEvent) -> None:
         change = _Change(name=type(event).__name__, uri=str(getattr(event, "uri", "")))
         await self._bus.publish(self._topic, msgspec.json.encode(change))
-        await asyncio.sleep(0)  # a burst of changes must not overflow the streams that hear of them
+        await asyncio.sleep(0)  # lets the streams read between the changes of a burst
 
     def subscribe(self, listener: Callable[[subscriptions.ServerEvent], None]) -> Callable[[], None]:
         key = object()
@@ -132,7 +132,7 @@ class SdkSubscriptionBus:
 
     def _hear(self, data: bytes | None) -> None:
         if data is None:
-            return  # some may have been missed; clients read anew what they depend on when a stream breaks
+            return  # the bus was interrupted: missed changes are not told, and clients read again when a stream breaks
         change = msgspec.json.decode(data, type=_Change)
         kind: Any = getattr(subscriptions, change.name, None)
         if kind is None:

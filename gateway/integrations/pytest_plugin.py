@@ -1,6 +1,6 @@
-"""Fixtures for the tests of apps and tools that have sessions. pytest finds them by an entry point of the package.
+"""Provide pytest fixtures for tests of apps and tools that have sessions. An entry point of the package names them.
 
-Nothing is imported before a fixture is used: the plugin is loaded in every test run of an environment.
+Imports nothing before a fixture is used, because pytest loads the plugin in every test run of an environment.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ __all__ = ["mcp_session", "mcp_session_store"]
 
 @pytest.fixture
 def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBackend]":
-    """Yield a store in memory in which every `SessionMiddleware` keeps its sessions during the test, whatever store it
-    was given. Variables for store and keys that are not set are set."""
+    """Yield a store in memory. Every `SessionMiddleware` keeps its sessions there during the test, not in its own
+    store. Set the variables for store and keys, if they are not set."""
     import os
 
     from gateway.integrations.app_sessions import kept_in
@@ -34,11 +34,8 @@ def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBacken
 
 @pytest.fixture
 def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
-    """Yield a new session, which is the current one in the test: for code that calls `current_session()` without a
-    request.
-
-    Requests to an app have sessions of their own.
-    """
+    """Yield a new session and make it the current one of the test, for code that calls `current_session()` without a
+    request. Requests to an app get sessions of their own."""
     from gateway.config.sessions import SessionSettings
     from gateway.integrations.app_sessions import AppSessions
     from session_store import ANONYMOUS

@@ -1,4 +1,4 @@
-"""Sessions for any ASGI app: a store and keys, and nothing else. No session is owned, and no server is started."""
+"""Give any ASGI app sessions. They need a store and keys. No gateway and no MCP server is involved."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ _ISSUES: Final = "SessionMiddleware"
 
 
 class AppSettings(Frozen):
-    """The settings of the gateway that sessions of an app have as well."""
+    """The settings of the gateway that also apply to sessions of an app."""
 
     store: str = ""
     store_file: str = ""
@@ -39,22 +39,24 @@ class AppSettings(Frozen):
 
 
 class _Given(Frozen):
-    """What the environment gives, under the name by which messages find its variables."""
+    """The settings from the environment, under the key `gateway`, by which error messages name the variables."""
 
     gateway: AppSettings
 
 
 def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSettings:
-    """Return the settings: the environment, and over it the store's URL and the times that are not None.
+    """Return the settings from the environment. The store's URL and the times replace them where they are not None.
+
+    Logs a warning for each `MCP_GATEWAY_…` variable that is no setting.
 
     Raises:
         ConfigurationError: a value cannot be used, or the name of a variable is misspelt. The message names it, and
-            says what to do. Other `MCP_GATEWAY_…` variables that are no settings are logged as warnings.
+            says what to do.
     """
     given = {name: value for name, value in times.items() if value is not None}
-    # A URL that is given in the program is also given instead of the variable that names a file.
+    # A URL in the program also replaces the variable that names a file.
     overrides = {} if store is None else {"store": store, "store_file": ""}
-    # Variables of a gateway that runs beside the app are no mistakes.
+    # All settings of a gateway are known names: one may run beside the app.
     found = gathered(None, overrides, GatewaySettings)
     for note in found.notes:
         logger.warning("%s: %s", _ISSUES, note.text)
@@ -72,10 +74,10 @@ def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSett
 
 
 def backend_of(settings: AppSettings) -> Any:
-    """Return the backend of the store's URL, not open yet.
+    """Return the backend for the store's URL, not open yet.
 
     Raises:
-        ConfigurationError: there is no URL, or it selects no store.
+        ConfigurationError: there is no URL, or no backend for it.
     """
     if not settings.store:
         raise ConfigurationError(
@@ -90,10 +92,10 @@ def backend_of(settings: AppSettings) -> Any:
 
 
 def ring_of(keys: str | Sequence[str] | KeyRing | None, backend: Any) -> KeyRing:
-    """Return the keys: the argument, else those of the environment, else the backend's own.
+    """Return the keys: those given, else those of the environment, else the backend's own.
 
     Raises:
-        ConfigurationError: they cannot be used, or there are none and the store is shared.
+        ConfigurationError: the keys cannot be used, or there are none and several processes share the store.
     """
     try:
         if isinstance(keys, KeyRing):
@@ -124,10 +126,10 @@ WhoIs = Callable[[Scope], Named | Awaitable[Named]]
 
 
 class SessionMiddleware:
-    """Gives each request and each WebSocket of an ASGI app its session: `scope["mcp.session"]`, `current_session()`.
+    """Give each request and WebSocket of an ASGI app its session: `scope["mcp.session"]`, `current_session()`.
 
-    Clients carry their session in the header `MCP-Gateway-Session` or in a signed cookie. Any number of processes serve
-    the same sessions if they have the same store and the same keys.
+    Clients send their session in the header `MCP-Gateway-Session` or in a signed cookie. Any number of processes can
+    serve the same sessions, if they have the same store and the same keys.
     """
 
     def __init__(
@@ -141,12 +143,13 @@ class SessionMiddleware:
         principal: WhoIs | None = None,
         lazy: bool = True,
     ) -> None:
-        """Take from the environment what is None.
+        """Wrap an app. Arguments that are None are taken from the environment.
 
         `store`: a URL (`MCP_GATEWAY_STORE`), a backend, or an object with the methods of `SmallStore`. `keys`: the keys
-        that sign, newest first (`MCP_GATEWAY_KEYS`). `idle_ttl_s` and `max_age_s`: when sessions end
-        (`MCP_GATEWAY_SESSION__IDLE_TTL_S`, `…__MAX_AGE_S`). `principal`: who sent the request of a scope; a session
-        answers only the principal that opened it. `lazy` False: look up each request's session before the app runs.
+        that sign session ids, newest first (`MCP_GATEWAY_KEYS`). `idle_ttl_s` and `max_age_s`: seconds after which
+        sessions end (`MCP_GATEWAY_SESSION__IDLE_TTL_S`, `…__MAX_AGE_S`). `principal` returns the sender of the request
+        with that scope. Only the principal that has opened a session can use it. `lazy` False: look up the session of
+        each request before the app runs.
 
         Raises:
             ConfigurationError: the store or the keys are missing or cannot be used.
@@ -186,7 +189,7 @@ class SessionMiddleware:
             session.finish()
 
     def _with_store(self, send: Send) -> Send:
-        """Open and close the store with the app, if the app's lifespan comes by here; else with its first use."""
+        """Return a `send` that opens and closes the store with the app's lifespan. Else its first use opens it."""
 
         async def sending(event: MutableMapping[str, Any]) -> None:
             if event["type"] == "lifespan.startup.complete":
@@ -203,7 +206,7 @@ class SessionMiddleware:
 
 
 class _Client:
-    """What scopes say of their clients, by the carriers and by the app (`gateway.integrations.app_session.Client`)."""
+    """Find the client of a request, by the carriers and a function of the app (`app_session.Client`)."""
 
     def __init__(self, carriers: AppCarriers, principal: WhoIs | None) -> None:
         self._principal = principal
@@ -239,13 +242,13 @@ def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
 
 
 def _parts(refused: Refused) -> tuple[int, bytes, Headers]:
-    """Return status, body and headers of a refusal."""
+    """Return the status, the body and the headers of the response for a refusal."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     return refused.status, json.dumps({"error": str(refused)}).encode(), headers
 
 
 class _Response:
-    """The response to one HTTP request: gives the client its session, or says why there is none."""
+    """Send the response to one HTTP request. It gives the client its session, or says why there is none."""
 
     __slots__ = ("_carriers", "_is_replaced", "_scope", "_send", "has_begun", "session")
 
@@ -258,7 +261,7 @@ class _Response:
         self.has_begun = False
 
     def send(self, event: MutableMapping[str, Any]) -> Awaitable[None]:
-        """Pass an event of the app on."""
+        """Pass on an ASGI event of the app."""
         if event["type"] != "http.response.start":
             return self._go_on(event)
         session = self.session
@@ -281,20 +284,20 @@ class _Response:
         if event.get("more_body"):
             await self._send(event)
             return
-        # A server may begin the connection's next request in here: it must not begin in this session.
+        # The HTTP server may start the next request of the connection in here, which must not get this session.
         with bound_session(None):
             await self._send(event)
 
     async def _settled(self, status: int) -> Headers | None:
-        """Return the headers that give or take the session. None: the response is replaced, because the store
-        failed."""
+        """Return the headers that give or take the session. None: the store has failed, and another response was
+        sent."""
         try:
             await self.session.settle()
         except (SessionGone, StoreError) as error:
             await self._replaced(_refusal(error))
             return None
         if self.session.has_failed and status >= 500:
-            # Frameworks make 500 of an exception that they do not know.
+            # Frameworks answer 500 to exceptions that they do not know.
             await self._replaced(store_unavailable())
             return None
         self.has_begun = True
@@ -307,7 +310,7 @@ class _Response:
         await self.refuse(refused)
 
     async def refuse(self, refused: Refused) -> None:
-        """Answer in the app's place."""
+        """Send the refusal in place of the app's response."""
         self.has_begun = True
         status, body, headers = _parts(refused)
         with bound_session(None):
@@ -315,7 +318,7 @@ class _Response:
 
 
 class _Handshake:
-    """The handshake of one WebSocket, which is where a client can be given its session."""
+    """Answer the handshake of one WebSocket, which can give the client its session."""
 
     __slots__ = ("_carriers", "_scope", "_send", "has_begun", "session")
 
@@ -327,7 +330,7 @@ class _Handshake:
         self.has_begun = False
 
     async def send(self, event: MutableMapping[str, Any]) -> None:
-        """Pass an event of the app on. Raises `StoreError`: the WebSocket cannot have a session now."""
+        """Pass on an ASGI event of the app. Raises `StoreError`: the WebSocket cannot have a session now."""
         if not self.has_begun:
             if event["type"] == "websocket.accept":
                 await self.session.load()
@@ -340,7 +343,7 @@ class _Handshake:
         await self._send(event)
 
     async def refuse(self, refused: Refused) -> None:
-        """Answer the handshake in the app's place."""
+        """Refuse the handshake in place of the app."""
         self.has_begun = True
         status, body, headers = _parts(refused)
         if "websocket.http.response" not in (self._scope.get("extensions") or {}):
