@@ -96,7 +96,6 @@ class CallInFlight(Protocol):
 
     def fall_back(self) -> None:
         """Leave the fast path: the handler finishes the call (`AnsweringConnection.fall_back`)."""
-        ...
 
 
 class AnsweringConnection(Protocol):
@@ -104,12 +103,10 @@ class AnsweringConnection(Protocol):
 
     def answer_fast(self, frame: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
         """Send the response, whose JSON body is `frame`. Return False, and do nothing, if it cannot be sent now."""
-        ...
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
         """Finish the call in the general way: `become` makes the answer of its request, which arrived at `began`
         (monotonic clock). It runs in its own context, and raises `OwnedByPeer` if the call went to another process."""
-        ...
 
 
 class WaitingConnection(AnsweringConnection, Protocol):
@@ -117,11 +114,9 @@ class WaitingConnection(AnsweringConnection, Protocol):
 
     def goes_on(self, call: CallInFlight) -> None:
         """Note that a call which had to wait was sent."""
-        ...
 
     def begin_general(self) -> None:
         """Have the handler serve the waiting request from its beginning. The path has done nothing for it."""
-        ...
 
 
 class CallPath(Protocol):
@@ -136,7 +131,6 @@ class CallPath(Protocol):
         """Send the call with this body and `traceparent`. Return None, and do nothing, if the handler has to serve it.
         `correlation` is the correlation id from the process that has forwarded the call. It is empty for a client's own
         call, whose `connection` is a `WaitingConnection`."""
-        ...
 
 
 class Memory:
@@ -235,38 +229,30 @@ class Answer(Protocol):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the response. They are complete before the first frame."""
-        ...
 
     @property
     def replies(self) -> ReplyQueue:
         """Return the queue of the answer's frames."""
-        ...
 
     def cancel(self, reason: str) -> None:
         """Cancel the call: the client does not want the answer any more."""
-        ...
 
     @property
     def is_doubtful(self) -> bool:
         """Return True if another process may own the session now. Then `confirmed` has to check each frame."""
-        ...
 
     async def confirmed(self, frame: Frame) -> Frame:
         """Return the frame to send: the given one, or an error if the session has passed to another process."""
-        ...
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
         """Keep frames for replay, and return their event ids; None for a frame that is not kept. The store may get them
         later."""
-        ...
 
     def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
         """Keep frames for replay like `record`, if that needs no waiting. Else do nothing, and return None."""
-        ...
 
     def done(self) -> None:
         """Release the answer. Called exactly once."""
-        ...
 
 
 class EventSource(Protocol):
@@ -278,15 +264,12 @@ class EventSource(Protocol):
     @property
     def events(self) -> AsyncIterator[tuple[str, bytes]]:
         """Return the event ids and frames. An empty frame is a priming event, which only gives the client an id."""
-        ...
 
     async def delivered(self, event_id: str) -> None:
         """Record that the event was written to the client."""
-        ...
 
     async def done(self) -> None:
         """Release the stream. Called exactly once."""
-        ...
 
 
 class PeerAnswer(Answer, Protocol):
@@ -295,7 +278,6 @@ class PeerAnswer(Answer, Protocol):
 
     def elsewhere(self) -> OwnedByPeer:
         """Return the exception with which the `Forwarder` goes on with the request that was sent."""
-        ...
 
 
 class Forwarder(Protocol):
@@ -303,7 +285,6 @@ class Forwarder(Protocol):
 
     def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
         """Send a POST to the other process, if that needs no waiting. Else send nothing, and return None."""
-        ...
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
         """Have another process answer the request, and return None. If it does not answer, return the `send` with which
@@ -312,7 +293,6 @@ class Forwarder(Protocol):
         Raises:
             Refused: the other process is not available now.
         """
-        ...
 
 
 class Handler(Protocol):
@@ -321,46 +301,35 @@ class Handler(Protocol):
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         """Give a refusal its correlation id, log it, and return the refusal to send. Called before any refusal is sent.
         `again`: the request may have taken effect, so the refusal must not invite the client to repeat it."""
-        ...
 
     async def call(self, request: Request) -> Answer:
         """Handle a client's request, and return its answer."""
-        ...
 
     async def admit(self, request: Request) -> None:
         """Authenticate the sender of a request by its head, and count `body_bytes` against the sender's rate limit,
         before the body is decoded. The message itself is counted when it is handled."""
-        ...
 
     async def join(self, request: Request) -> Carried:
         """Authenticate the client that opens an event stream, and find or open its session."""
-        ...
 
     async def carried(self, request: Request) -> Carried:
         """Authenticate the sender of a message to an event stream, and find the session that the message names."""
-        ...
 
     async def leave(self, token: str) -> None:
         """Note that the event stream of a session has ended. Its client may come back."""
-        ...
 
     async def negotiated(self, request: Request) -> str:
         """Return the protocol version that a legacy request's session has negotiated. Called before the request is
         handled."""
-        ...
 
     async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
         """Handle a client's notification. Return headers for the client, which may name its session."""
-        ...
 
     async def respond(self, request: Request) -> None:
         """Handle a client's response to a request of the server."""
-        ...
 
     async def stream(self, request: Request, last_event_id: str | None) -> EventSource:
         """Open the GET stream of a legacy client."""
-        ...
 
     async def end(self, request: Request) -> None:
         """Handle a legacy client's DELETE."""
-        ...

@@ -89,30 +89,24 @@ class LinkEvents(Protocol):
 
     def log_fields(self) -> Mapping[str, Any]:
         """Return the fields (`extra`) of a log line about something that the upstream has just done."""
-        ...
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
         """Take a message of the upstream. `stream`: the id of the request on whose stream the message came, or
         `STANDALONE`; None if the wire has one stream for all."""
-        ...
 
     def noise(self) -> None:
         """Take note of a line that is no message."""
-        ...
 
     @property
     def stderr(self) -> Callable[[str], None] | None:
         """Return the receiver of the upstream's lines on stderr, redacted and cut; None if nobody wants them."""
-        ...
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
         """Take note of an unreadable message. `request_id` is the request that it answers, None if unknown."""
-        ...
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
         """Take note that the upstream gave no answer to the request. `status` is the HTTP status that it sent instead,
         or 0. Unless `is_refusal(status)`, the request may have been executed all the same."""
-        ...
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
         """Take note that the upstream no longer knows this link's session (HTTP 404). The request was not executed.
@@ -120,7 +114,6 @@ class LinkEvents(Protocol):
         `request_id` is None if no request can be named. The link takes no more messages. Earlier requests may still be
         answered.
         """
-        ...
 
     def closed(self, reason: str) -> None:
         """Take note that the link has ended. Called exactly once, after the last message, also if `Link.close` ended
@@ -128,7 +121,6 @@ class LinkEvents(Protocol):
 
         After `unsent` it may be called late: only `Link.close` ends that link.
         """
-        ...
 
 
 class Link(Protocol):
@@ -137,36 +129,29 @@ class Link(Protocol):
     @property
     def pid(self) -> int | None:
         """Return the id of the link's process; None if it has none."""
-        ...
 
     @property
     def last_words(self) -> Sequence[str]:
         """Return the last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
         messages. Redacted, then cut. Empty if the link has no process."""
-        ...
 
     def stderr_tail(self) -> list[str]:
         """Return all lines of stderr that are kept, which are the last ones. Redacted, then cut."""
-        ...
 
     @property
     def resume(self) -> str:
         """Return the value of `ConnectOptions.resume` with which a later link goes on with the server's session; empty
         if none can."""
-        ...
 
     @property
     def may_forget(self) -> bool:
         """Return True if the server has sessions that it may forget: a message may be reported as `unsent` later."""
-        ...
 
     def send(self, frame: bytes) -> None:
         """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
-        ...
 
     async def close(self) -> None:
         """End the link as its wire prescribes, and return when nothing of it is left. Idempotent."""
-        ...
 
 
 class PrestartedLink(Link, Protocol):
@@ -175,7 +160,6 @@ class PrestartedLink(Link, Protocol):
     @property
     def is_unheard(self) -> bool:
         """Return True if the link is open and its server has sent nothing yet: it is as good as a new one."""
-        ...
 
 
 @runtime_checkable
@@ -184,11 +168,9 @@ class Upstream(Protocol):
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> Link:
         """Open a link. Raises `UpstreamUnavailable`."""
-        ...
 
     async def close(self) -> None:
         """Release the resources that its links share. Idempotent."""
-        ...
 
 
 class PrestartingUpstream(Upstream, Protocol):
@@ -196,4 +178,3 @@ class PrestartingUpstream(Upstream, Protocol):
 
     async def start(self, given: ConnectOptions) -> PrestartedLink:
         """Start a link that a later `connect` gets as `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
-        ...

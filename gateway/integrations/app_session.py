@@ -37,11 +37,9 @@ class Client(Protocol):
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
         """Return the session ids that the client sends, verified."""
-        ...
 
     def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
         """Return the principal of the client; a future if the app has to look it up."""
-        ...
 
 
 class SessionNotLoaded(RuntimeError):
