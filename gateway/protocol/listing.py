@@ -140,21 +140,41 @@ def task_support(tool: Mapping[str, Any]) -> str:
 class Called(msgspec.Struct, frozen=True, kw_only=True):
     """The tool of a call: its server, its name there, and its own declarations.
 
-    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `task_support` and
-    `operation`: see `task_support` and `operation_of`. `is_unlisted`: the list of the server does not have it.
+    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `task_support`, `operation`,
+    `app` and `is_for_apps`: see `task_support`, `operation_of`, `app_of` and `is_for_apps`. `is_unlisted`: the list of
+    the server does not have it.
     """
 
     server: str = ""
     name: str = ""
+    schema: Schema | None = None
     is_repeatable: bool = False
     task_support: str = ""
     operation: str = WRITE
+    app: str = ""
+    is_for_apps: bool = True
     is_unlisted: bool = False
+
+    @classmethod
+    def of(cls, tool: dict[str, Any]) -> "Called":
+        """Return a tool with the declarations that a server has listed. It names no server yet."""
+        return cls(
+            name=tool["name"],
+            schema=Schema.of(tool.get("inputSchema")),
+            is_repeatable=is_repeatable(tool),
+            task_support=task_support(tool),
+            operation=operation_of(tool),
+            app=app_of(tool),
+            is_for_apps=is_for_apps(tool),
+        )
 
     @property
     def needs_task(self) -> bool:
         """Return whether the tool may only be called as a task."""
         return self.task_support == "required"
+
+
+_UNLISTED: Final = Called(is_unlisted=True)
 
 
 class Tools:
@@ -165,10 +185,7 @@ class Tools:
         self.schemas: dict[str, Schema | None] = {}
         self.mirrored: dict[str, Any] = {}  # input schemas with `x-mcp-header` (MCP 2026-07-28)
         self.apps: dict[str, str] = {}  # URIs of apps, by tool
-        self.for_models: set[str] = set()  # tools that no app may call
-        self._reading: set[str] = set()
-        self._repeatable: set[str] = set()
-        self._task_support: dict[str, str] = {}
+        self._declared: dict[str, Called] = {}
         self._arguments: dict[str, Mapping[str, Any]] = {}
         self._unmatched: list[str] | None = None
         self.size = 0
@@ -177,22 +194,14 @@ class Tools:
             if len(self.listed) >= MOST_TOOLS or self.size + size > MOST_BYTES:
                 break
             self.size += size
-            schema = Schema.of(tool.get("inputSchema"))
             self.listed.append(tool)
-            self.schemas[tool["name"]] = schema
-            self._arguments[tool["name"]] = arguments_of(tool)
-            if operation_of(tool) == READ:
-                self._reading.add(tool["name"])
-            if app := app_of(tool):
-                self.apps[tool["name"]] = app
-            if not is_for_apps(tool):
-                self.for_models.add(tool["name"])
-            if is_repeatable(tool):
-                self._repeatable.add(tool["name"])
-            if support := task_support(tool):
-                self._task_support[tool["name"]] = support
-            if is_mirrored(schema):
-                self.mirrored[tool["name"]] = tool["inputSchema"]
+            found = self._declared[tool["name"]] = Called.of(tool)
+            self.schemas[found.name] = found.schema
+            self._arguments[found.name] = arguments_of(tool)
+            if found.app:
+                self.apps[found.name] = found.app
+            if is_mirrored(found.schema):
+                self.mirrored[found.name] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
         """Return whether the schema of the tool of that name has the argument."""
@@ -200,22 +209,11 @@ class Tools:
 
     def operation(self, name: str) -> str:
         """Return `read` or `write`, from the annotations of the tool of that name (`operation_of`)."""
-        return READ if name in self._reading else WRITE
+        return self._declared.get(name, _UNLISTED).operation
 
     def called(self, server: str, name: str) -> Called:
         """Return the tool of that name of `server`. A tool that is not listed gets the defaults."""
-        return Called(
-            server=server,
-            name=name,
-            is_repeatable=name in self._repeatable,
-            task_support=self._task_support.get(name, ""),
-            operation=self.operation(name),
-            is_unlisted=name not in self,
-        )
-
-    def needs_task(self, name: str) -> bool:
-        """Return whether the tool of that name may only be called as a task."""
-        return name in self._task_support and self.called("", name).needs_task
+        return msgspec.structs.replace(self._declared.get(name, _UNLISTED), server=server, name=name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas
@@ -229,16 +227,7 @@ class Tools:
 
     def has(self, tool: dict[str, Any]) -> bool:
         """Return True if the list contains that tool, with the same schema and the same facts that decide its calls."""
-        name = tool["name"]
-        return (
-            name in self.schemas
-            and self.schemas[name] == Schema.of(tool.get("inputSchema"))
-            and self.operation(name) == operation_of(tool)
-            and (name in self._repeatable) == is_repeatable(tool)
-            and self._task_support.get(name, "") == task_support(tool)
-            and (name not in self.for_models) == is_for_apps(tool)
-            and self.apps.get(name, "") == app_of(tool)
-        )
+        return self._declared.get(tool["name"]) == Called.of(tool)
 
 
 def _size(tool: dict[str, Any]) -> int:

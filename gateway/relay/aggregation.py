@@ -112,7 +112,7 @@ class Aggregation:
         for server in self._servers.to(context).values():
             known = server.inventory.known("tools/list", None if live is None else server.open_with(live))
             tools = known if known is not None else server.probed_tools
-            if not isinstance(tools, Tools) or not tools.apps or tool in tools.for_models:
+            if not isinstance(tools, Tools) or not tools.apps or not tools.called("", tool).is_for_apps:
                 continue
             if self._admission.may_call(server, context, tools, tool):
                 having.append(server)

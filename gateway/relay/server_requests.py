@@ -138,7 +138,7 @@ def _forward_headers(call: Call) -> None:
 def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
     """Return True if this tool of a legacy server can only be called as a task."""
     tools = upstream.inventory.known("tools/list", conversation)
-    return isinstance(tools, Tools) and tools.needs_task(text_of(params, "name"))
+    return isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:

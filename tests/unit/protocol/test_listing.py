@@ -40,7 +40,7 @@ def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, call
     tool = {"name": "t", "_meta": meta}
     assert (listing.app_of(tool), listing.is_for_apps(tool)) == (uri, callable_by_apps)
     tools = listing.Tools([tool])
-    assert tools.apps == ({"t": uri} if uri else {}) and ("t" in tools.for_models) is not callable_by_apps
+    assert tools.apps == ({"t": uri} if uri else {}) and tools.called("s", "t").is_for_apps is callable_by_apps
 
 
 @requirement("pol.tools")
@@ -66,8 +66,8 @@ def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
     tools = listing.Tools(
         [{"name": each, "execution": {"taskSupport": each}} for each in support] + [{"name": "plain"}]
     )
-    needing = [name for name in (*support, "plain", "unlisted") if tools.needs_task(name)]
-    assert needing == ["required"] == [name for name in support if tools.called("s", name).needs_task]
+    needing = [name for name in (*support, "plain", "unlisted") if tools.called("s", name).needs_task]
+    assert needing == ["required"]
 
 
 @given(upstream=st.sampled_from(["one", "two"]), name=st.text(min_size=1))
