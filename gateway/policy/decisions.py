@@ -113,10 +113,6 @@ class Policy:
 
     # -- servers
 
-    def sees(self, context: Context, server: str) -> bool:
-        """Return whether a context sees a server."""
-        return not self.why_hidden(context, server)
-
     def why_hidden(self, context: Context, server: str) -> str:
         """Return the reason why a context does not see a server; empty if it does."""
         return self._cached_why(self.cache_key_context(context), server)
@@ -177,10 +173,6 @@ class Policy:
 
     # -- prompts and resources
 
-    def allows_prompt(self, context: Context, server: str, prompt: str) -> bool:
-        """Return whether a context sees a prompt that the server lists."""
-        return not self.why_prompt_hidden(context, server, prompt)
-
     def why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         """Return the reason why a context does not see a prompt that the server lists; empty if it does."""
         return self._cached_why_prompt(self.cache_key_context(context), server, prompt)
@@ -192,10 +184,6 @@ class Policy:
             or _not_for(context, f"mcpServers.{server}.prompts", found)
             or self._outside(context, "prompts", (f"{server}__{prompt}",))
         )
-
-    def allows_listed_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Return whether a context sees a resource or template that the server lists."""
-        return not self.why_listed_uri_hidden(context, server, uri)
 
     def why_listed_uri_hidden(self, context: Context, server: str, uri: str) -> str:
         """Return the reason why a context does not see a listed resource or template; empty if it does."""

@@ -58,7 +58,7 @@ class VisibleServers:
         return self.all if self._policy.is_open else self._seen(self._policy.cache_key_context(context))
 
     def _to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        return {name: upstream for name, upstream in self.all.items() if self._policy.sees(context, name)}
+        return {name: upstream for name, upstream in self.all.items() if not self._policy.why_hidden(context, name)}
 
 
 class AdmittedTool:
@@ -327,7 +327,7 @@ class Admission:
             return prompts
         if "prompts" in lists.upstream.unreviewed:
             self._compare(lists.upstream, "prompts", prompts)
-        if name not in prompts or not self._policy.allows_prompt(call.exchange.context, server, name):
+        if name not in prompts or self._policy.why_prompt_hidden(call.exchange.context, server, name):
             raise unknown_prompt(name)
         return None
 
@@ -339,14 +339,14 @@ class Admission:
         if isinstance(resources, _Missing):
             return resources
         if uri in resources:
-            if self._policy.allows_listed_uri(context, server, uri):
+            if not self._policy.why_listed_uri_hidden(context, server, uri):
                 return None
         elif self._policy.allows_uri(context, server, uri):
             # An unlisted resource has to match a listed template that the session sees.
             templates = lists.names("resources/templates/list", uri)
             if isinstance(templates, _Missing):
                 return templates
-            if is_of_any(uri, (t for t in templates if self._policy.allows_listed_uri(context, server, t))):
+            if is_of_any(uri, (t for t in templates if not self._policy.why_listed_uri_hidden(context, server, t))):
                 return None
         raise unknown_resource(uri, call.era, call.method)
 
@@ -384,8 +384,9 @@ class Admission:
             if upstream.settings.handles and not has_more(page):
                 page[row.listed] = with_handles(page[row.listed])
         elif row.kind in self._policy.restricts(server):
-            allows = self._policy.allows_prompt if row.kind == "prompts" else self._policy.allows_listed_uri
-            page[row.listed] = [item for item in items if allows(context, server, item[row.item_key])]
+            policy = self._policy
+            hidden = policy.why_prompt_hidden if row.kind == "prompts" else policy.why_listed_uri_hidden
+            page[row.listed] = [item for item in items if not hidden(context, server, item[row.item_key])]
 
     def part_of(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str

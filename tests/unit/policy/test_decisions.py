@@ -145,8 +145,8 @@ def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of
     direct = {"file:///open/direct*": ItemSettings(direct_only=True)}
     policy = policy_of(PolicySettings(workspaces={"a": entry}), resources=direct)
     inside = in_workspace("a", trust="sandboxed")
-    assert policy.sees(inside, "s") and not policy.sees(in_workspace("b", trust="sandboxed"), "s")
-    assert policy.allows_prompt(inside, "s", "open_one") and not policy.allows_prompt(inside, "s", "other")
+    assert not policy.why_hidden(inside, "s") and policy.why_hidden(in_workspace("b", trust="sandboxed"), "s")
+    assert not policy.why_prompt_hidden(inside, "s", "open_one")
     assert "gateway.policy.workspaces.a.prompts" in policy.why_prompt_hidden(inside, "s", "other")
     for uri, is_allowed in (
         ("file:///open/x", True),
@@ -156,7 +156,8 @@ def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of
         ("file:///open/%64irect", False),
         ("file:///open/%0a", False),
     ):
-        assert policy.allows_uri(inside, "s", uri) is policy.allows_listed_uri(inside, "s", uri) is is_allowed, uri
+        assert policy.allows_uri(inside, "s", uri) is is_allowed, uri
+        assert (not policy.why_listed_uri_hidden(inside, "s", uri)) is is_allowed, uri
     assert "gateway.policy.workspaces.a.resources" in policy.why_listed_uri_hidden(inside, "s", "file:///other")
     uris = frozenset({"file:///open/x", "file:///open/direct", "file:///other"})
     assert policy.permitted_uris(inside, "s", uris) == {"file:///open/x"}
@@ -181,9 +182,9 @@ def test_an_announced_workspace_is_restricted_by_all_entries_up_to_the_one_for_e
     for workspaces, seen in ((entries, ["s"]), (entries | {"more": WorkspaceSettings(servers=())}, ["s"])):
         policy = Policy(PolicySettings(workspaces=workspaces), {"s": ServerPolicy(), "t": ServerPolicy()})
         announced = Context(workspace="team-a")
-        assert [server for server in ("s", "t") if policy.sees(announced, server)] == seen
+        assert [server for server in ("s", "t") if not policy.why_hidden(announced, server)] == seen
         assert policy.restricted_by(announced) == ["team-*", "*"]
-        assert policy.sees(in_workspace("team-a"), "t") and not policy.sees(in_workspace("else"), "t")
+        assert not policy.why_hidden(in_workspace("team-a"), "t") and policy.why_hidden(in_workspace("else"), "t")
 
 
 @requirement("ops.foreign-config", "pol.trust")
