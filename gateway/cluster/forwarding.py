@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from gateway.cluster.envelope import Common
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
@@ -56,10 +56,6 @@ def _start_begun(route: Route, reply: RelayedReply) -> None:
     """Record in `reply` that a call which was already sent to the owner may have taken effect."""
     if route.begun is not None and route.begun.call.may_have_run:
         reply.start()
-
-
-def _unbegun(route: Route) -> Route:
-    return msgspec.structs.replace(route, begun=None)
 
 
 class Forwarder:
@@ -169,15 +165,15 @@ class Forwarder:
         return ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
-        return ForwardedRequest(
-            route=route,
-            method=scope["method"],
-            path=scope["path"].removeprefix(scope.get("root_path", "")),
+        common = Common.of(
+            route,
+            scope["path"].removeprefix(scope.get("root_path", "")),
+            self._for_owner(scope["headers"]),
             secure=self._guard.is_secure(scope, self._guard.headers(scope)),
+            method=scope["method"],
             again=bool(scope.get("mcp.again")),
-            headers=self._for_owner(scope["headers"]),
-            body=body,
         )
+        return ForwardedRequest(route, common, body)
 
     async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> Outcome:
         """Forward a request, and return its outcome. A request that may have taken effect is not refused: it waits for
@@ -190,12 +186,13 @@ class Forwarder:
                 return outcome
             except (StoreUnavailable, Refused) as error:
                 _start_begun(request.route, reply)
-                if not (reply.has_started or request.again):
+                if not (reply.has_started or request.common.again):
                     raise (error if isinstance(error, Refused) else store_unavailable()) from None
                 if monotonic() >= scope.setdefault(_UNTIL, monotonic() + _PATIENCE_S):
                     reply.start()
                     return Outcome.TIMED_OUT
-            request = msgspec.structs.replace(request, again=True, route=_unbegun(request.route))
+            again, route = replace(request.common, again=True), replace(request.route, begun=None)
+            request = replace(request, common=again, route=route)
             await asyncio.sleep(_AGAIN_S)
 
     async def _outcome(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:

@@ -60,18 +60,11 @@ class Peer(NamedTuple):
     address: str
 
 
-class ForwardedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's request and its route. `path` is that of an endpoint.
-
-    `again`: a lost process has had the request, which may have taken effect.
-    """
+class ForwardedRequest(msgspec.Struct, frozen=True):
+    """A client's request, its route, and the facts that the owner gets beside its body."""
 
     route: Route
-    method: str
-    path: str
-    secure: bool
-    again: bool
-    headers: HeaderList
+    common: Common
     body: bytes
 
 
@@ -139,10 +132,8 @@ class Copies:
         self._channels = channels
         self._begun: PeerCall | None = None if request.route.begun is None else request.route.begun.call
         self._sent: list[PeerCall] = []
-        headers = [*request.headers, *(header for header in traced if header[0] != _CORRELATION)]
-        self._common = Common.of(
-            request.route, request.path, headers, secure=request.secure, method=request.method, again=request.again
-        ).packed()
+        headers = [*request.common.headers, *(header for header in traced if header[0] != _CORRELATION)]
+        self._common = msgspec.structs.replace(request.common, headers=headers).packed()
 
     @property
     def may_have_run(self) -> bool:

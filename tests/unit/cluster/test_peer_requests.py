@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.cluster import peer_requests
-from gateway.cluster.envelope import COPIES_S, Envelopes, Nonce, Refusal, decode_common, decode_facts
+from gateway.cluster.envelope import COPIES_S, Common, Envelopes, Nonce, Refusal, decode_common, decode_facts
 from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Outcome
@@ -162,15 +162,8 @@ class Asked:
         self.sent.append(event)
 
     async def outcome(self, begun: Any = None) -> Outcome:
-        request = ForwardedRequest(
-            route=Route(a_session(FakeClock()), ALICE, None, begun=begun),
-            method="POST",
-            path="/mcp",
-            secure=False,
-            again=False,
-            headers=[],
-            body=b"{}",
-        )
+        route = Route(a_session(FakeClock()), ALICE, None, begun=begun)
+        request = ForwardedRequest(route, Common.of(route, "/mcp", [], secure=False), b"{}")
         async with asyncio.timeout(5):
             return await self.requests.ask(Peer("peer", "a:1"), request, self.reply)
 
