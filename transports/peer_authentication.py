@@ -240,11 +240,6 @@ class Sealed(Layer):
         """
         await self._proved
 
-    @property
-    def is_proved(self) -> bool:
-        """Return True once both sides have proved themselves."""
-        return self._seals is not None
-
     # -- the protocol of the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -489,6 +489,6 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
     except (OSError, TimeoutError):
         raise PeerTimedOut from None
     finally:
-        if not sealed.is_proved:
+        if not channel.name:
             channel.close()
     return channel

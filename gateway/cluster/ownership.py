@@ -16,7 +16,6 @@ import msgspec
 from cachetools import TTLCache
 
 from gateway.cluster.lease import LEASE_S, OwnLease
-from gateway.errors import not_found_by_others
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore
 from transports.inbound_port import OwnedByPeer
@@ -190,11 +189,6 @@ class Cluster:
         await self._directory.end_lease(self.replica)
 
     # -- owning
-
-    def check_reachable(self) -> None:
-        """Check that this replica may open sessions. Raises `Refused`: 503, other replicas do not reach this one."""
-        if not self.is_reachable:
-            raise not_found_by_others()
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
         """Return the session, which this replica owns or claims. One that has ended is returned unclaimed.

@@ -334,21 +334,18 @@ class PeerRequests:
 
     async def _look(self, peer: Peer, silent_s: float) -> Lease:
         """Return the lease's state of a peer that was silent for that time. Concurrent requests share a read."""
+        silent_since, own = monotonic() - silent_s, self._cluster.lease
         try:
-            return await self._lease_of(peer, silent_s)
+            asked_at, age_s = await self._looks.share(peer.replica, functools.partial(self._age_of, peer.replica))
+            if age_s is None:
+                return Lease.EXPIRED if own.trusts_expired else Lease.UNKNOWN
+            if age_s >= DOUBT_S and own.doubt(peer.replica):
+                return Lease.OLD
+            if asked_at - age_s - silent_since >= _SURELY_S:
+                return Lease.RENEWED
+            await self._cluster.have_beat(peer.replica)
         except StoreUnavailable:
             return Lease.UNKNOWN
-
-    async def _lease_of(self, peer: Peer, silent_s: float) -> Lease:
-        silent_since, own = monotonic() - silent_s, self._cluster.lease
-        asked_at, age_s = await self._looks.share(peer.replica, functools.partial(self._age_of, peer.replica))
-        if age_s is None:
-            return Lease.EXPIRED if own.trusts_expired else Lease.UNKNOWN
-        if age_s >= DOUBT_S and own.doubt(peer.replica):
-            return Lease.OLD
-        if asked_at - age_s - silent_since >= _SURELY_S:
-            return Lease.RENEWED
-        await self._cluster.have_beat(peer.replica)
         return Lease.VALID
 
     async def _age_of(self, replica: str) -> tuple[float, float | None]:

@@ -8,7 +8,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.sessions import SessionSettings
 from gateway.context.announcements import Announcements
 from gateway.context.personal_data import scrubber
-from gateway.errors import bad_context
+from gateway.errors import bad_context, not_found_by_others
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
 from gateway.sessions.aliases import Alias
@@ -71,8 +71,8 @@ class SessionOpener:
             Refused: 429, its principal has as many sessions as it may; 503, other replicas do not reach this one.
             OwnedByPeer: another replica owns the session of that alias.
         """
-        if self._cluster is not None:
-            self._cluster.check_reachable()
+        if self._cluster is not None and not self._cluster.is_reachable:
+            raise not_found_by_others()
         session = self._new(request, who, client)
         if alias is not None and alias.is_key:
             session = replace(session, confirmed=True)
