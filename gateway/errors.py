@@ -1,4 +1,4 @@
-"""Every error that the gateway itself answers with: HTTP status, JSON-RPC code and message (docs/errors.md).
+"""Define every error that the gateway itself answers with: HTTP status, JSON-RPC code, message (docs/errors.md).
 
 The gateway's codes are in the implementation-defined range of JSON-RPC (-32000 to -32019), which MCP 2026-07-28
 leaves to implementations. Codes that the protocol defines are used where they apply. -32000 and -32001 are not used,
@@ -127,23 +127,21 @@ ERRORS: Final[dict[int, ErrorKind]] = {
 
 
 def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
-    """The JSON-RPC error object of the gateway's own error, with the correlation id of its request."""
+    """Return the JSON-RPC error object of an error of the gateway, with the correlation id of its request."""
     error: dict[str, Any] = {"code": code, "message": message}
     return error | {"data": {CORRELATION_KEY: correlation}} if correlation else error
 
 
 def session_unknown() -> Refused:
-    """The session is unknown, expired, ended, forged or another principal's. One answer, which reveals nothing about
-    other sessions."""
+    """Refuse a session id that is unknown, expired, ended, forged or another principal's. One answer for all: it
+    reveals nothing about other sessions."""
     return Refused(
-        404,
-        SESSION_UNKNOWN,
-        "Session not found. It may have expired or ended. Start again without a session id.",
+        404, SESSION_UNKNOWN, "Session not found. It may have expired or ended. Start again without a session id."
     )
 
 
 def no_session() -> Refused:
-    """A legacy message needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
+    """Refuse a legacy message that needs a session and names none (MCP 2025-11-25, Transports §Session Management)."""
     return Refused(
         400,
         INVALID_REQUEST,
@@ -152,97 +150,85 @@ def no_session() -> Refused:
 
 
 def unauthenticated(reason: str, challenge: str) -> Refused:
-    """The credential is missing or invalid; `reason` is the message, `challenge` the parameters (RFC 6750 §3)."""
+    """Refuse a missing or invalid credential. `reason` is the message, `challenge` has the parameters (RFC 6750 §3)."""
     return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
 
 
 def insufficient_scope(reason: str, challenge: str) -> Refused:
-    """The token is valid but lacks a scope. The client can request a token that has the scope (RFC 6750 §3.1)."""
+    """Refuse a valid token that lacks a scope. The client can request a token with that scope (RFC 6750 §3.1)."""
     return Refused(403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
 
 
+def _unavailable(message: str, *, retry_after_s: int = 1) -> Refused:
+    """Refuse a request that was not executed, and that the client can send again later."""
+    return Refused(503, STORE_UNAVAILABLE, message, headers={"Retry-After": str(retry_after_s)})
+
+
 def store_unavailable() -> Refused:
-    """The session store does not answer. Never 404: a client that receives 404 discards a session that still exists."""
-    return Refused(
-        503,
-        STORE_UNAVAILABLE,
-        "The session store does not answer. Your session is not lost. Try again.",
-        headers={"Retry-After": "1"},
-    )
+    """Refuse a request: the store does not answer. Never with 404: clients would discard a session that exists."""
+    return _unavailable("The session store does not answer. Your session is not lost. Try again.")
 
 
 def store_full() -> Refused:
-    """The gateway has as many sessions as it may have, and none of them can be ended now."""
-    return Refused(
-        503,
-        STORE_UNAVAILABLE,
-        "The gateway has as many sessions as it allows, and all are in use. Try again.",
-        headers={"Retry-After": "5"},
-    )
+    """Refuse a new session: the gateway has as many as it may have, and none of them can be ended now."""
+    message = "The gateway has as many sessions as it allows, and all are in use. Try again."
+    return _unavailable(message, retry_after_s=5)
 
 
 def store_refused(error: StoreError) -> Refused:
-    """The refusal of a request for which the store has raised that error."""
+    """Refuse a request for which the store has raised that error."""
     return store_full() if isinstance(error, StoreFull) else store_unavailable()
 
 
 def unreachable() -> Refused:
-    """The replica that owns the session does not answer, and its lease is still valid, so nobody may take over."""
-    return Refused(
-        503,
-        STORE_UNAVAILABLE,
-        "The gateway that serves your session does not answer. Your session is not lost. Try again.",
-        headers={"Retry-After": "1"},
-    )
+    """Refuse a request whose session no replica can serve now: its owner does not answer, and may still run."""
+    return _unavailable("The gateway that serves your session does not answer. Your session is not lost. Try again.")
 
 
 def outcome_unknown() -> Refused:
-    """The request cannot be repeated now, and may have taken effect already: in place of every refusal."""
+    """Answer a request that may have taken effect and cannot be repeated now. Replaces every refusal of it."""
     return Refused(
         200, OUTCOME_UNKNOWN, "The gateway that served this call was lost; whether the call took effect is unknown"
     )
 
 
 def not_found_by_others() -> Refused:
-    """This gateway opens no session, because the other gateways cannot reach it and would take the session over."""
-    return Refused(
-        503,
-        STORE_UNAVAILABLE,
-        "This gateway is not ready: other gateways cannot reach it at its gateway.advertise address. Try again.",
-        headers={"Retry-After": "1"},
-    )
+    """Refuse a new session: the other gateways cannot reach this one, and would take the session over."""
+    reason = "other gateways cannot reach it at its gateway.advertise address"
+    return _unavailable(f"This gateway is not ready: {reason}. Try again.")
 
 
 def too_many_exchanges() -> Refused:
-    """The session has `limits.exchanges` calls in flight."""
+    """Refuse a call of a session that has `limits.exchanges` calls in flight."""
     reason = "Too many calls of this session are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
 
 
 def too_much_in_flight(whose: str) -> Refused:
-    """The bodies of unanswered requests hold too many bytes. The rest of the refused body is not read."""
+    """Refuse a request because the bodies of unanswered ones hold too many bytes. The rest of its body is not read."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
 
 
 def cancelled_by_client() -> Refused:
-    """The client has cancelled its request before it was sent to a server."""
+    """Answer a request that its client has cancelled before it was sent to a server."""
     return Refused(200, CANCELLED_BY_CLIENT, "Cancelled: the client cancelled")
 
 
 def unknown_tool(name: str) -> Refused:
-    """The name does not exist, or policy hides it from this session: one answer for both."""
+    """Refuse a tool that does not exist, or that policy hides from this session: one answer for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}")
 
 
 def unknown_prompt(name: str) -> Refused:
-    """The name does not exist, or policy hides it from this session: one answer for both."""
+    """Refuse a prompt that does not exist, or that policy hides from this session: one answer for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}")
 
 
 def unknown_resource(uri: str, era: str = "modern", method: str = "resources/read") -> Refused:
-    """The name does not exist, or policy hides it from this session: one answer for both. The legacy era has a code of
-    its own for it, but not for a completion (MCP 2025-11-25, Resources and Completion, Error Handling)."""
+    """Refuse a resource that does not exist, or that policy hides from this session: one answer for both. The legacy
+    era has a code of its own for it, but not for a completion (MCP 2025-11-25, Resources and Completion, Error
+    Handling)."""
     is_old = era == "legacy" and method.startswith("resources/")
     return Refused(
         200,
@@ -253,8 +239,8 @@ def unknown_resource(uri: str, era: str = "modern", method: str = "resources/rea
 
 
 def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) -> Refused:
-    """Neither the gateway nor a server serves this method for the session, or it is not clear which of several servers
-    does (`among`). In the modern era this has an HTTP status of its own (MCP 2026-07-28, Streamable HTTP)."""
+    """Refuse a method that nobody serves for the session, or that any of several servers (`among`) may serve. The
+    modern era has an HTTP status of its own for it (MCP 2026-07-28, Streamable HTTP)."""
     text = f"Method not found: {method[:128]}"
     if among:
         names = ", ".join(among[:8])
@@ -263,14 +249,14 @@ def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) 
 
 
 def unusable_tool(name: str, fault: str) -> Refused:
-    """The server lists an invalid input schema, so the gateway cannot check this tool's arguments."""
+    """Refuse a call of a tool with an invalid input schema, against which the gateway cannot check arguments."""
     why = f"Tool {name[:128]} cannot be called, because its input schema is invalid: {fault}"
     return Refused(200, INVALID_PARAMS, why, data={"reason": "unusable_schema"})
 
 
 ArgumentFault = Literal["schema", "missing", "blocked", "handle"]
-"""What is wrong with arguments: they do not fit the schema, a bound one is missing, they contain blocked text, or they
-name no session of the client."""
+"""The fault of arguments: they do not fit the schema, a bound one is missing, they contain blocked text, or they name
+no session of the client."""
 
 
 class InvalidArguments(Refused):
@@ -286,17 +272,17 @@ class InvalidArguments(Refused):
 
 
 def invalid_arguments(tool: str, path: str, problem: str, fault: ArgumentFault = "schema") -> InvalidArguments:
-    """The arguments are wrong at `path`; `problem` says what was expected."""
+    """Refuse arguments that are wrong at `path`. `problem` says what was expected."""
     return InvalidArguments(f"Invalid arguments for {tool[:128]}: {path}: {problem}", fault)
 
 
 def malformed_arguments() -> Refused:
-    """The arguments are no object, which no model can cause (MCP, CallToolRequest)."""
+    """Refuse arguments that are no object: no model can cause that (MCP, CallToolRequest)."""
     return Refused(200, INVALID_PARAMS, "params.arguments must be an object")
 
 
 def unknown_handle(tool: str, given: object) -> InvalidArguments:
-    """The handle is unknown, closed, expired, misspelt or another principal's: one answer for all."""
+    """Refuse a handle that is unknown, closed, expired, misspelt or another principal's: one answer for all."""
     shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
     return InvalidArguments(
         f"{tool[:64]}: arguments.session: you have no session {shown}. Open one with open_session, or omit `session` "
@@ -306,12 +292,12 @@ def unknown_handle(tool: str, given: object) -> InvalidArguments:
 
 
 def too_many_handles(most: int) -> Refused:
-    """The client has opened as many further sessions as it may have."""
+    """Refuse another session of a client that has opened as many further ones as it may have."""
     return Refused(200, INVALID_PARAMS, f"You have {most} sessions open, the limit. Close one with close_session.")
 
 
 def too_often(what: str, wait_s: int) -> Refused:
-    """A rate limit is exceeded: `what` is counted, and the next one is allowed in `wait_s` seconds."""
+    """Refuse a request beyond a rate limit of `what`. The next one is allowed in `wait_s` seconds."""
     return Refused(
         429,
         TOO_OFTEN,
@@ -322,7 +308,7 @@ def too_often(what: str, wait_s: int) -> Refused:
 
 
 def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
-    """The principal, or the address of anonymous clients, has `most` of `what`, the quota."""
+    """Refuse one more of `what` to a principal, or to an address of anonymous clients, that has `most`, its quota."""
     whose = "The anonymous clients of your address" if anonymous else "You"
     return Refused(
         429,
@@ -334,34 +320,35 @@ def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
 
 
 def unknown_event() -> Refused:
-    """The stream cannot be resumed from this `Last-Event-ID`."""
+    """Refuse a `Last-Event-ID` from which no stream can be resumed."""
     return Refused(
         404, INVALID_PARAMS, "Unknown Last-Event-ID: it belongs to another session, or is too old to resume from."
     )
 
 
 def record_full(what: str, most: int) -> Refused:
-    """The session's record has no room for more data of its client; `what` is too large."""
+    """Refuse to store `what`: the session's record has no room for so much data of its client."""
     return Refused(200, INVALID_PARAMS, f"{what}: too large. A session stores at most {most} bytes of client data.")
 
 
 def unknown_level(levels: Iterable[str]) -> Refused:
-    """The log level is not one of MCP's."""
+    """Refuse a log level that MCP does not have."""
     return Refused(200, INVALID_PARAMS, f"params.level must be one of {', '.join(levels)}")
 
 
 def stream_taken() -> Refused:
-    """A session has one GET stream at a time (MCP 2025-11-25, Transports §Listening for Messages)."""
+    """Refuse a second GET stream of a session, which has one at a time (MCP 2025-11-25, Transports §Listening for
+    Messages)."""
     return Refused(409, INVALID_PARAMS, "This session already has an open GET stream. Close it first.")
 
 
 def bad_context(reason: str) -> Refused:
-    """The context that the client announced is invalid."""
+    """Refuse an invalid context that a client announces."""
     return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.")
 
 
 def other_workspace(known: str, announced: str) -> Refused:
-    """The client announces another workspace than the one that its session has."""
+    """Refuse a request that announces another workspace than that of its session."""
     reason = (
         f"This session is for workspace {known[:64]!r}, and the request announces {announced[:64]!r}: "
         "send the request without a session, or with another session key, to open a session for the other workspace."
@@ -370,12 +357,12 @@ def other_workspace(known: str, announced: str) -> Refused:
 
 
 def bad_session_key(reason: str) -> Refused:
-    """The session key that the client sent cannot be used. The key itself is never part of the message."""
+    """Refuse a session key that cannot be used. The message never contains the key itself."""
     return Refused(400, INVALID_PARAMS, f"The session key {reason}.", data={"reason": "invalid_session_key"})
 
 
 def keyed_session_stays() -> Refused:
-    """A client that carries a session key sent DELETE. SDKs do that whenever a connection closes, and another
+    """Refuse the DELETE of a client with a session key. SDKs send it whenever a connection closes, and another
     connection with that key may be in use (MCP 2025-11-25, Transports §Session Management)."""
     return Refused(
         405,
@@ -386,11 +373,11 @@ def keyed_session_stays() -> Refused:
 
 
 def bad_request_state() -> Refused:
-    """The request state is forged, expired, or of another session or call: one answer for all (MCP 2026-07-28,
-    Multi Round-Trip Requests)."""
+    """Refuse a request state that is forged, expired, or of another session or call: one answer for all (MCP
+    2026-07-28, Multi Round-Trip Requests)."""
     return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", data={"reason": "invalid_request_state"})
 
 
 def is_bad_request_state(refused: Refused) -> bool:
-    """True if `refused` was made by `bad_request_state`."""
+    """Return True if `refused` was made by `bad_request_state`."""
     return isinstance(refused.data, dict) and refused.data.get("reason") == "invalid_request_state"
