@@ -1,6 +1,5 @@
 """Give each request of an app the session of the gateway that is mounted in it: in its scope, and as current one."""
 
-import json
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,7 @@ from msgspec import structs
 
 from gateway.context.facts import correlation_id
 from gateway.identity.request_context import RequestContext
-from gateway.integrations.session_middleware import SCOPE_KEY
+from gateway.integrations.session_middleware import SCOPE_KEY, response_of
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.relay.pipeline import store_errors_refused
 from session_store.context import bound_session
@@ -45,8 +44,7 @@ class GatewaySessionMiddleware:
             with store_errors_refused():
                 resolved, request = await self._resolve(scope)
         except Refused as refused:
-            headers = [(name.lower().encode(), value.encode()) for name, value in refused.headers.items()]
-            await send_json(send, refused.status, json.dumps({"error": str(refused)}).encode(), headers)
+            await send_json(send, *response_of(refused))
             return
         told = self._gateway.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 

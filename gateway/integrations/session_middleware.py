@@ -25,7 +25,7 @@ from session_store.small_store import SmallBackend, SmallStore
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import Refused
 
-__all__ = ["SCOPE_KEY", "SessionMiddleware", "backend_of", "ring_of", "settings_of"]
+__all__ = ["SCOPE_KEY", "SessionMiddleware", "backend_of", "response_of", "ring_of", "settings_of"]
 
 _ISSUES: Final = "SessionMiddleware"
 
@@ -241,24 +241,33 @@ def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
     return store_refused(error)
 
 
-def _parts(refused: Refused) -> tuple[int, bytes, Headers]:
+def response_of(refused: Refused) -> tuple[int, bytes, Headers]:
     """Return the status, the body and the headers of the response for a refusal."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     return refused.status, json.dumps({"error": str(refused)}).encode(), headers
 
 
-class _Response:
-    """Send the response to one HTTP request. It gives the client its session, or says why there is none."""
+class _Answer:
+    """The answer to one request, which gives the client its session."""
 
-    __slots__ = ("_carriers", "_is_replaced", "_scope", "_send", "has_begun", "session")
+    __slots__ = ("_carriers", "_scope", "_send", "has_begun", "session")
 
     def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
         self._scope = scope
         self._carriers = carriers
         self._send = send
-        self._is_replaced = False
         self.session = session
         self.has_begun = False
+
+
+class _Response(_Answer):
+    """Send the response to one HTTP request. It gives the client its session, or says why there is none."""
+
+    __slots__ = ("_is_replaced",)
+
+    def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
+        super().__init__(scope, carriers, session, send)
+        self._is_replaced = False
 
     def send(self, event: MutableMapping[str, Any]) -> Awaitable[None]:
         """Pass on an ASGI event of the app."""
@@ -274,9 +283,27 @@ class _Response:
         return self._send(event)
 
     async def _begin(self, event: MutableMapping[str, Any]) -> None:
-        given = await self._settled(event["status"])
-        if given is not None:
-            await self._send({**event, "headers": with_session_headers(event.get("headers", ()), given)})
+        """Send the head of the response, with the headers that give or take the session. If the store has failed, send
+        a refusal in its place."""
+        session = self.session
+        refused: Refused | None = None
+        try:
+            await session.settle()
+        except (SessionGone, StoreError) as error:
+            refused = _refusal(error)
+        if refused is None and session.has_failed and event["status"] >= 500:
+            refused = store_unavailable()  # frameworks answer 500 to exceptions that they do not know
+        if refused is not None:
+            self._is_replaced = True
+            await self.refuse(refused)
+            return
+        self.has_begun = True
+        given: Headers = []
+        if session.is_new:
+            given = self._carriers.giving(self._scope, session.known_id)
+        elif session.ended_id:
+            given = self._carriers.taking(self._scope, session.ended_id)
+        await self._send({**event, "headers": with_session_headers(event.get("headers", ()), given)})
 
     async def _go_on(self, event: MutableMapping[str, Any]) -> None:
         if self._is_replaced:
@@ -288,46 +315,17 @@ class _Response:
         with bound_session(None):
             await self._send(event)
 
-    async def _settled(self, status: int) -> Headers | None:
-        """Return the headers that give or take the session. None: the store has failed, and another response was
-        sent."""
-        try:
-            await self.session.settle()
-        except (SessionGone, StoreError) as error:
-            await self._replaced(_refusal(error))
-            return None
-        if self.session.has_failed and status >= 500:
-            # Frameworks answer 500 to exceptions that they do not know.
-            await self._replaced(store_unavailable())
-            return None
-        self.has_begun = True
-        if self.session.is_new:
-            return self._carriers.giving(self._scope, self.session.known_id)
-        return self._carriers.taking(self._scope, self.session.ended_id) if self.session.ended_id else []
-
-    async def _replaced(self, refused: Refused) -> None:
-        self._is_replaced = True
-        await self.refuse(refused)
-
     async def refuse(self, refused: Refused) -> None:
         """Send the refusal in place of the app's response."""
         self.has_begun = True
-        status, body, headers = _parts(refused)
         with bound_session(None):
-            await send_json(self._send, status, body, headers)
+            await send_json(self._send, *response_of(refused))
 
 
-class _Handshake:
+class _Handshake(_Answer):
     """Answer the handshake of one WebSocket, which can give the client its session."""
 
-    __slots__ = ("_carriers", "_scope", "_send", "has_begun", "session")
-
-    def __init__(self, scope: Scope, carriers: AppCarriers, session: AppSession, send: Send) -> None:
-        self._scope = scope
-        self._carriers = carriers
-        self._send = send
-        self.session = session
-        self.has_begun = False
+    __slots__ = ()
 
     async def send(self, event: MutableMapping[str, Any]) -> None:
         """Pass on an ASGI event of the app. Raises `StoreError`: the WebSocket cannot have a session now."""
@@ -345,7 +343,7 @@ class _Handshake:
     async def refuse(self, refused: Refused) -> None:
         """Refuse the handshake in place of the app."""
         self.has_begun = True
-        status, body, headers = _parts(refused)
+        status, body, headers = response_of(refused)
         if "websocket.http.response" not in (self._scope.get("extensions") or {}):
             # 1008: policy violation. 1013: try again later (RFC 6455 §7.4, IANA).
             await self._send({"type": "websocket.close", "code": 1013 if status == 503 else 1008})
