@@ -117,18 +117,8 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
 
 def caller_of_params(initialize_params: bytes) -> Caller:
     """Return the legacy client that sent these params of `initialize`. Raises `msgspec.MsgspecError`."""
-    # Each of a client's calls to a modern server comes here, with the same bytes.
-    if len(initialize_params) <= _MAX_CACHED_BYTES:
-        return _cached_caller_of_params(initialize_params)
-    return _made_caller_of_params(initialize_params)
-
-
-def _made_caller_of_params(initialize_params: bytes) -> Caller:
     said = _params.decode(initialize_params or b"{}")
     return _caller(bytes(said.clientInfo), bytes(said.capabilities))
-
-
-_cached_caller_of_params = functools.lru_cache(maxsize=_CACHED)(_made_caller_of_params)
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
@@ -149,13 +139,6 @@ def capability_for(method: str, params: Object) -> dict[str, Any]:
     return {name: {}} if name in _ASKED else {"extensions": {"/".join(method.split("/")[:2]): {}}}
 
 
-def _caller(info: bytes, declared: bytes) -> Caller:
-    # A client sends the same with each request. Longer texts would only fill the cache.
-    if len(info) + len(declared) <= _MAX_CACHED_BYTES:
-        return _cached_caller(info, declared)
-    return _made_caller(info, declared)
-
-
 def _made_caller(info: bytes, declared: bytes) -> Caller:
     passed = passed_on(object_of(splice(declared)))
     known: dict[str, Any] = {}
@@ -172,6 +155,11 @@ def _made_caller(info: bytes, declared: bytes) -> Caller:
 
 
 _cached_caller = functools.lru_cache(maxsize=_CACHED)(_made_caller)
+
+
+def _caller(info: bytes, declared: bytes) -> Caller:
+    # A client sends the same with each request. Longer texts would only fill the cache.
+    return (_cached_caller if len(info) + len(declared) <= _MAX_CACHED_BYTES else _made_caller)(info, declared)
 
 
 def _info(raw: bytes) -> bytes:
