@@ -228,7 +228,8 @@ class SessionFacts:
         `more` has the fields that are not the session's: correlation id, folder. Characters that an environment cannot
         hold are removed: clients choose some values.
         """
-        return {variable: _fit(self._variable(session, value, more)) for variable, value in names.items()}
+        values = {variable: self._variable(session, wanted, more) for variable, wanted in names.items()}
+        return {name: value.replace("\0", "").encode("utf-8", "replace").decode() for name, value in values.items()}
 
     def _variable(self, session: Session, wanted: EnvironmentValue, more: Mapping[str, str]) -> str:
         if wanted.empty_for_anonymous and session.principal.is_anonymous and wanted.field.startswith("principal"):
@@ -240,7 +241,7 @@ class SessionFacts:
         """Return the facts that a child gets as JSON."""
         return {
             **facts_of(session, correlation),
-            **self._shown_in_meta(session),
+            **self.told_to_servers(session),
             "read_only": session.context.read_only,
             "created_at": session.created_at,
             "idle_ttl_s": session.idle_ttl_s,
@@ -250,9 +251,10 @@ class SessionFacts:
 
     def _meta(self, session: Session) -> ContextMeta:
         """Return the value of `CONTEXT_KEY` in the `_meta` of messages to servers, with the operator's fields."""
-        return ContextMeta(context_meta(session).before, b'",' + encode(self._shown_in_meta(session))[1:])
+        return ContextMeta(context_meta(session).before, b'",' + encode(self.told_to_servers(session))[1:])
 
-    def _shown_in_meta(self, session: Session) -> dict[str, dict[str, str]]:
+    def told_to_servers(self, session: Session) -> dict[str, dict[str, str]]:
+        """Return the operator's fields that servers are told, as members of `_meta` or as claims of an assertion."""
         if not self._in_meta:
             return {}
         found = {name: self._added(session, name, self._fields[name]) for name in self._in_meta}
@@ -260,10 +262,6 @@ class SessionFacts:
             "fields": {name: value for name, (value, _) in found.items() if value},
             "fields_provenance": {name: source for name, (value, source) in found.items() if value},
         }
-
-    def claims(self, session: Session) -> dict[str, dict[str, str]]:
-        """Return the operator's fields for the claims of an assertion."""
-        return self._shown_in_meta(session)
 
     def _logged(self, session: Session) -> dict[str, str]:
         return self._some(session, self._in_log)
@@ -278,7 +276,3 @@ class SessionFacts:
 
 def _nothing(session: Session) -> Mapping[str, str]:
     return _NONE
-
-
-def _fit(value: str) -> str:
-    return value.replace("\0", "").encode("utf-8", "replace").decode()

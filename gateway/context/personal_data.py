@@ -11,10 +11,9 @@ from typing import Any, Final
 import re2
 
 from gateway.config.sessions import PersonalData
+from session_store.redaction import REDACTED
 
 __all__ = ["scrubber"]
-
-REDACTED: Final = "[redacted]"
 
 # ISO/IEC 7812: 13 to 19 digits, of which the first is 2 to 6 for cards that pay.
 _LEAST_DIGITS: Final = 13

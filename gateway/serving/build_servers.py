@@ -53,7 +53,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     settings = entries | dict.fromkeys(objects, OBJECT)
     policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
     link_resources = LinkResourceProvider(sessions.tools, base.backend.state, base.limits, base.metrics.limited)
-    assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.claims)
+    assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.told_to_servers)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
     enclosures = {name: enclosures_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
