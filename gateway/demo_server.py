@@ -1,4 +1,4 @@
-"""The bundled demo: a small stdio MCP server that shows what sessions do. Speaks both eras.
+"""Serve the bundled demo: a small stdio MCP server that shows what sessions do. It speaks both eras.
 
 Starts fast because it imports small standard modules only: neither the gateway nor an SDK.
 """
@@ -91,11 +91,11 @@ class _Fault(Exception):
 
 
 class _Cancelled(Exception):
-    """The client does not want the answer any more."""
+    """The client has cancelled the call."""
 
 
 class _DemoServer:
-    """One connection. Tool calls run in threads, so a slow one holds up nobody."""
+    """Serve one connection. Tool calls run in threads, so that a slow one holds up no other."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -110,7 +110,7 @@ class _DemoServer:
     # -- messages
 
     def receive(self, message: Json) -> None:
-        """Take one message; answers are written when they are ready."""
+        """Handle one message. Answers are written when they are ready."""
         if "method" not in message:
             self._answered(message)
         elif "id" not in message:
@@ -226,15 +226,12 @@ class _DemoServer:
         raise _Fault(-32602, f"Unknown tool: {name}")
 
     def _ask_modern(self, params: Json) -> Json:
-        state = params.get("requestState")
+        state, answer = params.get("requestState"), (params.get("inputResponses") or {}).get("name")
         if state is None:
-            state = base64.b64encode(secrets.token_bytes(12)).decode()
+            state, answer = base64.b64encode(secrets.token_bytes(12)).decode(), None
             self._asked.add(state)
-            question = {"method": "elicitation/create", "params": _NAME_FORM}
-            return {"resultType": "input_required", "inputRequests": {"name": question}, "requestState": state}
-        if state not in self._asked:
+        elif state not in self._asked:
             return _text("This process did not ask: the answer reached another one.", failed=True)
-        answer = (params.get("inputResponses") or {}).get("name")
         if answer is None:
             question = {"method": "elicitation/create", "params": _NAME_FORM}
             return {"resultType": "input_required", "inputRequests": {"name": question}, "requestState": state}
@@ -271,7 +268,7 @@ class _DemoServer:
 
 
 def _facts(params: Json) -> dict[str, str]:
-    """The session's facts: from the environment, or from the call if the process is shared by sessions."""
+    """Return the facts of the session: from the environment, or from the call if several sessions share the process."""
     told = params.get("_meta", {}).get(_CONTEXT_KEY, {})
     if "MCP_SESSION_ID" in os.environ:
         told = {fact: os.environ.get(variable, "") for fact, variable in _FACTS.items()}
@@ -279,7 +276,7 @@ def _facts(params: Json) -> dict[str, str]:
 
 
 def _state(tool: str, arguments: Json) -> tuple[str, bool]:
-    """Remember or recall, as any program in any language can: the text of the answer, and whether it failed."""
+    """Remember or recall a value over the session's socket. Return the text of the answer, and True if it failed."""
     key, value = arguments.get("key"), arguments.get("value")
     if not isinstance(key, str) or not key or (tool == "remember" and not isinstance(value, str)):
         return "key and value must be text, and the key not empty.", True
