@@ -306,12 +306,9 @@ class ForwardedPost:
     # -- the answer, where it is one small message
 
     def _waited(self, _: asyncio.Task[None]) -> None:
-        if self._begun is not None:
-            self._go_on()
-
-    def _go_on(self) -> None:
         begun = self._begun
-        assert begun is not None
+        if begun is None:
+            return
         if begun.answer is None or not begun.quiet_at or begun.answer.replies.first is not None:
             self._answer()
         else:

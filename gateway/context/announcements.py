@@ -42,7 +42,10 @@ class MetaPath:
         """
         if self._parts[0] not in meta and self._key not in meta:
             return ""
-        return self._checked(self._nested(meta)) or self._checked(meta.get(self._key))
+        nested: Any = meta
+        for part in self._parts:
+            nested = nested.get(part) if isinstance(nested, Mapping) else None
+        return self._checked(nested) or self._checked(meta.get(self._key))
 
     def without(self, meta: Object, is_wrong: Callable[[Any], bool]) -> Object:
         """Return a `_meta` without values at that place, nested or by one key, for which `is_wrong` is true. Entries of
@@ -58,12 +61,6 @@ class MetaPath:
                 del inner[rest[-1]]
                 meta = meta | {first: msgspec.Raw(encode(whole))}
         return meta
-
-    def _nested(self, meta: Mapping[str, Any]) -> Any:
-        value: Any = meta
-        for part in self._parts:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
 
     def _checked(self, value: Any) -> str:
         if value is not None and not isinstance(value, str):

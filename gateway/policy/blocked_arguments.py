@@ -32,21 +32,7 @@ _INVISIBLE: Final = (
     *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
 )
 """Default_Ignorable_Code_Point (Unicode, DerivedCoreProperties)."""
-_SPACES: Final = (
-    0x0B,
-    0x1C,
-    0x1D,
-    0x1E,
-    0x1F,
-    0x85,
-    0xA0,
-    0x1680,
-    *range(0x2000, 0x200B),
-    0x2028,
-    0x2029,
-    0x202F,
-    0x3000,
-)
+_SPACES: Final = (0x0B, *range(0x1C, 0x20), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x3000)
 """White_Space (Unicode) that RE2 does not count as space."""
 _PLAIN: Final[dict[int, str | None]] = {
     **{point: None for first, last in _INVISIBLE for point in range(first, last + 1)},

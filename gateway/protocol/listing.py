@@ -57,11 +57,8 @@ def items_of(page: Any, key: str, name: str, *, most_chars: int) -> list[dict[st
     `most_chars` characters are left out: a request with such a name is refused.
     """
     items = page.get(key) if isinstance(page, dict) else None
-    return [item for item in items if _is_named(item, name, most_chars)] if isinstance(items, list) else []
-
-
-def _is_named(item: Any, key: str, most_chars: int) -> bool:
-    return isinstance(item, dict) and isinstance(item.get(key), str) and 0 < len(item[key]) <= most_chars
+    named = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return [item for item in named if isinstance(item.get(name), str) and 0 < len(item[name]) <= most_chars]
 
 
 class Names(frozenset[str]):
