@@ -215,11 +215,6 @@ class SessionFacts:
         template = self._templates.get(name, "")
         return "announced" if "{agent" in template or "{workspace" in template else "configured"
 
-    def sources(self, session: Session) -> dict[str, tuple[str, Source]]:
-        """Return the operator's fields that the session has, each with its value and source."""
-        found = {name: self._added(session, name, field) for name, field in self._fields.items()}
-        return {name: value for name, value in found.items() if value[0]}
-
     def environment(
         self, session: Session, names: Mapping[str, EnvironmentValue], more: Mapping[str, str]
     ) -> dict[str, str]:

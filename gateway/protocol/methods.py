@@ -52,7 +52,6 @@ class Method(msgspec.Struct, frozen=True):
     `for_all`: every server of an endpoint gets it, instead of the one that it names.
     `is_stream`: its response stays open, so its duration is no measure.
     `is_counted`: metrics have a label of its own for it.
-    `has_mcp_name`: the header `Mcp-Name` repeats what `named` says (MCP 2026-07-28, Request Headers).
     """
 
     name: str
@@ -71,7 +70,6 @@ class Method(msgspec.Struct, frozen=True):
     for_all: bool = False
     is_stream: bool = False
     is_counted: bool = True
-    has_mcp_name: bool = False
 
 
 def _list(name: str, kind: Kind, listed: str, item_key: str = "name") -> Method:
@@ -89,7 +87,7 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
 def _task(name: str, eras: frozenset[str]) -> Method:
     """Return a method about one task (the extension `io.modelcontextprotocol/tasks`, Routing Headers; experimental in
     MCP 2025-11-25). It needs no policy: the client has the id from a call that was allowed."""
-    return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False, has_mcp_name=True)
+    return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False)
 
 
 ROWS: Final = (
@@ -98,21 +96,12 @@ ROWS: Final = (
     Method("server/discover", MODERN, is_cacheable=True),
     Method("logging/setLevel", LEGACY, is_repeatable=True, is_recorded=True, for_all=True),
     _list("tools/list", "tools", "tools"),
-    Method("tools/call", BOTH, "tools", named="name", may_ask=True, has_mcp_name=True),
+    Method("tools/call", BOTH, "tools", named="name", may_ask=True),
     _list("prompts/list", "prompts", "prompts"),
-    Method("prompts/get", BOTH, "prompts", named="name", is_repeatable=True, may_ask=True, has_mcp_name=True),
+    Method("prompts/get", BOTH, "prompts", named="name", is_repeatable=True, may_ask=True),
     _list("resources/list", "resources", "resources", "uri"),
     _list("resources/templates/list", "resources", "resourceTemplates", "uriTemplate"),
-    Method(
-        "resources/read",
-        BOTH,
-        "resources",
-        named="uri",
-        is_cacheable=True,
-        is_repeatable=True,
-        may_ask=True,
-        has_mcp_name=True,
-    ),
+    Method("resources/read", BOTH, "resources", "uri", is_cacheable=True, is_repeatable=True, may_ask=True),
     Method("resources/subscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
     Method("resources/unsubscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
     Method("completion/complete", BOTH, "completions", named="ref", is_repeatable=True),

@@ -106,13 +106,12 @@ def test_a_field_has_its_value_by_name_and_metadata_is_read_when_it_is_told() ->
 @requirement("ctx.open", "wall.provenance")
 def test_each_field_says_where_its_value_comes_from() -> None:
     one = session(metadata={"ticket": "T", "said": "x"})
-    assert FACTS.sources(one) == {
-        "team": ("red", "authenticated"),
-        "ticket": ("T", "configured"),
-        "said": ("x", "announced"),  # the text has the name that the client gives itself
-        "hidden": ("secret", "authenticated"),
+    assert in_meta(one)["fields_provenance"] == {
+        "team": "authenticated",
+        "ticket": "configured",
+        "said": "announced",  # the text has the name that the client gives itself
     }
-    assert FACTS.sources(session(context=Context())) == {"said": ("nothing", "configured")}
+    assert in_meta(session(context=Context()))["fields_provenance"] == {"said": "configured"}
 
 
 @requirement("ctx.open")
@@ -122,10 +121,10 @@ def test_only_fields_that_are_opted_in_leave_by_meta_log_and_audit() -> None:
     assert told["fields"] == {"team": "red", "ticket": "T", "said": "nothing"}
     assert told["fields_provenance"] == {"team": "authenticated", "ticket": "configured", "said": "configured"}
     assert told["correlation_id"] == "c-1" and told["workspace"] == "w"
-    assert FACTS.all_of(one, "c-1")["fields"] == FACTS.claims(one)["fields"] == told["fields"]
+    assert FACTS.all_of(one, "c-1")["fields"] == FACTS.told_to_servers(one)["fields"] == told["fields"]
     assert (FACTS.logged(one), FACTS.audited(one)) == ({"team": "red"}, {"ticket": "T"})
     plain = SessionFacts(ContextSettings(), {})
-    assert "fields" not in in_meta(one, plain) and plain.claims(one) == {}
+    assert "fields" not in in_meta(one, plain) and plain.told_to_servers(one) == {}
 
 
 @requirement("ctx.open", "wall.provenance")

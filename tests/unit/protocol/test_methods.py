@@ -90,7 +90,7 @@ def test_the_columns_agree_with_the_protocol() -> None:
     assert set(INPUT_REQUIRED_METHODS) == MAY_ASK
     tasks = dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")  # an extension, so not the SDK's
     assert NAME_SOURCES == {**NAME_BEARING_METHODS, **tasks}
-    assert NAME_SOURCES == {row.name: row.named for row in ROWS if row.has_mcp_name}
+    assert NAME_SOURCES == {name: METHODS[name].named for name in NAME_SOURCES}
     assert {"server/discover", *LISTS} == SESSIONLESS
     of_era = {
         versions: {method for method, version in CLIENT_REQUESTS if version in versions}
