@@ -101,7 +101,7 @@ class CallInFlight(Protocol):
 class AnsweringConnection(Protocol):
     """Take the answer of a call on a `CallPath`, for the client or for the process that has forwarded the call."""
 
-    def answer_fast(self, frame: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
+    def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the response, whose JSON body is `frame`. Return False, and do nothing, if it cannot be sent now."""
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
@@ -218,7 +218,7 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 
     caller: str = ""
     token: str = ""
-    headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
+    headers: HeaderList = msgspec.field(default_factory=list)
     is_returned: bool = False
     by_cookie: bool = False
 
@@ -227,7 +227,7 @@ class Answer(Protocol):
     """A handler's answer to a request: the frames to come, and the headers of the response."""
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
+    def headers(self) -> HeaderList:
         """Return the headers of the response. They are complete before the first frame."""
 
     @property
@@ -259,7 +259,7 @@ class EventSource(Protocol):
     """The events of a legacy client's GET stream, and the headers of its response."""
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]: ...
+    def headers(self) -> HeaderList: ...
 
     @property
     def events(self) -> AsyncIterator[tuple[str, bytes]]:
@@ -322,7 +322,7 @@ class Handler(Protocol):
         """Return the protocol version that a legacy request's session has negotiated. Called before the request is
         handled."""
 
-    async def notify(self, request: Request) -> list[tuple[bytes, bytes]]:
+    async def notify(self, request: Request) -> HeaderList:
         """Handle a client's notification. Return headers for the client, which may name its session."""
 
     async def respond(self, request: Request) -> None:

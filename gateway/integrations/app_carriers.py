@@ -7,11 +7,9 @@ from typing import Final
 from gateway.sessions.carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
 from session_store import KeyRing, Purpose, TokenCodec
 from transports.inbound.http import Guard, Scope, header_map, peer_of
-from transports.inbound_port import Refused
+from transports.inbound_port import HeaderList, Refused
 
-__all__ = ["AppCarriers", "Headers", "has_header", "with_session_headers"]
-
-Headers = list[tuple[bytes, bytes]]
+__all__ = ["AppCarriers", "has_header", "with_session_headers"]
 
 _HEADER: Final = GATEWAY_HEADER.encode()
 _READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-site", b"x-forwarded-proto"})
@@ -66,7 +64,7 @@ class AppCarriers:
         """Return the signed id of a session, as the header carries it."""
         return self._tokens.sign(session_id)
 
-    def giving(self, scope: Scope, session_id: str) -> Headers:
+    def giving(self, scope: Scope, session_id: str) -> HeaderList:
         """Return the headers that give a new session to its client.
 
         If another site caused the request, a cookie of this app was ignored. It is not replaced: otherwise any page
@@ -78,7 +76,7 @@ class AppCarriers:
             given.append(_cookie(scope, headers, self._cookies.sign(session_id)))
         return given
 
-    def taking(self, scope: Scope, session_id: str) -> Headers:
+    def taking(self, scope: Scope, session_id: str) -> HeaderList:
         """Return the headers that delete the client's cookie; none if the cookie names another session, or none."""
         headers = _readable(scope)
         return [_cookie(scope, headers, "", "; Max-Age=0")] if session_id in self._in_cookies(scope, headers) else []
@@ -116,7 +114,7 @@ def _cookie(scope: Scope, headers: Mapping[str, str], value: str, more: str = ""
     return b"set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=Lax{secure}{more}".encode()
 
 
-def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers) -> Headers:
+def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: HeaderList) -> HeaderList:
     """Return the headers of a response that depends on its session: those of the app, and `given`, which give or take
     a session.
 
@@ -127,7 +125,7 @@ def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: Headers)
     return [*_joined(told, b"cache-control", b"no-store"), *given] if given else told
 
 
-def _joined(headers: Headers, name: bytes, values: bytes) -> Headers:
+def _joined(headers: HeaderList, name: bytes, values: bytes) -> HeaderList:
     """Add these values to the header of that name, if it lacks them. Changes `headers`, and returns it."""
     places = [place for place, pair in enumerate(headers) if pair[0].lower() == name]
     if not places:

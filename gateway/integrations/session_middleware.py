@@ -15,7 +15,7 @@ from gateway.config.secrets import given_keys
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.errors import session_unknown, store_refused, store_unavailable
-from gateway.integrations.app_carriers import AppCarriers, Headers, has_header, with_session_headers
+from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession
 from gateway.integrations.app_sessions import AppSessions, AppStore
 from session_store import ANONYMOUS, InvalidKeyRing, KeyRing, Principal, SessionGone, StoreError, StoreFull, backend_for
@@ -23,7 +23,7 @@ from session_store.connect import BackendOptions, check_store_url
 from session_store.context import bound_session
 from session_store.small_store import SmallBackend, SmallStore
 from transports.inbound.http import Receive, Scope, Send, send_json
-from transports.inbound_port import Refused
+from transports.inbound_port import HeaderList, Refused
 
 __all__ = ["SCOPE_KEY", "SessionMiddleware", "backend_of", "response_of", "ring_of", "settings_of"]
 
@@ -241,7 +241,7 @@ def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
     return store_refused(error)
 
 
-def response_of(refused: Refused) -> tuple[int, bytes, Headers]:
+def response_of(refused: Refused) -> tuple[int, bytes, HeaderList]:
     """Return the status, the body and the headers of the response for a refusal."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     return refused.status, json.dumps({"error": str(refused)}).encode(), headers
@@ -298,7 +298,7 @@ class _Response(_Answer):
             await self.refuse(refused)
             return
         self.has_begun = True
-        given: Headers = []
+        given: HeaderList = []
         if session.is_new:
             given = self._carriers.giving(self._scope, session.known_id)
         elif session.ended_id:
