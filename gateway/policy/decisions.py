@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.config.model import any_matches, expression, matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
-from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings, UpstreamSettings
+from gateway.config.upstreams import ItemSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms
 from gateway.protocol.listing import WRITE
@@ -22,27 +22,13 @@ from gateway.protocol.methods import folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 
-__all__ = ["ANNOTATIONS", "Decision", "Policy", "ServerPolicy", "server_policy"]
+__all__ = ["ANNOTATIONS", "Decision", "Policy"]
 
 ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
 _ALL: Final = ("*",)
 Rule = TypeVar("Rule")
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
-
-
-class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of the configuration for one server. `is_remote`: it is behind a URL."""
-
-    direct_only: bool = False
-    is_remote: bool = False
-    permissions: tuple[str, ...] = ()
-    only_tools: tuple[str, ...] | None = None
-    hidden_tools: tuple[str, ...] = ()
-    tools: Mapping[str, ToolSettings] = msgspec.field(default_factory=dict)
-    prompts: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
-    resources: Mapping[str, ItemSettings] = msgspec.field(default_factory=dict)
-    methods: Mapping[str, MethodSettings] = msgspec.field(default_factory=dict)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +57,7 @@ class Policy:
     Decisions are cached by names that servers list, never by names that only a client has sent.
     """
 
-    def __init__(self, settings: PolicySettings, servers: Mapping[str, ServerPolicy]) -> None:
+    def __init__(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
         self._settings = settings
         self._servers = servers
         self.is_open = not settings.workspaces and not any(
@@ -99,7 +85,7 @@ class Policy:
         named = {
             "tools": names_tools or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
             "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
-            "resources": bool(rules.resources) or any(w.resources != _ALL for w in workspaces),
+            "resources": bool(rules.resource_uris) or any(w.resources != _ALL for w in workspaces),
         }
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
@@ -127,7 +113,7 @@ class Policy:
 
     def is_remote(self, server: str) -> bool:
         """Return whether a server is behind a URL."""
-        return self._servers[server].is_remote
+        return self._servers[server].kind == "url"
 
     # -- tools
 
@@ -197,7 +183,7 @@ class Policy:
         written = forms(uri)
         if written is None:
             return "its URI cannot be read in one way only"
-        found = _matching(self._servers[server].resources, (*written, *map(with_plain_host, written)))
+        found = _matching(self._servers[server].resource_uris, (*written, *map(with_plain_host, written)))
         return (
             self.why_hidden(context, server)
             or _not_for(context, f"mcpServers.{server}.resource_uris", found)
@@ -272,7 +258,7 @@ class Policy:
         return (*entries, (None, _NOTHING))
 
 
-def _left_out(rules: ServerPolicy, names: Iterable[str], where: str) -> str:
+def _left_out(rules: UpstreamSettings, names: Iterable[str], where: str) -> str:
     """Return the reason why a tool, in any spelling of its name, is served to nobody; empty if it is served."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
@@ -295,18 +281,3 @@ def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) ->
         if missing := set(item.permissions) - set(context.permissions):
             return f"it needs {', '.join(sorted(missing))} ({where}.{pattern}.permissions)"
     return ""
-
-
-def server_policy(settings: UpstreamSettings) -> ServerPolicy:
-    """Return the settings of a server that policy depends on."""
-    return ServerPolicy(
-        direct_only=settings.direct_only,
-        is_remote=settings.kind == "url",
-        permissions=settings.permissions,
-        only_tools=settings.only_tools,
-        hidden_tools=settings.hidden_tools,
-        tools=settings.tools,
-        prompts=settings.prompts,
-        resources=settings.resource_uris,
-        methods=settings.methods,
-    )

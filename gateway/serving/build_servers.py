@@ -11,7 +11,7 @@ from gateway.context.assertion import Assertions
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.secrets import PrincipalSecrets
-from gateway.policy.decisions import Policy, server_policy
+from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission, VisibleServers
@@ -51,7 +51,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     options, prestarted = base.settings.gateway, PrestartedProcesses()
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
     settings = entries | dict.fromkeys(objects, OBJECT)
-    policy = Policy(options.policy, {name: server_policy(entry) for name, entry in settings.items()})
+    policy = Policy(options.policy, settings)
     link_resources = LinkResourceProvider(sessions.tools, base.backend.state, base.limits, base.metrics.limited)
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.told_to_servers)
     credentials = PrincipalSecrets(options.secrets, options.issuers)

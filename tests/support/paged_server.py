@@ -11,8 +11,9 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Lists
 from gateway.config.policy import PolicySettings
+from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
@@ -130,15 +131,21 @@ class NamedSession:
         id = "s1"
 
 
-def admission_by(policies: dict[str, ServerPolicy], audit: Audit | None = None) -> tuple[Policy, Admission]:
+def ruled(**rules: Any) -> UpstreamSettings:
+    """The settings of a server with these rules: policy reads nothing else of them."""
+    assert rules.keys() <= UpstreamSettings.model_fields.keys()
+    return UpstreamSettings.model_construct(**rules)
+
+
+def admission_by(policies: dict[str, UpstreamSettings], audit: Audit | None = None) -> tuple[Policy, Admission]:
     settings = PolicySettings()
     policy, audit = Policy(settings, policies), audit or Audit(MemoryBackend().audit, lambda: 0.0)
     return policy, Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
 
 
-def aggregation(*servers: PagedServer, policies: dict[str, ServerPolicy] | None = None) -> Aggregation:
+def aggregation(*servers: PagedServer, policies: dict[str, UpstreamSettings] | None = None) -> Aggregation:
     """What serves all of them. `policies` are those of servers that have one."""
-    policy, admission = admission_by({server.name: ServerPolicy() for server in servers} | (policies or {}))
+    policy, admission = admission_by({server.name: ruled() for server in servers} | (policies or {}))
     return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from gateway.config.policy import PolicySettings, RuleSettings, WorkspaceSettings
 from gateway.config.upstreams import ItemSettings, MethodSettings, ToolSettings
 from gateway.identity.context_rules import ContextRules
-from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.policy.decisions import Policy
 from session_store import Context, ContextField, Principal, Provenance
 from tests.requirements import requirement
+from tests.support.paged_server import ruled
 
 GUEST = Principal(issuer="api-key", subject="guest")
 NAMES = st.sampled_from(["", "a", "b", "team-a", "team-b", "c"])
@@ -45,7 +46,7 @@ def test_no_name_that_is_announced_gives_more_than_any_other(
     def may(announced: str, *, trusted: bool) -> set[Any]:
         context = ContextRules(rules, default, trust_announced=trusted).context(GUEST, None, announced)
         policy = PolicySettings(workspaces=entries, trust_announced_workspace=trusted)
-        decide = Policy(policy, {"x": ServerPolicy(), "y": ServerPolicy()}).decide
+        decide = Policy(policy, {"x": ruled(), "y": ruled()}).decide
         tools = {pair for pair in TOOLS if decide(context, *pair).allowed}
         more = {"direct": context.trust == "direct", "writes": not context.read_only}
         return {*context.permissions, *tools, *(name for name, has in more.items() if has)}
@@ -63,7 +64,7 @@ OPEN: Final = PolicySettings()
 
 def policy_of(settings: PolicySettings = OPEN, **rules: Any) -> Policy:
     """Of one server, which has these rules."""
-    return Policy(settings, {"s": ServerPolicy(**rules)})
+    return Policy(settings, {"s": ruled(**rules)})
 
 
 def in_workspace(name: str, **fields: Any) -> Context:
@@ -112,10 +113,10 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
     policy = Policy(
         PolicySettings(workspaces={"team-*": WorkspaceSettings(servers=("s", "d", "p"), tools=("s__[!o]*",))}),
         {
-            "s": ServerPolicy(tools=tools | {"run": ToolSettings(operation="eval")}, prompts=items, resources=items),
-            "d": ServerPolicy(direct_only=True),
-            "p": ServerPolicy(permissions=("paid", "more")),
-            "out": ServerPolicy(),
+            "s": ruled(tools=tools | {"run": ToolSettings(operation="eval")}, prompts=items, resource_uris=items),
+            "d": ruled(direct_only=True),
+            "p": ruled(permissions=("paid", "more")),
+            "out": ruled(),
         },
     )
     context = in_workspace("team-a", trust="sandboxed", permissions=("seen",), read_only=True)
@@ -143,7 +144,7 @@ def test_what_is_hidden_is_hidden_by_a_setting_that_the_reason_names() -> None:
 def test_a_workspace_has_the_prompts_and_resources_of_its_entry_in_every_form_of_their_names() -> None:
     entry = WorkspaceSettings(prompts=("s__open*",), resources=("s__file:///open/*",))
     direct = {"file:///open/direct*": ItemSettings(direct_only=True)}
-    policy = policy_of(PolicySettings(workspaces={"a": entry}), resources=direct)
+    policy = policy_of(PolicySettings(workspaces={"a": entry}), resource_uris=direct)
     inside = in_workspace("a", trust="sandboxed")
     assert not policy.why_hidden(inside, "s") and policy.why_hidden(in_workspace("b", trust="sandboxed"), "s")
     assert not policy.why_prompt_hidden(inside, "s", "open_one")
@@ -180,7 +181,7 @@ def test_decisions_are_cached_neither_by_fields_nor_by_what_a_client_announces()
 def test_an_announced_workspace_is_restricted_by_all_entries_up_to_the_one_for_every_name() -> None:
     entries = {"team-*": WorkspaceSettings(servers=("s", "t")), "*": WorkspaceSettings(servers=("s",))}
     for workspaces, seen in ((entries, ["s"]), (entries | {"more": WorkspaceSettings(servers=())}, ["s"])):
-        policy = Policy(PolicySettings(workspaces=workspaces), {"s": ServerPolicy(), "t": ServerPolicy()})
+        policy = Policy(PolicySettings(workspaces=workspaces), {"s": ruled(), "t": ruled()})
         announced = Context(workspace="team-a")
         assert [server for server in ("s", "t") if not policy.why_hidden(announced, server)] == seen
         assert policy.restricted_by(announced) == ["team-*", "*"]
@@ -190,10 +191,10 @@ def test_an_announced_workspace_is_restricted_by_all_entries_up_to_the_one_for_e
 @requirement("ops.foreign-config", "pol.trust")
 def test_a_tool_that_the_configuration_hides_is_nobodys() -> None:
     servers = {
-        "x": ServerPolicy(only_tools=("read_*", "list"), hidden_tools=("read_secrets",)),
-        "y": ServerPolicy(only_tools=()),
-        "z": ServerPolicy(hidden_tools=("\u0065val",)),
-        "open": ServerPolicy(),
+        "x": ruled(only_tools=("read_*", "list"), hidden_tools=("read_secrets",)),
+        "y": ruled(only_tools=()),
+        "z": ruled(hidden_tools=("\u0065val",)),
+        "open": ruled(),
     }
     policy = Policy(PolicySettings(), servers)
     context = Context(trust="direct", permissions=("p",))

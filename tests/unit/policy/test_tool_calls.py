@@ -12,7 +12,7 @@ from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from gateway.errors import InvalidArguments
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import Policy, ServerPolicy, server_policy
+from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
@@ -21,6 +21,7 @@ from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.context import FACTS
+from tests.support.paged_server import ruled
 from tests.support.too_deep import TOO_DEEP
 from transports.inbound_port import Refused
 from transports.jsonrpc import InvalidMessage, Object, encode, splice
@@ -36,7 +37,7 @@ CONTEXT = Context(trust="sandboxed", workspace="w")
 
 def tool_calls(check_arguments: Any = "lenient", **rules: ToolSettings) -> ToolCalls:
     settings = PolicySettings(check_arguments=check_arguments)
-    policy = Policy(settings, {"s": ServerPolicy(tools=rules)})
+    policy = Policy(settings, {"s": ruled(tools=rules)})
     return ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), settings, FACTS)
 
 
@@ -178,7 +179,7 @@ def test_annotations_of_headers_have_to_be_valid_at_servers_behind_urls(
     entry: dict[str, Any], is_unusable: bool
 ) -> None:
     tool = {"name": "odd", "inputSchema": {"properties": {"a": {"type": "object", "x-mcp-header": "A"}}}}
-    policy = Policy(PolicySettings(), {"s": server_policy(UpstreamSettings.model_validate(entry))})
+    policy = Policy(PolicySettings(), {"s": UpstreamSettings.model_validate(entry)})
     calls = ToolCalls(policy, Audit(MemoryBackend().audit, lambda: 0.0), Schemas(), PolicySettings(), FACTS)
     assert ("odd" in calls.unusable("s", [tool])) == is_unusable
 

@@ -10,13 +10,12 @@ import pytest
 from gateway.calls.call import Call
 from gateway.calls.lists import Listed
 from gateway.config.upstreams import ItemSettings, ToolSettings
-from gateway.policy.decisions import ServerPolicy
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS, Method
 from gateway.relay.admission import AdmittedTool
 from session_store import Context
 from tests.requirements import requirement
-from tests.support.paged_server import OneServer, a_call, admission_by
+from tests.support.paged_server import OneServer, a_call, admission_by, ruled
 from tests.unit.relay.parts import a_live, a_tool_call
 from transports.era import Era
 from transports.inbound_port import Refused
@@ -54,7 +53,7 @@ class Listing(OneServer):
             }
         )
         self.unreviewed: set[str] = set()
-        self._admission = admission_by({"s": ServerPolicy(**rules)})[1]
+        self._admission = admission_by({"s": ruled(**rules)})[1]
 
     async def facts(self) -> None: ...
 
@@ -94,7 +93,7 @@ def test_the_list_that_a_decision_lacks_is_requested_once_and_again_for_a_name_t
 
 
 def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
-    server, wanted = Listing(resources=SECRET_ROWS), asked("resources/read", uri="db://t/1")
+    server, wanted = Listing(resource_uris=SECRET_ROWS), asked("resources/read", uri="db://t/1")
     assert server.ask(wanted) is wanted.params
     assert server.inventory.asked == ["resources/list", "resources/templates/list"]
     for uri in ("db://secret/1", "web://t/1"):
@@ -105,7 +104,7 @@ def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
 @requirement("wall.decoded", "pol.late-patterns")
 @pytest.mark.parametrize("method", ["resources/read", "resources/subscribe", "subscriptions/listen", "prompts/get"])
 def test_the_patterns_of_a_server_that_came_late_are_compared_before_it_serves_what_they_protect(method: str) -> None:
-    server = Listing(prompts=SECRET, resources=SECRET_ROWS)
+    server = Listing(prompts=SECRET, resource_uris=SECRET_ROWS)
     server.settings = SimpleNamespace(handles=False, prompts={"secrt*": None}, resource_uris={"db:/secret/*": None})
     server.unreviewed = {"prompts", "resources"}
     wanted = asked(method, name="open", uri="file:///a", notifications={"resourceSubscriptions": ["file:///a"]})
@@ -152,7 +151,7 @@ def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
 
 def test_a_subscription_is_left_with_the_resources_that_the_session_may_see() -> None:
     wanted = asked("subscriptions/listen", notifications={"resourceSubscriptions": ["db://secret/1", "db://t/1"]})
-    params = Listing(resources=SECRET_ROWS).ask(wanted)
+    params = Listing(resource_uris=SECRET_ROWS).ask(wanted)
     assert isinstance(params, dict)
     assert msgspec.json.decode(params["notifications"]) == {"resourceSubscriptions": ["db://t/1"]}
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from gateway.config.policy import PolicySettings
-from gateway.config.upstreams import ItemSettings
-from gateway.policy.decisions import Policy, ServerPolicy
+from gateway.config.upstreams import ItemSettings, UpstreamSettings
+from gateway.policy.decisions import Policy
 from gateway.relay.admission import VisibleServers
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.resource_owner import InTurn
 from session_store import Context
 from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of
-from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation
+from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation, ruled
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.upstream_port import UpstreamUnavailable
@@ -211,7 +211,7 @@ async def test_a_resource_that_nobody_has_is_not_found_and_servers_without_resou
 
 
 async def test_a_server_whose_resource_policy_hides_does_not_have_it() -> None:
-    hidden = ServerPolicy(resources={"x://*": ItemSettings(direct_only=True)})
+    hidden = ruled(resource_uris={"x://*": ItemSettings(direct_only=True)})
     one, two = PagedServer("a", pages("x://1", "x://2")), PagedServer("b", pages("x://1"))
     parts = aggregation(one, two, policies={"a": hidden})
     assert await owner(parts, "x://1") == "a"
@@ -223,7 +223,7 @@ async def test_a_server_whose_resource_policy_hides_does_not_have_it() -> None:
 
 
 async def test_an_unlisted_resource_is_not_looked_for_where_policy_goes_by_lists() -> None:
-    restricted = ServerPolicy(resources={"secret://*": ItemSettings(direct_only=True)})
+    restricted = ruled(resource_uris={"secret://*": ItemSettings(direct_only=True)})
     one, two = PagedServer("a", pages(reads=("z://1",))), PagedServer("b", pages())
     with pytest.raises(Refused):
         await owner(aggregation(one, two, policies={"a": restricted}), "z://1")
@@ -316,15 +316,15 @@ async def test_an_error_that_is_not_the_servers_ends_the_search() -> None:
 SANDBOXED, DIRECT = Context(trust="sandboxed"), Context(trust="direct")
 
 
-def visible(**servers: ServerPolicy) -> VisibleServers:
+def visible(**servers: UpstreamSettings) -> VisibleServers:
     upstreams = cast("Any", [SimpleNamespace(name=name) for name in servers])
     return VisibleServers(upstreams, Policy(PolicySettings(), servers))
 
 
 def test_a_server_for_direct_trust_is_not_there_for_others() -> None:
-    servers = visible(a=ServerPolicy(), b=ServerPolicy())
+    servers = visible(a=ruled(), b=ruled())
     assert servers.to(SANDBOXED) is servers.all and [*servers.all] == ["a", "b"] and servers.only is None
-    servers = visible(a=ServerPolicy(), b=ServerPolicy(direct_only=True))
+    servers = visible(a=ruled(), b=ruled(direct_only=True))
     assert [*servers.to(SANDBOXED)] == ["a"] and [*servers.to(DIRECT)] == ["a", "b"]
-    only = visible(a=ServerPolicy(direct_only=True))
+    only = visible(a=ruled(direct_only=True))
     assert only.only is only.all["a"] and not only.to(SANDBOXED)

@@ -23,7 +23,6 @@ from gateway.context.facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, SESSION_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from gateway.policy.decisions import ServerPolicy
 from gateway.protocol.listing import Tools
 from gateway.protocol.tasks import TASKS
 from gateway.relay.admission import Route
@@ -38,7 +37,7 @@ from session_store import Context, KeyRing, MemoryBackend
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from tests.support import fake_upstream
-from tests.support.paged_server import OneServer, a_call, admission_by
+from tests.support.paged_server import OneServer, a_call, admission_by, ruled
 from tests.unit.calls.parts import Server as AskingServer
 from tests.unit.calls.parts import request as question
 from tests.unit.relay.parts import TakingEndpoint, a_live, a_request, a_tool_call, an_intake
@@ -90,7 +89,7 @@ class Parts:
     def __init__(self, *, initialized: bool = True) -> None:
         self.backend = MemoryBackend()
         self.audit = Audit(self.backend.audit, FakeClock(), AuditSettings(calls=True))
-        self.admission = admission_by({"s": ServerPolicy()}, self.audit)[1]
+        self.admission = admission_by({"s": ruled()}, self.audit)[1]
         self.live = a_live(initialized=initialized)
 
     def subscribe(self, server: Server) -> None:

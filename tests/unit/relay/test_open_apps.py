@@ -4,11 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.policy.decisions import ServerPolicy
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.open_apps import OpenApps
 from tests.requirements import requirement
-from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation
+from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation, ruled
 from transports.inbound_port import Refused
 
 pytestmark = [pytest.mark.anyio, requirement("ext.apps")]
@@ -64,7 +63,7 @@ async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_
 
 
 async def test_a_tool_that_policy_hides_does_not_make_a_name_ambiguous() -> None:
-    hidden = ServerPolicy(hidden_tools=("tick",))
+    hidden = ruled(hidden_tools=("tick",))
     parts = aggregation(clock("a"), clock("b"), policies={"a": hidden})
     assert await called(parts, "tick") == ("b", b'"tick"')
 
