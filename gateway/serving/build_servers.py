@@ -7,10 +7,10 @@ from typing import Any
 from gateway.config.faults import missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.assertion import Assertions
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.secrets import PrincipalSecrets
+from gateway.context.session_assertions import Assertions
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas

@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from gateway.admin.auth import SignInLink
 from gateway.config.settings import Settings
-from gateway.context.assertion import HEADER, Assertions
 from gateway.context.link_resources import LinkResourceProvider
+from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.state_api import StateAccess, state_api
 from gateway.observability.audit import Audit
 from gateway.serving.composition import compose

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.admin.auth import Access
 from gateway.bridge.request_state import Binding, RequestStateSeal
-from gateway.context.assertion import Assertions
+from gateway.context.session_assertions import Assertions
 from gateway.observability.audit import Audit
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
