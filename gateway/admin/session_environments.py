@@ -12,7 +12,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
 from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
-from gateway.context.secrets import is_template, secrets_in
+from gateway.context.principal_secrets import is_template, secrets_in
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims
 from gateway.policy.decisions import Policy

@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
 from gateway.context.facts import SessionFacts
-from gateway.context.secrets import PrincipalSecrets, is_template
+from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_folders import SessionFolders
 from gateway.identity.context_rules import ContextRules
 from session_store import Session

@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.secrets import is_template
+from gateway.context.principal_secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
 from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root

@@ -9,7 +9,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider
-from gateway.context.secrets import PrincipalSecrets
+from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls

@@ -13,7 +13,7 @@ from gateway.config.faults import missing_extra
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.secrets import is_template
+from gateway.context.principal_secrets import is_template
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks

@@ -11,7 +11,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.calls.starts import Backoff
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.secrets import is_template
+from gateway.context.principal_secrets import is_template
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools

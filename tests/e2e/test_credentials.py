@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.config.secrets import SecretSettings
-from gateway.context.secrets import PrincipalSecrets
+from gateway.context.principal_secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement
 from tests.support.commands import run_command

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.config.secrets import SecretSettings
-from gateway.context.secrets import PrincipalSecrets
+from gateway.context.principal_secrets import PrincipalSecrets
 from session_store import Principal
 from tests.requirements import requirement
 from transports.upstream_port import UpstreamUnavailable
