@@ -34,7 +34,7 @@ PURE = [
     "transports/upstream/lines.py",
     "gateway/config/hosts/client_snippets.py",
     "gateway/protocol/listing.py",
-    "gateway/context/facts.py",
+    "gateway/context/session_facts.py",
     "gateway/protocol/params.py",
     "gateway/identity/request_context.py",
     "gateway/identity/context_rules.py",

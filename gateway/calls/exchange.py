@@ -28,7 +28,7 @@ from gateway.calls.link import LinkSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
 from gateway.calls.usage import Use
-from gateway.context.facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
+from gateway.context.session_facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, error_of
 from gateway.identity.credential_claims import CredentialClaims

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway.cluster.forwarded_answer import message_in
 from gateway.cluster.ownership import Route
 from gateway.cluster.peer_requests import PeerRequests
-from gateway.context.facts import new_correlation_id, trace_id_of
+from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.policy.rate_limits import RateLimits
 from transports.inbound_port import Answer, AnsweringConnection, Holes, OwnedByPeer, Request

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
-from gateway.context.facts import SessionFacts
 from gateway.context.principal_secrets import PrincipalSecrets, is_template
+from gateway.context.session_facts import SessionFacts
 from gateway.context.session_folders import SessionFolders
 from gateway.identity.context_rules import ContextRules
 from session_store import Session

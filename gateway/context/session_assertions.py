@@ -13,7 +13,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from gateway.context.facts import workspace_source
+from gateway.context.session_facts import workspace_source
 from session_store import KeyRing, Purpose, Session
 from session_store.tokens import is_canonical
 

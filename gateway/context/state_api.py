@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.context.facts import workspace_source
+from gateway.context.session_facts import workspace_source
 from session_store import InvalidState, SessionGone, StateStore, StoreUnavailable
 from session_store.ports.state import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json

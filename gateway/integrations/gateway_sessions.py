@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from gateway.context.facts import correlation_id
+from gateway.context.session_facts import correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.integrations.session_middleware import SCOPE_KEY, response_of
 from gateway.observability.logs import CLIENT, CORRELATION

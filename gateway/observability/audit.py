@@ -191,7 +191,7 @@ class Audit:
 
     def call_watcher(self, session: Session, tool: str, began: float) -> Callable[[ObservedCall, Outcome, bytes], None]:
         """Make what records a call of that tool (`server/name`) once the call has ended. It began then, by the
-        monotonic clock. `session` has the context of the request (`gateway.context.facts.with_context`)."""
+        monotonic clock. `session` has the context of the request (`gateway.context.session_facts.with_context`)."""
         correlation = CORRELATION.get()
 
         def finished(_: ObservedCall, outcome: Outcome, __: bytes) -> None:

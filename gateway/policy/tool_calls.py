@@ -10,7 +10,7 @@ import msgspec
 from cachetools import LRUCache
 
 from gateway.config.policy import PolicySettings
-from gateway.context.facts import SessionFacts
+from gateway.context.session_facts import SessionFacts
 from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool, unusable_tool
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
@@ -125,7 +125,7 @@ class ToolCalls:
 
     def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:
         """Check the arguments of a call, and fill in bound ones. Return the params for the server, or steps that make
-        them (`transports.turns`). `session` has the context of the request (`gateway.context.facts.with_context`):
+        them (`transports.turns`). `session` has the context of the request (`gateway.context.session_facts.with_context`):
         bound arguments get its fields. `note` gets attributes for the span of the call.
 
         Raises:

@@ -16,7 +16,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Listed
 from gateway.config.policy import PolicySettings
-from gateway.context.facts import with_context
+from gateway.context.session_facts import with_context
 from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
 from gateway.observability.audit import Audit
 from gateway.observability.outcome import EndedCall

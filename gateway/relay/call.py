@@ -33,7 +33,7 @@ from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
 from gateway.context.announcements import Announcements
-from gateway.context.facts import CONTEXT_KEY, SessionFacts, correlation_id, with_context
+from gateway.context.session_facts import CONTEXT_KEY, SessionFacts, correlation_id, with_context
 from gateway.errors import (
     OUTCOME_UNKNOWN,
     TOO_OFTEN,
@@ -450,7 +450,7 @@ class Intake:
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
         """Return the `_meta` for the server: the client's, with the facts of `session`, but without the gateway's keys
         and without a workspace that is not the session's. `session` must have the context of the request
-        (`gateway.context.facts.with_context`)."""
+        (`gateway.context.session_facts.with_context`)."""
         facts = {CONTEXT_KEY: self._context_meta(session).of(correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 

@@ -25,7 +25,7 @@ from gateway.bridge.modern_server import ModernServerBridge
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.cluster.ownership import Cluster
-from gateway.context.facts import new_correlation_id, trace_id_of
+from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.errors import InvalidArguments
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CLIENT, CORRELATION

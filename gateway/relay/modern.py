@@ -20,7 +20,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.context.facts import SESSION_KEY, trace_meta, with_context, with_meta
+from gateway.context.session_facts import SESSION_KEY, trace_meta, with_context, with_meta
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.caching import of_one_session

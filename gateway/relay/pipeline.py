@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from gateway.context.facts import correlation_id
+from gateway.context.session_facts import correlation_id
 from gateway.errors import outcome_unknown, store_refused
 from gateway.observability.logs import CORRELATION
 from gateway.observability.request_log import RequestLog

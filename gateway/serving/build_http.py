@@ -11,7 +11,7 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
 from gateway.config.secrets import peer_tls
-from gateway.context.facts import SESSION_KEY
+from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake, Senders

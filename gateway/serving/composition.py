@@ -22,7 +22,7 @@ from gateway.config.addresses import is_loopback
 from gateway.config.auth import AuthSettings
 from gateway.config.secrets import key_ring
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.context.facts import SessionFacts
+from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedProxies
 from gateway.identity.context_rules import kept_claims
 from gateway.observability.activity import Activity

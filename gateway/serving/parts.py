@@ -14,9 +14,9 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
 from gateway.context.announcements import Announcements
-from gateway.context.facts import SessionFacts
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.session_assertions import Assertions
+from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.activity import Activity

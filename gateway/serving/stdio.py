@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Final, TextIO
 
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.context.facts import SESSION_KEY
+from gateway.context.session_facts import SESSION_KEY
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL

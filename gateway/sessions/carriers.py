@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from gateway.context.facts import SESSION_KEY
+from gateway.context.session_facts import SESSION_KEY
 from gateway.sessions.known_clients import agent_of, known
 from gateway.sessions.session_keys import KEY_META, session_key
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec

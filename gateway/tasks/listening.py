@@ -16,7 +16,7 @@ from gateway.bridge.subscription_relay import RelayedReplies
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.context.facts import with_meta
+from gateway.context.session_facts import with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.handshake import HandshakeRefused

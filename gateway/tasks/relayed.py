@@ -19,7 +19,7 @@ from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask, TaskLink, related_id, task_link_of, with_related
 from gateway.calls.usage import Use
-from gateway.context.facts import trace_meta, with_meta
+from gateway.context.session_facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks

@@ -13,10 +13,10 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
-from gateway.context.facts import new_correlation_id
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_assertions import HEADER, Assertions
+from gateway.context.session_facts import new_correlation_id
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.enclosed import Enclosing
 from session_store import Session

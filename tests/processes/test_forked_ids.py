@@ -9,7 +9,7 @@ from tests.support.commands import ROOT
 
 FORKED = """
 import os
-from gateway.context.facts import new_correlation_id
+from gateway.context.session_facts import new_correlation_id
 from session_store.redis.events import _nonce
 for _ in range(2):
     if (child := os.fork()) == 0:

@@ -3,6 +3,6 @@
 from typing import Final
 
 from gateway.config.sessions import ContextSettings
-from gateway.context.facts import SessionFacts
+from gateway.context.session_facts import SessionFacts
 
 FACTS: Final = SessionFacts(ContextSettings(), {})

@@ -18,7 +18,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, LiveSessions, live_session_of
-from gateway.context.facts import new_correlation_id
+from gateway.context.session_facts import new_correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import Caller, caller_of_meta

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from gateway.context.facts import SESSION_KEY
+from gateway.context.session_facts import SESSION_KEY
 from gateway.protocol.results import MISSING_KEY
 from gateway.sessions.session_keys import KEY_META
 from tests.conformance.letter.table import PARTIAL, Row, rows, statements

@@ -19,7 +19,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.cluster.ownership import Cluster
 from gateway.config.auth import AuditSettings
-from gateway.context.facts import CONTEXT_KEY
+from gateway.context.session_facts import CONTEXT_KEY
 from gateway.errors import OUTCOME_UNKNOWN, SESSION_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.context.facts import CONTEXT_KEY, ContextMeta
+from gateway.context.session_facts import CONTEXT_KEY, ContextMeta
 from gateway.relay.frame_form import FrameForm, Prepared
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.context.facts import WORKSPACE_KEY
+from gateway.context.session_facts import WORKSPACE_KEY
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from session_store import Session

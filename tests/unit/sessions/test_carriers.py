@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.context.facts import SESSION_KEY
+from gateway.context.session_facts import SESSION_KEY
 from gateway.sessions.carriers import (
     Carriers,
     brings_token,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.config.sessions import BOUND, ContextSettings, EnvironmentValue, environment_of
-from gateway.context.facts import (
+from gateway.context.session_facts import (
     SESSION_KEY,
     SessionFacts,
     built_in,
