@@ -34,7 +34,7 @@ from gateway.errors import CANCELLED_BY_CLIENT, error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed import Failure, ObservedCall
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
-from gateway.protocol.caching import of_one_session
+from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.capabilities import Caller
 from gateway.protocol.subscription_filter import Filter
 from gateway.protocol.tasks import TaskAtServer, asks_for_task

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.protocol.caching import PRIVATE, PUBLIC, hints_of
+from gateway.protocol.cache_hints import PRIVATE, PUBLIC, hints_of
 from gateway.protocol.extensions import object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.protocol.caching import PRIVATE, most_private, ttl_ms
+from gateway.protocol.cache_hints import PRIVATE, most_private, ttl_ms
 from gateway.protocol.methods import CACHEABLE, METHODS
 from gateway.protocol.reserved_meta import RESERVED
 from transports.era import Era

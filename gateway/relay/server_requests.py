@@ -20,7 +20,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.shared_server import params_for_shared
-from gateway.protocol.caching import is_answer_to_input
+from gateway.protocol.cache_hints import is_answer_to_input
 from gateway.protocol.extensions import object_of
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import METHODS, RECORDED

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from cachetools import LRUCache
 
-from gateway.protocol.caching import Hints, hints_of, with_ttl
+from gateway.protocol.cache_hints import Hints, hints_of, with_ttl
 from gateway.protocol.methods import CACHEABLE, METHODS, Method
 from transports.jsonrpc import encode
 

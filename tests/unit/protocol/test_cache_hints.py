@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.caching import (
+from gateway.protocol.cache_hints import (
     PRIVATE,
     PUBLIC,
     Hints,
