@@ -25,9 +25,9 @@ from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
+from gateway.protocol.input_requests import questions_of
 from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
 from gateway.protocol.params import meta_of
-from gateway.protocol.questions import questions_of
 from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task, names_tasks

@@ -17,7 +17,7 @@ from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.suspended_call import AskingServer, InputRequest
 from gateway.protocol.capabilities import may_be_asked
-from gateway.protocol.questions import Question
+from gateway.protocol.input_requests import Question
 from gateway.protocol.tasks import with_tasks
 from gateway.tasks.made.exchange import TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode

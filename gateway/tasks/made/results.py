@@ -26,7 +26,7 @@ from gateway.calls.owned_tasks import with_related, without_related
 from gateway.errors import CANCELLED, error_of
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
-from gateway.protocol.questions import for_legacy_client, question_of
+from gateway.protocol.input_requests import for_legacy_client, question_of
 from gateway.tasks.answers import legacy_outcome
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.exchange import RequestedExchange

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.protocol.questions import for_legacy_client, question_of
+from gateway.protocol.input_requests import for_legacy_client, question_of
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
 
