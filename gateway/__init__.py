@@ -11,7 +11,7 @@ from gateway.version import __version__
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
     from gateway.integrations.app_session import AppSession, SessionNotLoaded
-    from gateway.integrations.gateway_sessions import GatewaySessionMiddleware
+    from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
     from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
     from gateway.integrations.session_middleware import SessionMiddleware
     from gateway.serving.app import create_app
@@ -33,7 +33,7 @@ __all__ = [
 _MODULES: Final = {
     "AppSession": "gateway.integrations.app_session",
     "Gateway": "gateway.serving.gateway",
-    "GatewaySessionMiddleware": "gateway.integrations.gateway_sessions",
+    "GatewaySessionMiddleware": "gateway.integrations.gateway_session_middleware",
     "SdkEventStore": "gateway.integrations.mcp_sdk",
     "SdkSubscriptionBus": "gateway.integrations.mcp_sdk",
     "SessionMiddleware": "gateway.integrations.session_middleware",

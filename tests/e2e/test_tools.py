@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from gateway.config.settings import Settings
-from gateway.integrations.gateway_sessions import GatewaySessionMiddleware
+from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store.context import current_session
 from tests.requirements import requirement
