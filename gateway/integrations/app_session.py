@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, Self, TypeVar
+from inspect import isawaitable
+from typing import Any, Final, Self, TypeVar
 
+from gateway.integrations.app_carriers import AppCarriers
 from gateway.integrations.app_sessions import AppSessions
 from session_store import (
     ANONYMOUS,
@@ -21,7 +23,7 @@ from session_store.session import checked_metadata
 from session_store.tool_session import READABLE_BY_CALLERS
 from transports.inbound.http import Scope, peer_of
 
-__all__ = ["AppSession", "Client", "SessionNotLoaded"]
+__all__ = ["AppSession", "Client", "SessionNotLoaded", "WhoIs"]
 
 T = TypeVar("T")
 
@@ -32,14 +34,38 @@ _TOO_LATE: Final = (
 )
 
 
-class Client(Protocol):
-    """Find the client of a request by its ASGI scope, when the session is looked up."""
+APP_ISSUER: Final = "app"
+"""The issuer of principals that the app gives as text."""
 
-    def session_ids(self, scope: Scope) -> Sequence[str]:
-        """Return the session ids that the client sends, verified."""
+Named = Principal | str | None
+WhoIs = Callable[[Scope], Named | Awaitable[Named]]
+
+
+class Client:
+    """Find the client of a request by its ASGI scope, when the session is looked up. The app gives `principal`."""
+
+    def __init__(self, carriers: AppCarriers, principal: WhoIs | None) -> None:
+        self._principal = principal
+        self.session_ids = carriers.session_ids
 
     def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
         """Return the principal of the client; a future if the app has to look it up."""
+        if self._principal is None:
+            return ANONYMOUS
+        named = self._principal(scope)
+        return asyncio.ensure_future(_awaited(named)) if isawaitable(named) else _principal(named)
+
+
+def _principal(named: Named) -> Principal:
+    if isinstance(named, Principal):
+        return named
+    if named is not None and not isinstance(named, str):
+        raise TypeError(f"SessionMiddleware(principal=…) gave {type(named).__name__}: give a text, a Principal or None")
+    return Principal(issuer=APP_ISSUER, subject=named) if named else ANONYMOUS
+
+
+async def _awaited(named: Awaitable[Named]) -> Principal:
+    return _principal(await named)
 
 
 class SessionNotLoaded(RuntimeError):

@@ -1,10 +1,8 @@
 """Give any ASGI app sessions. They need a store and keys. No gateway and no MCP server is involved."""
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from inspect import isawaitable
+from collections.abc import Awaitable, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -16,9 +14,9 @@ from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
 from gateway.errors import session_unknown, store_refused, store_unavailable
 from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
-from gateway.integrations.app_session import AppSession
+from gateway.integrations.app_session import AppSession, Client, WhoIs
 from gateway.integrations.app_sessions import AppSessions, AppStore
-from session_store import ANONYMOUS, InvalidKeyRing, KeyRing, Principal, SessionGone, StoreError, StoreFull, backend_for
+from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
 from session_store.connect import BackendOptions, check_store_url
 from session_store.context import bound_session
 from session_store.small_store import SmallBackend, SmallStore
@@ -118,11 +116,6 @@ def ring_of(keys: str | Sequence[str] | KeyRing | None, backend: Any) -> KeyRing
 logger = logging.getLogger(__name__)
 
 SCOPE_KEY: Final = "mcp.session"
-APP_ISSUER: Final = "app"
-"""The issuer of principals that the app gives as text."""
-
-Named = Principal | str | None
-WhoIs = Callable[[Scope], Named | Awaitable[Named]]
 
 
 class SessionMiddleware:
@@ -164,7 +157,7 @@ class SessionMiddleware:
         self._app = app
         self._carriers = AppCarriers(ring_of(keys, given), cookie=settings.session.cookie)
         self._sessions = AppSessions(given, settings.session)
-        self._client = _Client(self._carriers, principal)
+        self._client = Client(self._carriers, principal)
         self._lazy = lazy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,32 +196,6 @@ class SessionMiddleware:
             await send(event)
 
         return sending
-
-
-class _Client:
-    """Find the client of a request, by the carriers and a function of the app (`app_session.Client`)."""
-
-    def __init__(self, carriers: AppCarriers, principal: WhoIs | None) -> None:
-        self._principal = principal
-        self.session_ids = carriers.session_ids
-
-    def principal(self, scope: Scope) -> Principal | asyncio.Future[Principal]:
-        if self._principal is None:
-            return ANONYMOUS
-        named = self._principal(scope)
-        return asyncio.ensure_future(_awaited(named)) if isawaitable(named) else _principal(named)
-
-
-def _principal(named: Named) -> Principal:
-    if isinstance(named, Principal):
-        return named
-    if named is not None and not isinstance(named, str):
-        raise TypeError(f"SessionMiddleware(principal=…) gave {type(named).__name__}: give a text, a Principal or None")
-    return Principal(issuer=APP_ISSUER, subject=named) if named else ANONYMOUS
-
-
-async def _awaited(named: Awaitable[Named]) -> Principal:
-    return _principal(await named)
 
 
 def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
