@@ -128,19 +128,17 @@ class Identity:
         self._scope = " ".join(dict.fromkeys(scope for entry in auth.jwt for scope in entry.scopes))
         self._metadata_url = metadata_url
         self.proxies = TrustedProxies(auth.proxies)
-        self._has_proxies = auth.proxies is not None
         self._claim_fields = {name: field.claim for name, field in fields.items() if field.claim}
         self._header_fields = {
             name: field.header.lower() for name, field in fields.items() if field.header and not field.client_header
         }
-        self.known = self._known_with_fields if self._header_fields else self._known
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """Return the caller of a request. Verify its access token first, if it has one. Raises `Refused` (401, 403)."""
         who = self.known(headers, peer)
         return await self.verify(headers, peer) if who is None else who
 
-    def _known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
+    def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
         """Return the caller of a request with these headers (lower-case names), on a connection from the address
         `peer`. Return None if the request has an access token that must be verified first (`verify`).
 
@@ -150,7 +148,12 @@ class Identity:
             Refused: 401, or 403 for a token without a needed scope; with `WWW-Authenticate` (RFC 6750 §3, RFC 9728
                 §5.1).
         """
-        if self._has_proxies and peer in self.proxies and (named := self._named_by_proxy(headers)) is not None:
+        who = self._known(headers, peer)
+        return None if who is None else self.with_fields(who, headers, peer)
+
+    def _known(self, headers: Mapping[str, str], peer: str) -> Authenticated | None:
+        """Return the caller as `known` does, without the context fields that headers of trusted proxies set."""
+        if peer in self.proxies and (named := self._named_by_proxy(headers)) is not None:
             return named
         authorization = headers.get("authorization")
         if authorization is None or not (self._keys or self._tokens):
@@ -164,11 +167,6 @@ class Identity:
             verified = self._tokens.cached(credential)
             return None if verified is None else self.token_holder(*verified)
         return self._by_key(credential)
-
-    def _known_with_fields(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """Return the caller as `_known` does, and add the context fields that headers of trusted proxies set."""
-        who = self._known(headers, peer)
-        return None if who is None else self.with_fields(who, headers, peer)
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
         """Return the caller, with the context fields that a trusted proxy sets in headers."""
