@@ -250,7 +250,8 @@ class AnsweringChannel(asyncio.Protocol):
             self._cut("a frame is too long")
 
     def _cut(self, why: str) -> None:
-        self._server.log_breach(self.peer, why)
+        if self._server.breaches.allows():
+            logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", self.peer, why)
         self._rules.cut()
         self.abort()
 
@@ -348,12 +349,7 @@ class PeerServer:
         self.channels: set[AnsweringChannel] = set()
         self._unknown: dict[AnsweringChannel, None] = {}  # in the order they came
         self._peers: Counter[str] = Counter()
-        self._breaches = LogLimit()
-
-    def log_breach(self, peer: str, why: str) -> None:
-        """Log that a peer breaks the protocol, if no such line was written a moment ago."""
-        if self._breaches.allows():
-            logger.error("a replica at %s breaks the protocol between replicas, and is cut: %s", peer, why)
+        self.breaches = LogLimit()
 
     def entered(self, channel: AnsweringChannel) -> None:
         """Register a new connection that has proved nothing yet. If there are too many, abort the oldest."""

@@ -166,7 +166,10 @@ class Identity:
         if self._tokens is not None and credential.count(".") == 2:
             verified = self._tokens.cached(credential)
             return None if verified is None else self.token_holder(*verified)
-        return self._by_key(credential)
+        holder = self._keys.holder(credential)
+        if holder is None:
+            raise self._refused("The API key is not valid.", error="invalid_token")
+        return holder
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
         """Return the caller, with the context fields that a trusted proxy sets in headers."""
@@ -197,12 +200,6 @@ class Identity:
         """Return the holder of a verified token with these claims. It needs no new check before the Unix time
         `until`."""
         return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields), until)
-
-    def _by_key(self, key: str) -> Authenticated:
-        holder = self._keys.holder(key)
-        if holder is None:
-            raise self._refused("The API key is not valid.", error="invalid_token")
-        return holder
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:
         """Return the caller that a trusted proxy names; None if it names none."""

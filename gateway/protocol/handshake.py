@@ -230,17 +230,14 @@ def _merged(results: Sequence[Object], *, incomplete: bool) -> dict[str, Any]:
             value: Object | msgspec.Raw = object_of(raw) if bytes(raw)[:1] == b"{" else raw
             known = capabilities.get(name)
             if isinstance(known, dict) and isinstance(value, dict):
-                value = {**value, **known} if name in _BY_NAME else _union(known, value)
+                # A flag such as `listChanged` or `subscribe` is set if any server sets it.
+                first = known if name in _BY_NAME else {k: v for k, v in known.items() if k not in value or _is_set(v)}
+                value = {**value, **first}
             capabilities[name] = value
     for name in _LISTED:
         if isinstance(listed := capabilities.get(name), dict):
             listed["listChanged"] = msgspec.Raw(b"true")
     return {"capabilities": capabilities, **_instructions(results)}
-
-
-def _union(a: Object, b: Object) -> Object:
-    """Merge capabilities. A flag such as `listChanged` or `subscribe` is set if any server sets it."""
-    return {**b, **{key: raw for key, raw in a.items() if key not in b or _is_set(raw)}}
 
 
 def _is_set(raw: msgspec.Raw) -> bool:
