@@ -6,7 +6,7 @@ from inspect import isawaitable
 from typing import Any, Final, Self, TypeVar
 
 from gateway.integrations.app_carriers import AppCarriers
-from gateway.integrations.app_sessions import AppSessions
+from gateway.integrations.app_session_store import AppSessions
 from session_store import (
     ANONYMOUS,
     NoSession,

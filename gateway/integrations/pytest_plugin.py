@@ -20,7 +20,7 @@ def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBacken
     store. Set the variables for store and keys, if they are not set."""
     import os
 
-    from gateway.integrations.app_sessions import kept_in
+    from gateway.integrations.app_session_store import kept_in
     from session_store import MemoryBackend
     from session_store.tokens import generate_key
 
@@ -37,7 +37,7 @@ def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
     """Yield a new session and make it the current one of the test, for code that calls `current_session()` without a
     request. Requests to an app get sessions of their own."""
     from gateway.config.sessions import SessionSettings
-    from gateway.integrations.app_sessions import AppSessions
+    from gateway.integrations.app_session_store import AppSessions
     from session_store import ANONYMOUS
     from session_store.context import bound_session, tool_session
 

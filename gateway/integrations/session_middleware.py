@@ -15,7 +15,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.errors import session_unknown, store_refused, store_unavailable
 from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession, Client, WhoIs
-from gateway.integrations.app_sessions import AppSessions, AppStore
+from gateway.integrations.app_session_store import AppSessions, AppStore
 from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
 from session_store.connect import BackendOptions, check_store_url
 from session_store.context import bound_session

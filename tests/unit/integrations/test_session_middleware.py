@@ -11,9 +11,9 @@ import pytest
 from gateway import SessionMiddleware
 from gateway.config.load import ConfigurationError
 from gateway.config.sessions import SessionSettings
-from gateway.integrations import app_sessions
+from gateway.integrations import app_session_store
 from gateway.integrations.app_session import AppSession, SessionNotLoaded
-from gateway.integrations.app_sessions import AppSessions
+from gateway.integrations.app_session_store import AppSessions
 from gateway.integrations.session_middleware import backend_of, ring_of, settings_of
 from session_store import (
     ANONYMOUS,
@@ -522,7 +522,7 @@ async def test_a_session_has_an_age_that_use_does_not_extend(sessions: AppSessio
 
 @requirement("app.middleware", "wall.memory")
 async def test_what_is_remembered_is_bounded(sessions: AppSessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_sessions, "_KNOWN_HELD", 10)
+    monkeypatch.setattr(app_session_store, "_KNOWN_HELD", 10)
     opened = [sessions.new(ALICE, "") for _ in range(12)]
     for session in opened:
         await sessions.open(session)
