@@ -24,14 +24,15 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class ReplyQueue:
-    """Queue the frames of one answer, between the receiver of the server's messages and the client's connection."""
+    """Queue the frames of one answer, between the receiver of the server's messages and the client's connection. `size`
+    is in bytes. Once it `is_closed`, no more frames can be queued."""
 
-    __slots__ = ("_callback", "_closed", "_frames", "_quiet_at", "_size", "_waiter", "abandoned")
+    __slots__ = ("_callback", "_frames", "_quiet_at", "_waiter", "abandoned", "is_closed", "size")
 
     def __init__(self) -> None:
         self._frames: deque[Frame] = deque()
-        self._size = 0
-        self._closed = False
+        self.size = 0
+        self.is_closed = False
         self._waiter: asyncio.Future[None] | None = None
         self._callback: tuple[Callable[[bool], object], Context] | None = None
         self._quiet_at: float | None = None
@@ -39,23 +40,23 @@ class ReplyQueue:
 
     def push(self, frame: Frame) -> bool:
         """Queue a frame. Return False if it was dropped: the final one came before, or the reader is too far behind."""
-        if self._closed:
+        if self.is_closed:
             return False
-        if self._size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
+        if self.size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
             self.close()
             self.abandoned = True
             return False
         self._frames.append(frame)
-        self._size += len(frame.data)
+        self.size += len(frame.data)
         if frame.final:
-            self._closed = True
+            self.is_closed = True
         self._wake()
         return True
 
     def rewrite(self, change: Callable[[Frame], Frame | None]) -> None:
         """Replace each queued frame by what `change` returns; None removes it."""
         self._frames = deque(new for frame in self._frames if (new := change(frame)) is not None)
-        self._size = sum(len(frame.data) for frame in self._frames)
+        self.size = sum(len(frame.data) for frame in self._frames)
 
     def abandon(self) -> None:
         """Record that nobody reads the frames any more."""
@@ -63,13 +64,8 @@ class ReplyQueue:
 
     def close(self) -> None:
         """Accept no more frames. The reader gets the queued frames, then None."""
-        self._closed = True
+        self.is_closed = True
         self._wake()
-
-    @property
-    def is_closed(self) -> bool:
-        """Return True if no more frames can be queued."""
-        return self._closed
 
     async def next(self, quiet_at: float | None = None) -> Frame | None:
         """Wait for the next frame and return it; None if the queue was closed without a final one. One reader only.
@@ -78,7 +74,7 @@ class ReplyQueue:
             TimeoutError: no frame came before `quiet_at` (monotonic clock). `tick` raises it, so it may come later.
         """
         while not self._frames:
-            if self._closed:
+            if self.is_closed:
                 return None
             self._quiet_at, self._callback = quiet_at, None
             self._waiter = asyncio.get_running_loop().create_future()
@@ -93,18 +89,13 @@ class ReplyQueue:
         if not self._frames:
             return None
         frame = self._frames.popleft()
-        self._size -= len(frame.data)
+        self.size -= len(frame.data)
         return frame
 
     @property
     def whole(self) -> Sequence[Frame] | None:
         """Return all remaining frames, which stay in the queue, if the final one has arrived; else None."""
         return self._frames if self._frames and self._frames[-1].final else None
-
-    @property
-    def size(self) -> int:
-        """Return the number of bytes in the queue."""
-        return self._size
 
     @property
     def first(self) -> Frame | None:
@@ -120,7 +111,7 @@ class ReplyQueue:
         self._quiet_at = quiet_at
         self._waiter = None
         self._callback = callback, copy_context()
-        if self._frames or self._closed:
+        if self._frames or self.is_closed:
             self._wake()
 
     def tick(self, now: float) -> None:

@@ -91,9 +91,10 @@ class AppSession(ToolSession):
     """Set if this request has opened the session."""
     ended_id = ""
     """The id of the session that this request has ended."""
+    known_id = ""
+    """The id of the client's session; empty if it has none, or if it was not looked up yet. Reading it opens none."""
     has_failed = False
     """Set if the store has failed an operation of this request."""
-    _session_id = ""
     _record: Session | None = None
     _facts: ToolSession | None = None
     _who: Principal | asyncio.Future[Principal] | None = None
@@ -117,7 +118,7 @@ class AppSession(ToolSession):
             raise AttributeError(name)
         if not self._is_loaded or self._record is None:
             raise SessionNotLoaded(f"session.{name} is known after `await session.load()`")
-        if name == "id" and not self._session_id:
+        if name == "id" and not self.known_id:
             if self._is_sealed:
                 raise NoSession(_TOO_LATE)
             self.is_used = self._is_wanted = True
@@ -138,11 +139,6 @@ class AppSession(ToolSession):
     def store(self) -> StateStore:
         """Return the store of the state."""
         return self._sessions.state
-
-    @property
-    def known_id(self) -> str:
-        """Return the id of the client's session; empty if it has none, or if it was not looked up yet. Opens none."""
-        return self._session_id
 
     async def load(self) -> Self:
         """Look the session up, and restart its idle time. Return this object. Opens no session: reading `id` does."""
@@ -170,7 +166,7 @@ class AppSession(ToolSession):
         """End the session, as at sign-out. Later writes open a new one."""
         self.ended_id = await self.read(self._sessions.end, "")
         self.is_new = self._is_wanted = self._is_checked = False
-        self._session_id, self._ids = "", ()
+        self.known_id, self._ids = "", ()
         self._record = None
         async with self._locked():
             await self._look_up()
@@ -178,11 +174,11 @@ class AppSession(ToolSession):
     @property
     def is_settled(self) -> bool:
         """Return True if the response neither gives nor takes a session, and no operation has failed."""
-        return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self._session_id))
+        return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self.known_id))
 
     async def settle(self) -> None:
         """Open the session if the app has read its id. Called before the response begins, which gives it."""
-        if self._is_wanted and not self._session_id:
+        if self._is_wanted and not self.known_id:
             await self.write(_nothing)
         self.seal()
 
@@ -206,7 +202,7 @@ class AppSession(ToolSession):
     async def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> T:
         """Return the result of `operation(id, …)` on the session; `default` if there is none."""
         self.is_used = True
-        while session_id := self._session_id or self._known() or await self._found():
+        while session_id := self.known_id or self._known() or await self._found():
             try:
                 result = await operation(session_id, *arguments)
             except SessionGone:
@@ -223,7 +219,7 @@ class AppSession(ToolSession):
         """Return the result of `operation(id, …)` on the session. Open one if there is none."""
         self.is_used = True
         while True:
-            session_id = self._session_id or self._known() or await self._found() or await self._opened()
+            session_id = self.known_id or self._known() or await self._found() or await self._opened()
             try:
                 result = await operation(session_id, *arguments)
             except SessionGone:
@@ -249,18 +245,18 @@ class AppSession(ToolSession):
         if who is None:
             who = self._who = self._client.principal(self._scope)
         if ids and isinstance(who, Principal) and self._sessions.is_known(ids[0], who):
-            self._session_id = ids[0]
-        return self._session_id
+            self.known_id = ids[0]
+        return self.known_id
 
     async def _found(self) -> str:
         """Look the session up, and return its id; empty if there is none."""
         if isinstance(self._who, asyncio.Future):
             self._who = await self._who
             if self._known():
-                return self._session_id
+                return self.known_id
         async with self._locked():
             await self._look_up()
-        return self._session_id
+        return self.known_id
 
     async def _look_up(self) -> None:
         """Find the session in the store, or prepare the record of a new one."""
@@ -272,21 +268,21 @@ class AppSession(ToolSession):
             for session_id in self._client.session_ids(self._scope) if self._ids is None else self._ids:
                 found = await self._sessions.resume(session_id, principal)
                 if found is not None:
-                    self._session_id, self._record, self._is_checked = found.id, found, True
+                    self.known_id, self._record, self._is_checked = found.id, found, True
                     return
         except StoreError:
             self.has_failed = True
             raise
         if self._is_checked:
-            raise SessionGone(self._session_id)
-        self._session_id, self._ids = "", ()
+            raise SessionGone(self.known_id)
+        self.known_id, self._ids = "", ()
         self._record = self._sessions.new(principal, peer_of(self._scope))
 
     async def _opened(self) -> str:
         """Open a session if there is none, and return its id."""
         async with self._locked():
             await self._look_up()
-            if not self._session_id and self._record is not None:
+            if not self.known_id and self._record is not None:
                 if self._is_sealed:
                     raise NoSession(_TOO_LATE)
                 try:
@@ -294,17 +290,17 @@ class AppSession(ToolSession):
                 except StoreError:
                     self.has_failed = True
                     raise
-                self._session_id, self._is_checked, self.is_new = self._record.id, True, True
-        return self._session_id
+                self.known_id, self._is_checked, self.is_new = self._record.id, True, True
+        return self.known_id
 
     def _lost(self, session_id: str) -> None:
         """Forget a session that has ended. Raises `SessionGone` if this request has used it successfully before."""
         self._sessions.forget(session_id)
-        if session_id != self._session_id:
+        if session_id != self.known_id:
             return
         if self._is_checked:
             raise SessionGone(session_id)
-        self._session_id = ""
+        self.known_id = ""
         self._ids = [other for other in self._ids or () if other != session_id]
 
     def _locked(self) -> asyncio.Lock:
