@@ -52,37 +52,24 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
     """
     names, texts = _texts(arguments)
     for name in names:
-        if len(name) > _MOST_OF_NAME or not _is_plain(name):
+        found = _in_name(name, expressions) if len(name) <= _MOST_OF_NAME else None
+        if found:
+            return True
+        if found is None:
             texts.append(name)
-        elif _name_matches(name, expressions):
+    unusual = []
+    for text in texts:
+        if _matches(text, expressions):
             return True
-    return any(_matches(text, expressions) for text in _forms(texts))
+        if not (text.isascii() and text.isprintable()):
+            unusual.append(text)
+    return bool(unusual) and any(_matches(text, expressions) for text in _normal_forms(unusual))
 
 
-def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
-    raw = text.encode("utf-8", "replace")
-    for expression in expressions:
-        if expression.search(raw) is not None:
-            return True
-    return False
-
-
-_name_matches = functools.lru_cache(maxsize=_NAMES)(_matches)
-"""`_matches` with a cache: each call of a tool names the same arguments, and a search takes 0.7 µs."""
-
-
-def _is_plain(text: str) -> bool:
-    """Return whether a text is certainly its own normal form: it has only printable ASCII characters."""
-    return text.isascii() and text.isprintable()
-
-
-def _forms(texts: list[str]) -> Iterator[str]:
-    """Yield every text, and its normal form if that differs."""
+def _normal_forms(texts: list[str]) -> Iterator[str]:
+    """Yield the normal form of each text that differs from it. Raises TooMuchText."""
     left = MOST_FOREIGN
     for text in texts:
-        yield text
-        if _is_plain(text):
-            continue
         plain = text
         if not text.isascii():
             left -= len(text) + sum(grown * text.count(character) for character, grown in _EXPANDING)
@@ -95,6 +82,25 @@ def _forms(texts: list[str]) -> Iterator[str]:
         plain = plain.translate(_PLAIN)
         if plain != text:
             yield plain
+
+
+def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
+    raw = text.encode("utf-8", "replace")
+    for expression in expressions:
+        if expression.search(raw) is not None:
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=_NAMES)
+def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
+    """Return True if an expression matches a name; None if its normal form, which may differ, has to be searched too.
+
+    The cache is for the names of arguments, which all calls of a tool repeat: a search takes 0.7 µs.
+    """
+    if name.isascii() and name.isprintable():
+        return _matches(name, expressions)
+    return None
 
 
 def _texts(arguments: Any) -> tuple[list[str], list[str]]:

@@ -22,7 +22,6 @@ from session_store.redaction import scrubbed
 from session_store.session import redact
 from transports.jsonrpc import Object, decode_exact, encode
 from transports.mirrored_headers import annotation_fault
-from transports.turns import at_once
 
 __all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
 
@@ -141,20 +140,28 @@ class ToolCalls:
         """Return a function that checks the arguments of small calls of one tool. It gets their JSON, and returns the
         JSON for the server, in one line.
 
-        It raises the errors of `checked`. It raises ValueError or msgspec.MsgspecError for invalid JSON, numbers that
-        no float holds, and arguments to note in the span.
+        It raises InvalidArguments, ValueError or msgspec.MsgspecError for every call that `checked` refuses, for
+        arguments to note in the span, and for numbers that no float holds.
         """
-        if decision.bind or decision.blocked:
-            return functools.partial(self._checked_again, decision, tools, session)
-        if not self._checks:
+        if not (decision.bind or decision.blocked or self._checks):
             return _one_value
+        bound = [
+            (name, self._facts.value(session, field))
+            for name, field in decision.bind
+            if tools.takes(decision.tool, name)
+        ]
         check = functools.partial(self._check, tools.schemas.get(decision.tool), decision.tool)
         problem, lenient = self._problem_of(tools, decision.tool), self._checks == "lenient"
+        blocked, is_checked = decision.blocked, bool(self._checks)
 
         def again(given: bytes) -> bytes:
             arguments = msgspec.json.decode(given)
+            if bound:
+                _fill_in(arguments, bound)
             seen = encode(arguments)
-            if problem is None or problem(arguments, seen, lenient=lenient) is not None:
+            if blocked and contains(arguments, blocked):
+                raise ValueError("blocked")
+            if is_checked and (problem is None or problem(arguments, seen, lenient=lenient) is not None):
                 check(arguments, seen)  # raises the violation
             return seen
 
@@ -166,11 +173,6 @@ class ToolCalls:
         with contextlib.suppress(UnusableSchema):
             return None if schema is None else self._schemas.checker(schema).problem
         return None
-
-    def _checked_again(self, decision: Decision, tools: Tools, session: Session, given: bytes) -> bytes:
-        params = {"arguments": msgspec.Raw(_one_value(given))}
-        checked = self.checked(decision, tools, session, params, _note_elsewhere)
-        return bytes((checked if isinstance(checked, dict) else at_once(checked))["arguments"])
 
     def _steps(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Steps:
         raw = params.get("arguments", msgspec.Raw(b"{}"))
@@ -243,9 +245,18 @@ def _one_value(given: bytes) -> bytes:
     return value
 
 
-def _note_elsewhere(name: str, value: str) -> None:
-    """Raise ValueError, so that the call leaves the fast path. The general way then notes and logs it."""
-    raise ValueError(name)
+def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
+    """Fill in bound arguments that the client has left out. Raises ValueError for calls that the general way refuses or
+    logs: a value is missing, or the client has given another one."""
+    if not isinstance(arguments, dict):
+        raise ValueError("no object")
+    for name, value in bound:
+        given = arguments.get(name)
+        if given == value and value:
+            continue
+        if not value or given not in (None, ""):
+            raise ValueError(name)
+        arguments[name] = value
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:

@@ -46,13 +46,20 @@ def session() -> Session:
 
 
 def checked(
-    calls: ToolCalls, tool: str, arguments: Any, notes: list[str] | None = None, tools: Tools = TOOLS
+    calls: ToolCalls,
+    tool: str,
+    arguments: Any,
+    notes: list[str] | None = None,
+    tools: Tools = TOOLS,
+    *,
+    whose: Session | None = None,
 ) -> Object:
-    decision = calls.decide("s", tools, CONTEXT, session(), tool)
+    whose = whose or session()
+    decision = calls.decide("s", tools, CONTEXT, whose, tool)
     text = arguments if isinstance(arguments, bytes) else encode(arguments)
     params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(text)}
     noted = [] if notes is None else notes
-    found = calls.checked(decision, tools, session(), params, lambda name, value: noted.append(f"{name}: {value}"))
+    found = calls.checked(decision, tools, whose, params, lambda name, value: noted.append(f"{name}: {value}"))
     return found if isinstance(found, dict) else at_once(found)
 
 
@@ -198,11 +205,13 @@ def test_patterns_that_are_left_out_of_the_check_are_listed() -> None:
 def test_a_bound_argument_that_neither_the_client_nor_the_session_has_is_missing() -> None:
     calls = tool_calls(drop=ToolSettings(bind={"where": "agent"}))
     unnamed = msgspec.structs.replace(session(), client=ClientFacts())
-    check = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, unnamed, "drop"), TOOLS, unnamed)
+    again = calls.checker_of(calls.decide("s", TOOLS, CONTEXT, unnamed, "drop"), TOOLS, unnamed)
     for given in (b"{}", b'{"where":""}', b'{"where":null}'):
         with pytest.raises(InvalidArguments, match=r"for drop: arguments\.where: it is missing") as caught:
-            check(given)
+            checked(calls, "drop", given, whose=unnamed)
         assert caught.value.fault == "missing"
+        with pytest.raises(ValueError, match="where"):
+            again(given)
 
 
 @requirement("pol.read-only", "pol.operation")
