@@ -213,7 +213,7 @@ class UnsampledRequest:
     __slots__ = ("_flags", "_span_id", "correlation")
 
     def __init__(self, trace_id: int, flags: int) -> None:
-        self.correlation = trace.format_trace_id(trace_id)
+        self.correlation = trace_id.to_bytes(16).hex()
         self._span_id = new_span_id()
         self._flags = flags
 
