@@ -86,9 +86,9 @@ class OwnedByPeer(Exception):
         self.route = route
 
 
-Holes = tuple[bytes, bytes]
-"""The JSON texts that differ between otherwise equal tool calls: the id, and the arguments (not checked to be JSON).
-The arguments are empty if such calls have none."""
+Holes = tuple[bytes, bytes, bytes]
+"""The JSON texts that differ between otherwise equal tool calls: the id, the progress token, and the arguments (not
+checked to be JSON). Token and arguments are empty if such calls have none."""
 
 
 class CallInFlight(Protocol):
@@ -103,6 +103,16 @@ class AnsweringConnection(Protocol):
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the response, whose JSON body is `frame`. Return False, and do nothing, if it cannot be sent now."""
+
+    def stream_fast(
+        self,
+        frames: "Sequence[Frame]",
+        record: "Callable[[Sequence[Frame]], Sequence[str | None] | None]",
+        headers: list[tuple[bytes, bytes]],
+    ) -> bool:
+        """Send the response as an event stream with all its frames. `record` is `Answer.record_at_hand`. Return False,
+        and do nothing, if it cannot be sent now."""
+        ...
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
         """Finish the call in the general way: `become` makes the answer of its request, which arrived at `began`

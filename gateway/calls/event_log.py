@@ -358,10 +358,17 @@ class EventWriter:
         self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
     ) -> list[str | None]:
         """Record events without waiting, and return their ids: all None if `make_ready` has reserved too few."""
-        numbers = self._numbers.get(session_id)
-        if numbers is None or not numbers.has(len(frames), self._epoch_of(session_id)):
-            return [None] * len(frames)
-        return self._add(session_id, numbers, stream, frames, request)
+        ids = self.record_at_hand(session_id, stream, frames, request)
+        return [None] * len(frames) if ids is None else ids
+
+    def record_at_hand(
+        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
+    ) -> list[str | None] | None:
+        """Do as `record_now`, but return None, and do nothing, if `make_ready` has to reserve numbers first."""
+        numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
+        if numbers is not None and numbers.has(len(frames), epoch):
+            return self._add(session_id, numbers, stream, frames, request)
+        return [None] * len(frames) if epoch is None else None
 
     def end(self, session_id: str, stream: str) -> None:
         """Record the end of a stream. If no event number is left, reserve some in the background first."""

@@ -57,6 +57,15 @@ class FastCall(Protocol):
     falls_back_at: float
     """Time by the monotonic clock at which the call leaves the fast path if it has no answer."""
 
+    @property
+    def progress_token(self) -> bytes:
+        """Return the client's progress token as JSON; empty if it wants no progress."""
+        ...
+
+    def emit(self, frame: bytes) -> None:
+        """Send the client a message that belongs to this call, with the answer or in the next turn of the loop."""
+        ...
+
     def answer(self, result: msgspec.Raw) -> bool:
         """Answer the client with the server's result. Return False if the call has left the fast path, and has to be
         answered like any other."""

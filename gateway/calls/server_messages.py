@@ -285,6 +285,10 @@ def _calls(conversation: Conversation) -> list[Exchange]:
 
 def _progress(conversation: Conversation, params: Object) -> None:
     number = decode_id(params.get("progressToken", msgspec.Raw(b"null")))
+    fast = conversation.calls.fast.get(number)
+    if fast is not None and (token := fast.progress_token):
+        fast.emit(_progress_frame(params, msgspec.Raw(token)))
+        return
     exchange = conversation.calls.find(number)
     if exchange is None:
         _task_progress(conversation, number, params)

@@ -53,7 +53,7 @@ class ForwardingPath:
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
             self.is_over = True
             return None
-        if holes[1] and not is_one_value(holes[1]):
+        if holes[2] and not is_one_value(holes[2]):
             return None
         traceparent = trace.decode()
         correlation = trace_id_of(traceparent) if traceparent else new_correlation_id()

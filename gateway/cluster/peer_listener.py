@@ -287,6 +287,10 @@ class ForwardedPost:
         self._call.end(b"a", _answer_of(200, frame, headers))
         return True
 
+    def stream_fast(self, *_: object) -> bool:
+        """Return False: the answer is passed on as the endpoint's app sends it."""
+        return False
+
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
         """Continue a call in the usual way, with the answer that `become` makes of its request. `began` is the time of
         its arrival, by the monotonic clock."""

@@ -300,7 +300,7 @@ class Intake:
         self._watching = watching
         self._context_meta = facts.meta
         self._agreed = announcements.agreed
-        self._events = events
+        self.events = events
         self.max_exchanges = limits.exchanges
         self._max_bytes = limits.in_flight_bytes
         self._paths = FastPaths(self, rates, watching, cluster)
@@ -426,7 +426,7 @@ class Intake:
             exchange,
             live,
             headers,
-            events=self._events if request.era is LEGACY else None,
+            events=self.events if request.era is LEGACY else None,
             cluster=self._cluster,
             held=held,
             request=request if may_repeat else None,
@@ -471,7 +471,7 @@ class Intake:
         if call.live is not None and (lost := call.live.lost) is not None:
             # Else a client that resumes one of the lost streams would have the call repeated once more.
             await lost.looked()
-            await lost.end(self._events, call.live.session.id, call.exchange.client_id)
+            await lost.end(self.events, call.live.session.id, call.exchange.client_id)
         is_repeatable = False
         with contextlib.suppress(UpstreamUnavailable, HandshakeRefused, LinkClosed):
             is_repeatable = await self.endpoints[request.endpoint].is_repeatable(call)

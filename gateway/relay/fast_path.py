@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, time
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -23,6 +23,7 @@ import msgspec
 from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.calls.conversation import Conversation
+from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.cluster.ownership import Cluster
 from gateway.context.session_facts import new_correlation_id, trace_id_of
@@ -35,9 +36,11 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.frame_form import FrameForm, Prepared
+from gateway.relay.replies import record_whole
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.resolve import SessionResolver
+from transports.era import LEGACY
 from transports.inbound_port import (
     Answer,
     AnsweringConnection,
@@ -48,6 +51,7 @@ from transports.inbound_port import (
     WaitingConnection,
 )
 from transports.jsonrpc import Object, encode_result, splice
+from transports.reply_queue import Frame
 
 __all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
 
@@ -72,9 +76,11 @@ class Decided(NamedTuple):
 
 
 class GeneralWay(Protocol):
-    """The steps of the general way that the fast path needs (`gateway.relay.call.Intake`)."""
+    """The steps of the general way that the fast path needs (`gateway.relay.call.Intake`). `events` keeps the frames of
+    legacy clients for replay."""
 
     max_exchanges: int
+    events: EventWriter
 
     def may_repeat(self, request: Request, route: Route) -> bool:
         """Return True if later calls like this request may take the fast path, by the same route."""
@@ -220,8 +226,8 @@ class FastPath:
     """Send calls that repeat an earlier one, with the decision on that one (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decided _frame _has_ids _has_trace _is_forwarded _principal _resolver
-        _route _tracing _usual_s _waits _who __weakref__ era facts facts_version headers is_over is_shaped live loop
-        paths server tool translate until version""".split()
+        _route _tracing _usual_s _waits _who __weakref__ era events facts facts_version headers is_over is_shaped live
+        loop paths server tool translate until version""".split()
 
     def __init__(
         self,
@@ -267,6 +273,7 @@ class FastPath:
         self.era = request.era
         # A result that is not complete needs the shape, which only the general way applies.
         self.is_shaped = prepared.exchange.shape is not None
+        self.events = paths.way.events if request.era is LEGACY else None
         self.server = conversation.name
         self.loop = asyncio.get_running_loop()
         self.is_over = False
@@ -299,9 +306,8 @@ class FastPath:
         if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or (self._waits and self._waits()):
             return None
         correlation, trace = self._ids(trace, correlation) if self._has_ids else (new_correlation_id(), trace)
-        client_id, given = holes
         try:
-            arguments = self._check(given)
+            arguments = self._check(holes[2])
         except (ValueError, msgspec.MsgspecError, RecursionError, Refused, InvalidArguments):
             return None  # the general way says why
         rates, session_id = paths.rates, live.session.id
@@ -311,7 +317,7 @@ class FastPath:
             return None
         number = conversation.next_number()
         began = arrived_at or now
-        call = FastCall(self, connection, conversation, client_id, number, correlation, began, began + self._usual_s)
+        call = FastCall(self, connection, conversation, holes, number, correlation, began, began + self._usual_s)
         if not conversation.send_fast(number, self._frame.frame(number, arguments, correlation, trace), call):
             rates.give_back(self._principal, self._client, session_id)
             return None
@@ -358,6 +364,10 @@ class FastPath:
         sent = (params, meta) if link is None or link.may_forget else None
         exchange.sent_as(call.conversation, call.number, sent, call.began)
         call.conversation.calls.send(exchange)
+        if call.progress is not None:
+            exchange.restart_deadline()
+            for frame in call.progress:
+                exchange.emit(frame)
         return answer
 
 
@@ -405,12 +415,27 @@ class FastCall(msgspec.Struct, eq=False):
     path: FastPath
     connection: AnsweringConnection
     conversation: Conversation
-    client_id: bytes
+    holes: Holes
     number: int
     correlation: str
     began: float
     falls_back_at: float
     ended_at: float = 0.0
+    progress: list[bytes] | None = None
+    """Frames for the client that came in this turn of the loop, before the answer."""
+
+    @property
+    def progress_token(self) -> bytes:
+        """Return the client's progress token as JSON; empty if it wants no progress."""
+        return self.holes[1]
+
+    def emit(self, frame: bytes) -> None:
+        """Send the client a message that belongs to this call: with the answer, if that comes in the same turn of the
+        loop. Otherwise the call falls back."""
+        if self.progress is None:
+            self.progress = []
+            self.path.loop.call_soon(self.fall_back)
+        self.progress.append(frame)
 
     def answer(self, result: msgspec.Raw) -> bool:
         """Answer the client with the server's result. Return False if the call fell back instead."""
@@ -425,12 +450,12 @@ class FastCall(msgspec.Struct, eq=False):
                 and not may_name_reserved(data)
             ):
                 answer = path.translate(data)
-                is_answered = (
-                    answer is not None
-                    and (not path.is_shaped or is_complete(answer))
-                    and outcome_of(answer) is OK
-                    and self.connection.answer_fast(encode_result(self.client_id, answer), path.headers)
-                )
+                if answer is not None and (not path.is_shaped or is_complete(answer)) and outcome_of(answer) is OK:
+                    frame = encode_result(self.holes[0], answer)
+                    if self.progress is None:
+                        is_answered = self.connection.answer_fast(frame, path.headers)
+                    else:
+                        is_answered = self._stream(frame, self.progress)
         except Exception:
             logger.exception("an answer cannot be given on the fast path")
         if is_answered:
@@ -442,6 +467,16 @@ class FastCall(msgspec.Struct, eq=False):
             return True
         self.fall_back()
         return False
+
+    def _stream(self, frame: bytes, progress: Sequence[bytes]) -> bool:
+        """Send the client the answer after that progress, as an event stream. Return False if it cannot be sent now."""
+        frames = [*map(Frame, progress), Frame(frame, final=True)]
+        return self.connection.stream_fast(frames, self._record, self.path.headers)
+
+    def _record(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
+        """Keep the frames for replay (`Answer.record_at_hand`)."""
+        path = self.path
+        return record_whole(path.events, path.live.session, self.number, self.conversation.name, self.holes[0], frames)
 
     def fall_back(self) -> None:
         """Go on as the exchange that the general way would have made. Do nothing if the call has fallen back already,

@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from gateway.calls.event_log import EventWriter, Kept
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
-from session_store import EventStreams, StoreUnavailable
+from session_store import EventStreams, Session, StoreUnavailable
 from session_store.ports.events import MAX_LOG_BYTES
 from transports.inbound_port import HeaderList, Request
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame
 
-__all__ = ["CallReply", "StreamReply"]
+__all__ = ["CallReply", "StreamReply", "record_whole"]
 
 
 class CallReply:
@@ -153,6 +155,22 @@ class CallReply:
         exchange = self._exchange
         upstream = "" if exchange.conversation is None else exchange.conversation.name
         return stream_of_call(live.session, exchange.number, upstream, exchange.client_id)
+
+
+def record_whole(
+    events: EventWriter | None, session: Session, number: int, server: str, client_id: bytes, frames: Sequence[Frame]
+) -> Sequence[str | None] | None:
+    """Do as `CallReply.record_at_hand` with all frames of a call: request `number` to `server`. The session has not
+    ended, and no frame is larger than a log."""
+    if events is None:
+        return (None,) * len(frames)
+    stream = stream_of_call(session, number, server, msgspec.json.decode(client_id))
+    ids = events.record_at_hand(session.id, stream, [(frame.data, frame.final) for frame in frames])
+    if ids is None:
+        return None
+    if ids[-1] is None:
+        events.end(session.id, stream)
+    return event_names(ids, stream)
 
 
 class StreamReply:

@@ -15,10 +15,10 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
-from tests.support.gateway_process import PROBE, RunningGateway, operators_of, running_gateway, server
+from tests.support.gateway_process import PROBE, SCRIPTED, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import Answer
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern
+from tests.support.mcp_clients import Legacy, Modern, events, messages
 
 pytestmark = requirement("fast.same")
 
@@ -93,6 +93,31 @@ async def test_calls_of_the_sdk_take_it(gateway: InProcessGateway, mode: Any, ar
             content: Any = (await client.call_tool("echo", arguments)).content[0]
             assert json.loads(content.text) == (arguments or {})
         assert await asyncio.to_thread(fast, "fast") >= 8, became(gateway)
+
+
+@ERAS
+def test_progress_that_comes_with_its_answer_takes_it_and_can_be_replayed(era: str) -> None:
+    progress = '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":@TOKEN,"progress":1}}'
+    together = [progress + '\n{"jsonrpc":"2.0","id":@ID,"result":{"content":[]}}']
+    with in_process_gateway({"s": server((*SCRIPTED, "legacy"))}, options=ON) as gateway, httpx.Client() as http:
+        client: Legacy | Modern
+        if era == "legacy":
+            client = Legacy(gateway.url, http).open()
+        else:
+            token = Modern(gateway.url, http).tool("got").headers["mcp-gateway-session"]
+            client = Modern(gateway.url, http, headers={"MCP-Gateway-Session": token})
+        fast = Counted(gateway)
+        for n in range(12):
+            answer = client.tool("say", {"lines": together}, meta={"progressToken": f"t{n}"})
+            told, result = messages(answer)
+            assert told["params"] == {"progressToken": f"t{n}", "progress": 1} and result["result"]["content"] == []
+        assert fast("fast") >= 6, became(gateway)
+        ids = [event_id for event_id, _ in events(answer.text)]
+        assert (set(ids) != {""}) is (era == "legacy")
+        if isinstance(client, Legacy):
+            with client.get(ids[0]) as replay:
+                replay.read()
+                assert messages(replay) == [told, result]
 
 
 @requirement("spec.modern")

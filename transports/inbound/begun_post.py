@@ -69,15 +69,28 @@ _CREDIT_BACK_S: Final = 10.0
 
 
 class RepeatedHead:
-    """Serve the POSTs that repeat one head, which its endpoint has checked. `shared` are headers for each response."""
+    """Serve the POSTs that repeat one head, which its endpoint has checked. `shared` are headers for each response.
+    `times` are those of event streams (`Endpoint.times_of`), once there is a fast path."""
 
-    __slots__ = ("__weakref__", "_credit", "_endpoint", "_hold", "_learned_at", "_paths", "_posts", "head", "shared")
+    __slots__ = (
+        "__weakref__",
+        "_credit",
+        "_endpoint",
+        "_hold",
+        "_learned_at",
+        "_paths",
+        "_posts",
+        "head",
+        "shared",
+        "times",
+    )
 
     def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
         self._posts = posts
         self.head = head
         self.shared = shared
+        self.times: StreamTimes | None = None
         self._paths: list[tuple[CallTemplate, CallPath]] = []
         self._credit = _MOST_CREDIT
         self._learned_at = 0.0
@@ -119,6 +132,7 @@ class RepeatedHead:
             return False
         if len(self._paths) < _MOST_PATHS:
             self._hold(_PATH_BYTES)
+        self.times = self._endpoint.times_of(request)
         self._paths = [(template, path), *self._paths[: _MOST_PATHS - 1]]
         return True
 
@@ -169,7 +183,7 @@ def _is_like(template: CallTemplate, body: bytes) -> bool:
     """Return True if a body fits the template, and its arguments are one JSON value. A template without a token also
     fits bodies with a token behind the arguments. It then takes both for the arguments: these are not one value."""
     holes = template.fit(body)
-    return holes is not None and (not holes[1] or is_one_value(holes[1]))
+    return holes is not None and (not holes[2] or is_one_value(holes[2]))
 
 
 class BegunPost:
@@ -327,7 +341,10 @@ class BegunPost:
 
     def stream(self, answer: Answer) -> bytes | None:
         """Return the event stream of an answer whose frames have all arrived; None if the ASGI app has to send it."""
-        return None if self._request is None else whole_stream(answer, self._endpoint.times_of(self._request))
+        frames = answer.replies.whole
+        if frames is None or answer.is_doubtful or self._request is None:
+            return None
+        return whole_stream(frames, self._endpoint.times_of(self._request), answer.record_at_hand)
 
     def status(self, frame: Frame) -> int:
         """Return the HTTP status of a JSON response."""

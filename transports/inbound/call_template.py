@@ -53,14 +53,14 @@ class CallTemplate:
     arguments. `after` has the parts that begin with a hole behind the arguments, from the end of the body. `first` and
     `last` are around the arguments. A call without arguments has all holes in `before`, and an empty `last`."""
 
-    __slots__ = ("_after", "_before", "_first", "_has_arguments", "_last")
+    __slots__ = ("_after", "_before", "_first", "_first_bytes", "_has_arguments", "_last", "_last_bytes")
 
     def __init__(
         self, before: tuple[_Before, ...], first: bytes, last: bytes, after: tuple[_After, ...], *, has_arguments: bool
     ) -> None:
         self._before = before
-        self._first = first
-        self._last = last
+        self._first, self._first_bytes = first, len(first)
+        self._last, self._last_bytes = last, len(last)
         self._after = after
         self._has_arguments = has_arguments
 
@@ -99,7 +99,7 @@ class CallTemplate:
         )
 
     def fit(self, body: bytes) -> Holes | None:
-        """Return the id and the arguments (maybe empty) in a body; None if the body does not fit the template."""
+        """Return the id, the progress token and the arguments in a body; None if the body does not fit the template."""
         found = [b"", b""]
         begin, end = 0, len(body)
         if end > MAX_BODY_BYTES:
@@ -124,8 +124,8 @@ class CallTemplate:
             end = stops
         if not body.startswith(self._first, begin) or not body.endswith(self._last, begin, end):
             return None
-        arguments = body[begin + len(self._first) : end - len(self._last)]
-        return (found[_ID], arguments) if bool(arguments) is self._has_arguments else None
+        arguments = body[begin + self._first_bytes : end - self._last_bytes]
+        return (found[_ID], found[_TOKEN], arguments) if (arguments != b"") is self._has_arguments else None
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
@@ -150,16 +150,20 @@ async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
         following = further
 
 
-def whole_stream(answer: Answer, times: StreamTimes | None) -> bytes | None:
-    """Return the events of an answer whose frames have all arrived, as `stream_answer` would send them.
+def whole_stream(
+    frames: Sequence[Frame],
+    times: StreamTimes | None,
+    record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
+) -> bytes | None:
+    """Return the events of an answer with these frames, of which the last is final, as `stream_answer` would send them.
+    `record` is `Answer.record_at_hand`.
 
-    Return None, and do nothing, if frames are missing, are too large together, or have to wait for the store.
+    Return None, and do nothing, if the frames are too large together, or have to wait for the store.
     """
-    frames = answer.replies.whole
-    if frames is None or answer.is_doubtful or answer.replies.size > MOST_TOGETHER_BYTES:
+    if sum(len(frame.data) for frame in frames) > MOST_TOGETHER_BYTES:
         return None
-    recorded = [*frames] if times is None else [_PRIMING, *frames]
-    ids = answer.record_at_hand(recorded)
+    recorded = frames if times is None else [_PRIMING, *frames]
+    ids = record(recorded)
     return None if ids is None else encode_events(recorded, ids)
 
 

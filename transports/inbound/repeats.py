@@ -8,7 +8,7 @@ docs/adr/0012-the-http-edge.md
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol
 
@@ -27,9 +27,11 @@ from transports.inbound.connection_memory import (
     ConnectionMemory,
     HeadOffer,
 )
+from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound.remembered_heads import MAX_HEAD_BYTES, KnownHead, RememberedHeads, SharedHeads
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
+from transports.reply_queue import Frame
 
 __all__ = ["Repeats"]
 
@@ -272,6 +274,26 @@ class Repeats:
             return False
         self._fast = None
         self._write(FAST, head, frame)
+        return True
+
+    def stream_fast(
+        self,
+        frames: Sequence[Frame],
+        record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
+        headers: HeaderList,
+    ) -> bool:
+        """Send a fast call's response as an event stream with these frames, the whole of it. `record` is
+        `Answer.record_at_hand`. Return False, and do nothing, if it cannot be sent now."""
+        connection, known = self._connection, self._known
+        if known is None or connection.flow.write_paused or connection.transport.is_closing():
+            return False
+        repeated = known.remembered
+        head = self._stream.head(connection.server_state.default_headers, stream_headers(headers) + repeated.shared)
+        events = None if head is None else whole_stream(frames, repeated.times, record)
+        if head is None or events is None:
+            return False
+        self._fast = None
+        self._write(FAST, head, whole_body(events))
         return True
 
     def goes_on(self, call: CallInFlight) -> None:

@@ -21,10 +21,15 @@ pytestmark = pytest.mark.anyio
 class Fast:
     """A call on the fast path, which leaves it as an exchange with its number."""
 
+    progress_token = b""
+
     def __init__(self, calls: Calls, number: int, falls_back_at: float = 1.0) -> None:
         self.calls, self.number, self.falls_back_at = calls, number, falls_back_at
         self.exchange: Exchange | None = None
         calls.fast[number] = self
+
+    def emit(self, frame: bytes) -> None:
+        raise AssertionError("it has no token")
 
     def answer(self, result: object) -> bool:
         return False

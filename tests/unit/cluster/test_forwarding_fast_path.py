@@ -20,7 +20,7 @@ from transports.inbound_port import OwnedByPeer
 pytestmark = requirement("fast.same", "fast.falls-back", "hot.forwarded")
 
 JSON = (b"content-type", b"application/json")
-HOLES = (b"7", b'{"n":1}')
+HOLES = (b"7", b"", b'{"n":1}')
 
 
 def answer_of(status: int = 200, *headers: tuple[bytes, bytes]) -> bytes:
@@ -71,6 +71,9 @@ class Client:
         self.answers: list[tuple[bytes, Any]] = []
         self.left: list[Any] = []
 
+    def stream_fast(self, *_: Any) -> bool:
+        raise AssertionError("such an answer leaves the path")
+
     def answer_fast(self, frame: bytes, headers: Any) -> bool:
         if self.fault is not None:
             raise self.fault
@@ -102,8 +105,8 @@ class Way:
         self.spent.append(spent)
         return self.has_rate
 
-    def begin(self, arguments: bytes = HOLES[1], trace: bytes = b"") -> ForwardedCall | None:
-        return self.path.begin(self.client, b"the body", (HOLES[0], arguments), trace)
+    def begin(self, arguments: bytes = HOLES[2], trace: bytes = b"") -> ForwardedCall | None:
+        return self.path.begin(self.client, b"the body", (*HOLES[:2], arguments), trace)
 
 
 def test_a_call_is_sent_as_it_is_and_answered() -> None:

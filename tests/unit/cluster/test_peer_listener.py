@@ -274,6 +274,9 @@ class FastApp(App):
     def status_of(self, *_: Any) -> int:
         return 200
 
+    def times_of(self, _: Request) -> None:
+        return None
+
     async def finish(self, begun: Any, scope: Any, receive: Any, send: Any) -> None:
         await begun.called()
         self.scope = scope
@@ -310,7 +313,7 @@ async def test_a_call_like_one_before_it_takes_the_fast_path() -> None:
     async with fast_sender() as (other, app, memory):
         call = other.repeat(memory, a_call(7, "x"), traceparent="t")
         await until(lambda: app.connection is not None)
-        assert app.begun == [((b"7", b'{"key":"x"}'), b"t", "c1")] and len(app.general) == 2
+        assert app.begun == [((b"7", b"", b'{"key":"x"}'), b"t", "c1")] and len(app.general) == 2
         assert not app.connection.answer_fast(b"x" * (SMALL_BYTES + 1), []), "nothing was done"
         assert app.connection.answer_fast(b'{"fast":1}', [(b"a", b"b")])
         kind, head = await call.next()

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context as Variables
 from typing import Any
@@ -25,7 +25,8 @@ from gateway.serving.app import create_app
 from session_store import Principal
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
 from transports.inbound_port import Answer, CallInFlight, CallPath, Memory, Offer, Request
-from transports.jsonrpc import Message, Object, encode, parse
+from transports.jsonrpc import Message, Object, decode_object, encode, parse
+from transports.reply_queue import Frame
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import LinkClosed
 
@@ -144,9 +145,9 @@ async def answer_of(reply: CallReply) -> list[Any]:
 
 
 class Client:
-    """The connection of one client. `answers` are the responses of calls on the fast path, `left` the replies of those
-    that have left it, with the correlation ids of their requests. `takes`: it takes an answer of the fast path.
-    `late`: a call that was sent after its record was read."""
+    """The connection of one client. `answers` are the responses of calls on the fast path, `streams` those with several
+    frames and their event ids, `left` the replies of those that have left it, with the correlation ids of their
+    requests. `takes`: it takes an answer of the fast path. `late`: a call that was sent after its record was read."""
 
     takes = True
     fault: Exception | None = None
@@ -155,6 +156,7 @@ class Client:
         self._calls = calls
         self._request: Request | None = None
         self.answers: list[tuple[Any, list[tuple[bytes, bytes]]]] = []
+        self.streams: list[tuple[list[Any], Sequence[str | None]]] = []
         self.left: list[tuple[CallReply, str]] = []
         self.late: CallInFlight | None = None
 
@@ -164,7 +166,8 @@ class Client:
         """Send a call by the path. `meta`: its `_meta`, if that has a progress token."""
         params = {"arguments": msgspec.Raw(arguments)} | ({"_meta": msgspec.Raw(meta)} if meta else {})
         self._request = self._calls.request(client_id, params)
-        return path.begin(self, b"", (encode(client_id), arguments))
+        token = bytes(decode_object(msgspec.Raw(meta or b"{}"), "_meta").get("progressToken", b""))
+        return path.begin(self, b"", (encode(client_id), token, arguments))
 
     def goes_on(self, call: CallInFlight) -> None:
         self.late = call
@@ -178,6 +181,18 @@ class Client:
         if self.takes:
             self.answers.append((msgspec.json.decode(frame), headers))
         return self.takes
+
+    def stream_fast(
+        self,
+        frames: Sequence[Frame],
+        record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
+        headers: list[tuple[bytes, bytes]],
+    ) -> bool:
+        ids = record(frames) if self.takes else None
+        if ids is None:
+            return False
+        self.streams.append(([msgspec.json.decode(frame.data) for frame in frames], ids))
+        return True
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
         assert self._request is not None

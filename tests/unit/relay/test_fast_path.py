@@ -177,7 +177,7 @@ async def test_arguments_that_are_wrong_or_more_than_one_value_are_for_the_gener
     fast: Fast, arguments: bytes
 ) -> None:
     before, number = fast.state(), fast.conversation.next_number()
-    assert fast.path.begin(fast.client, b"", (b"1", arguments)) is None and not fast.path.is_over
+    assert fast.path.begin(fast.client, b"", (b"1", b"", arguments)) is None and not fast.path.is_over
     assert fast.state() == before and fast.conversation.next_number() == number + 1
 
 
@@ -241,7 +241,7 @@ async def test_rates_count_each_call_and_refuse_the_same_one(era: str, monkeypat
                 break
             fast.result(OK)
             await answer_of(reply)
-        assert fast.path.begin(fast.client, b"", (b"1", ARGUMENTS)) is None and 30 <= len(fast.frames) < 40
+        assert fast.path.begin(fast.client, b"", (b"1", b"", ARGUMENTS)) is None and 30 <= len(fast.frames) < 40
 
 
 @requirement("wall.authority")
@@ -426,17 +426,33 @@ async def test_the_exchange_has_the_number_the_time_and_the_ids_of_the_call(fast
     assert len(await answer_of(left)) == 1 and fast.live.busy == 0 and not fast.client.answers
 
 
-async def test_progress_goes_to_the_token_of_its_own_call(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["at once", "before the store was asked", "in another turn", "to a slow reader"])
+async def test_progress_goes_to_the_token_of_its_own_call(
+    calls: Calls, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     meta = msgspec.json.decode(calls.request(1, {}).params.get("_meta", b"{}"))
     with_token = calls.like(_meta=msgspec.Raw(encode(meta | {"progressToken": "t-1"})))
     fast = await Fast.of(with_token, monkeypatch)
+    fast.client.takes = how != "to a slow reader"
+    if (events := fast.path.events) is not None:
+        await events.make_ready(fast.live.session.id, 2)
+    if events is not None and how == "before the store was asked":
+        events._numbers.clear()
     assert fast.client.begin(fast.path, meta=encode(meta | {"progressToken": "t-2"})) is not None
     assert fast.frames[0]["params"]["_meta"]["progressToken"] == fast.number
     fast.message({"method": "notifications/progress", "params": {"progressToken": fast.number, "progress": 1}})
+    if how == "in another turn":
+        await turns()
     fast.result(OK)
-    [(left, _)] = fast.client.left
-    progress, answer = await answer_of(left)
+    await turns()
+    if how == "at once" or (events is None and how == "before the store was asked"):
+        [((progress, answer), ids)] = fast.client.streams
+        assert not fast.client.left and all((each is None) is (events is None) for each in ids)
+    else:
+        [(left, _)] = fast.client.left
+        progress, answer = await answer_of(left)
     assert progress["params"] == {"progressToken": "t-2", "progress": 1} and answer["result"] == OK
+    assert fast.live.busy == len(fast.conversation.calls) == 0 and len(fast.counted) == len(fast.ended) == 1
 
 
 async def test_a_call_without_an_answer_leaves_when_it_is_looked_at_a_second_later(

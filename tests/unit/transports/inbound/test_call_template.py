@@ -87,7 +87,7 @@ def rest_of(params: Object) -> Any:
 
 def check_fit(known: bytes, body: bytes, holes: Holes) -> None:
     """What fits is the same call, with what stands in the holes, unless the arguments are not one value."""
-    client_id, arguments = holes
+    client_id, token, arguments = holes
     before = parse(known)
     has_arguments = "arguments" in before.params_object()
     try:
@@ -98,6 +98,7 @@ def check_fit(known: bytes, body: bytes, holes: Holes) -> None:
     message = parse(body)
     params = message.params_object()
     assert encode(message.id) == client_id and message.method == "tools/call"
+    assert bytes(decode_object(params.get("_meta", b"{}"), "_meta").get("progressToken", b"")) == token
     assert bytes(params.get("arguments", b"")) == bytes(value) and ("arguments" in params) is has_arguments
     assert rest_of(params) == rest_of(before.params_object())
 
@@ -113,10 +114,11 @@ def test_another_call_of_the_same_client_fits_and_its_holes_have_what_the_reader
     arguments = json.dumps(new, separators=(",", ":") if is_dense else None)
     body = client.body(other, next_token, arguments)
     seen = arguments.encode() if client.has_arguments else b""
-    assert template.fit(body) == (encode(other), seen)
-    check_fit(known, body, (encode(other), seen))
+    holes = encode(other), encode(next_token) if client.has_token else b"", seen
+    assert template.fit(body) == holes
+    check_fit(known, body, holes)
     seen = json.dumps(old).encode() if client.has_arguments else b""
-    assert template.fit(known) == (encode(one), seen), "it fits itself"
+    assert template.fit(known) == (encode(one), encode(token) if client.has_token else b"", seen), "it fits itself"
 
 
 @given(SIMPLE, SIMPLE, WORDS, st.one_of(st.none(), ARGUMENTS), st.sampled_from(["", "id", "token"]))
@@ -193,7 +195,7 @@ def test_ids_and_tokens_of_another_form_fit_no_template(value: bytes, last: bool
 def test_an_id_or_a_token_may_be_a_number_or_a_text_whatever_it_was(last: bool) -> None:
     template = of_plain(last=last)
     for value in (b"0", b"7", b"9" * 15, b'"a"', b'"%b"' % (b"0f" * 16), b'"a-b_c.d"'):
-        assert template.fit(plain(request_id=value, token=value, last=last)) == (value, b"{}")
+        assert template.fit(plain(request_id=value, token=value, last=last)) == (value, value, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_what_leads_out_of_the_hole_of_the_arguments_is_not_one_value(arguments:
     if (holes := of_plain(last=last).fit(plain(arguments=arguments, last=last))) is None:
         return
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
-        holes[1].decode()
-        msgspec.json.decode(holes[1])
+        holes[2].decode()
+        msgspec.json.decode(holes[2])
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_another_call_does_not_fit(body: bytes) -> None:
 def test_a_call_without_arguments_is_no_call_with_any() -> None:
     bare = plain().replace(b',"arguments":{}', b"")
     template = template_of(bare)
-    assert template is not None and template.fit(bare) == (b"1", b"")
+    assert template is not None and template.fit(bare) == (b"1", b'"t"', b"")
     for body in (plain(), bare[:-1] + b',"arguments":{}}', bare[:-2] + b',"x":1}}'):
         assert template.fit(body) is None
     assert of_plain().fit(bare) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 from tests.requirements import requirement
 from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.connection_memory import REPEATS, ConnectionMemory
+from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts, Sizes
@@ -67,6 +69,9 @@ class Wire:
 
     def status_of(self, request: Request, frame: Frame) -> int:
         return 200
+
+    def times_of(self, request: Request) -> StreamTimes | None:
+        return StreamTimes()
 
     async def finish(self, begun: BegunPost, scope: Any, receive: Any, send: Any) -> None:
         self.finished.append(begun)
@@ -292,11 +297,36 @@ class FastWire(Wire):
 async def test_a_call_like_the_last_one_is_sent_by_its_path_and_answered(cut: int) -> None:
     wire = await FastWire().warm()
     assert wire.post(a_body(7, arguments=b'{"n":1}'), cut) and wire.repeats.is_answering
-    assert wire.path.begun == [(b"7", b'{"n":1}')] and wire.calls == 1
+    assert wire.path.begun == [(b"7", b"", b'{"n":1}')] and wire.calls == 1
     assert wire.path.connection.answer_fast(b"{}", []) and wire.written == WRITTEN
     assert wire.counts["fast"] == 1 and wire.total_requests == 2 and not wire.repeats.is_answering
     assert not wire.path.connection.answer_fast(b"{}", []) and wire.written == WRITTEN, "once"
     assert wire.post(a_body(8)) and len(wire.path.begun) == 2, "and so is the next one"
+
+
+@requirement("fast.same")
+async def test_an_answer_behind_other_messages_is_written_as_one_event_stream() -> None:
+    wire = await FastWire().warm()
+    assert wire.post(a_body(7))
+    frames = [Frame(b'{"n":1}'), FINAL]
+    connection = wire.path.connection
+    assert not connection.stream_fast(frames, lambda _: None, []), "the store has to be asked first"
+    assert not connection.stream_fast([Frame(b"0" * (64 << 10)), FINAL], ids_of, []), "too much for one write"
+    wire.write_paused = True
+    assert not connection.stream_fast(frames, ids_of, []) and wire.repeats.is_answering and not wire.written
+    wire.write_paused = False
+    assert connection.stream_fast(frames, ids_of, [(b"a", b"b")])
+    head, body = wire.written.split(b"\r\n\r\n", 1)
+    assert b"content-type: text/event-stream\r\n" in head and b"\r\na: b\r\n" in head
+    first, second, last = body.split(b"\r\n")[1].strip().split(b"\n\n")
+    assert (first, second) == (b"id: 0\nretry: 500\ndata: ", b'id: 1\nevent: message\ndata: {"n":1}')
+    assert last == b"id: 2\nevent: message\ndata: {}" and wire.written.endswith(b"\r\n0\r\n\r\n")
+    assert wire.counts["fast"] == 1 and not wire.repeats.is_answering
+    assert not connection.stream_fast(frames, ids_of, []), "once"
+
+
+def ids_of(frames: Sequence[Frame]) -> list[str | None]:
+    return [str(number) for number in range(len(frames))]
 
 
 @requirement("fast.falls-back")
