@@ -130,11 +130,17 @@ def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notifie
 ) -> None:
     gateway, file = failing
     legacy, modern = Legacy(gateway.url, http).open(), Modern(gateway.url, http)
-    listed = messages(legacy.call("tools/list"))[-1]["result"]
+
+    def listed_now() -> Any:
+        return messages(legacy.call("tools/list"))[-1]["result"]
+
+    # A list waits a few seconds for servers: on a busy machine they have not failed by then.
+    assert eventually(lambda: "exited with code 3" in missing_of(listed_now())["later"]["reason"], 60)
+    listed = listed_now()
     missing = missing_of(listed)
     assert {"later", "exit", "usage"} <= {*missing}
     later = missing["later"]
-    assert "exited with code 3" in later["reason"] and 0 <= later["retryAfterMs"] <= 60_000
+    assert 0 <= later["retryAfterMs"] <= 60_000
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", later["since"])
     assert TOKEN not in str(listed)
     sessionless = messages(modern.send("tools/list"))[-1]["result"]
