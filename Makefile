@@ -60,7 +60,7 @@ check: $(VENV)/.installed-dev ## Check format, lint, types and architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-conformance: $(VENV)/.installed-dev ## Run the official conformance suite and the tests of the SDK through the gateway (7 minutes)
+conformance: $(VENV)/.installed-dev ## Run the official conformance suite and the tests of the SDK through the gateway (5 minutes)
 	$(BIN)/python -m tests.conformance.run
 
 chaos: $(VENV)/.installed-dev ## Kill, pause and cut off gateways and Redis under load (4 minutes)
