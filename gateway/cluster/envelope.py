@@ -142,7 +142,7 @@ def decode_facts(packed: bytes) -> CallFacts:
 
 
 class Envelopes:
-    """Writes the facts of calls, and remembers which calls were accepted. `peer_keys` (newest first) prove that a
+    """Write the facts of calls, and remember which calls were accepted. `peer_keys` (newest first) prove that a
     process is a replica. `tls`, if set, encrypts the connections between replicas."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time, tls: PeerTls | None = None) -> None:

@@ -80,7 +80,7 @@ class ForwardedAnswer:
 
 
 class RelayedReply:
-    """Passes the frames of a peer's answer to the client, and records how much of it was passed.
+    """Pass the frames of a peer's answer to the client, and record how much of it was passed.
 
     `receive` and `send` are the client's ASGI channels.
     """

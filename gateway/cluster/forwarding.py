@@ -59,7 +59,7 @@ def _start_begun(route: Route, reply: RelayedReply) -> None:
 
 
 class Forwarder:
-    """Forwards requests to the owners of their sessions, and takes sessions over from owners that are gone.
+    """Forward requests to the owners of their sessions, and take sessions over from owners that are gone.
 
     `take_over` is called with each session that this replica has claimed. `is_here` returns True if this replica serves
     the session of that id. `stripped` removes session tokens from headers: this replica has verified them.

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardingPath:
-    """Forwards the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` was
+    """Forward the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` was
     found for their HTTP head and caller. `is_here` returns True if this replica serves the session of that id."""
 
     __slots__ = ("_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")

@@ -27,7 +27,7 @@ _AWAY_S: Final = 0.5
 
 
 class Beats:
-    """Renews the lease again and again. `ask_to_hold` gets the addresses of replicas by name, and asks them to claim no
+    """Renew the lease again and again. `ask_to_hold` gets the addresses of replicas by name, and asks them to claim no
     session of this one for a while. It returns True if all have agreed."""
 
     def __init__(self, cluster: Cluster, bus: Bus, ask_to_hold: Callable[[Mapping[str, str]], Awaitable[bool]]) -> None:
@@ -78,7 +78,7 @@ class Beats:
 
 
 class Membership:
-    """Joins the cluster and keeps the membership alive.
+    """Join the cluster and keep the membership alive.
 
     `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach it, if another.
     `store` is the URL of the shared store; empty if the operator has set `listen`. If neither address was set and the

@@ -37,7 +37,7 @@ _FORGOTTEN: Final = "?"
 
 
 class RouteMemory:
-    """Keeps the known route to a session's owner, for all requests with one HTTP head.
+    """Keep the known route to a session's owner, for all requests with one HTTP head.
 
     `common` has the facts that these requests share, encoded for the owner; empty until needed. `place` tells where the
     owner keeps them. `is_stale`: the session's owner has to be looked up again.
@@ -97,7 +97,7 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster:
-    """Represents this replica among the replicas that share its store.
+    """Represent this replica among the replicas that share its store.
 
     `taken_over` is called with the id of each session that another replica has claimed from this one. `claims` counts
     the claims of this one: `copied` if a copy of the store soon had it, else `not copied`.

@@ -51,7 +51,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Endpoint(Beginning, Protocol):
-    """Serves POSTs, as an ASGI app or on arrival without ASGI."""
+    """Serve POSTs, as an ASGI app or on arrival without ASGI."""
 
     posts: Posts
 
@@ -59,7 +59,7 @@ class Endpoint(Beginning, Protocol):
 
 
 class PeerListener:
-    """Serves the requests of peers. `refused` is called for each sender that is no replica of this store or breaks a
+    """Serve the requests of peers. `refused` is called for each sender that is no replica of this store or breaks a
     rule. `hold` gets a replica's name. It returns True if this one agrees to claim no session of it for a while."""
 
     def __init__(

@@ -69,7 +69,7 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
 
 
 class Channels:
-    """Keeps the channels to peers: one for each peer takes calls. Full ones stay until their calls have ended."""
+    """Keep the channels to peers: one for each peer takes calls. Full ones stay until their calls have ended."""
 
     def __init__(self, envelopes: Envelopes) -> None:
         self._envelopes = envelopes
@@ -121,7 +121,7 @@ class Channels:
 
 
 class Copies:
-    """Sends copies of one request to one peer. Each names the first that may have arrived: at most one is executed."""
+    """Send copies of one request to one peer. Each names the first that may have arrived: at most one is executed."""
 
     def __init__(
         self, peer: Peer, request: ForwardedRequest, traced: HeaderList, envelopes: Envelopes, channels: Channels
@@ -177,7 +177,7 @@ class Copies:
 
 
 class PeerRequests:
-    """Sends requests to peers, and tells how they end. Decides nothing about sessions."""
+    """Send requests to peers, and return how they end. Decides nothing about sessions."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes, log: RequestLog) -> None:
         self._cluster = cluster

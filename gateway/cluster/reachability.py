@@ -58,7 +58,7 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 class Reachability:
-    """Checks whether other replicas reach this one, and sets `cluster.is_reachable`."""
+    """Check whether other replicas reach this one, and set `cluster.is_reachable`."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes) -> None:
         self._cluster = cluster
