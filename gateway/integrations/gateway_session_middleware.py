@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from gateway.context.session_facts import correlation_id
-from gateway.identity.request_context import RequestContext
 from gateway.integrations.session_middleware import SCOPE_KEY, response_of
-from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.relay.pipeline import store_errors_refused
 from session_store.context import bound_session
 from transports.era import Era
@@ -69,17 +66,9 @@ class GatewaySessionMiddleware:
             endpoint=scope["path"],
             headers=headers,
             same_site=Guard.same_site(headers),
+            peer=peer_of(scope),
             client=self._gateway.guard.client(scope, headers),
             secure=self._gateway.guard.is_secure(scope, headers),
         )
-        CLIENT.set(request.client)
-        try:
-            who = await self._gateway.identity.authenticate(headers, peer_of(scope))
-        except Refused as refused:
-            self._gateway.audit.record("refused", era=request.era, reason=str(refused))
-            raise
-        await self._gateway.rates.message(who.principal, request.client)
-        correlation = correlation_id(headers, {})
-        CORRELATION.set(correlation)
-        asking = RequestContext(who.principal, who.granted, correlation)
-        return await self._gateway.resolver.resume_or_open(request, asking), request
+        who = await self._gateway.senders.who(request)
+        return await self._gateway.resolver.resume_or_open(request, who), request

@@ -14,7 +14,7 @@ from gateway.config.secrets import peer_tls
 from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.offline_rights import OfflineRights
-from gateway.relay.call import Calls, Intake, Senders
+from gateway.relay.call import Calls, Intake
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients, LegacyHandshake
 from gateway.relay.modern import ModernClients
@@ -165,9 +165,8 @@ def _pipeline(
         tasks=modern_tasks,
         result_meta=options.result_meta,
     )
-    senders = Senders(identity=callers.identity, rates=base.rates, audit=base.audit, log=base.request_log)
     calls = Calls(
-        senders=senders,
+        senders=callers.senders,
         clients={LEGACY: legacy, MODERN: modern},
         resolver=resolution.resolver,
         intake=intake,
@@ -176,7 +175,7 @@ def _pipeline(
         watches=base.watches,
     )
     pipeline = Pipeline(
-        senders=senders,
+        senders=callers.senders,
         calls=calls,
         legacy=legacy,
         modern=modern,

@@ -34,6 +34,7 @@ from gateway.observability.request_log import RequestLog
 from gateway.observability.tracing import tracing
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
+from gateway.relay.call import Senders
 from gateway.serving.build_http import build_http
 from gateway.serving.build_servers import build_servers
 from gateway.serving.build_sessions import build_resolution, build_sessions
@@ -174,7 +175,8 @@ def _callers(base: Foundation) -> Callers:
         metadata_url=metadata.url,
         fields=options.context.fields,
     )
-    return Callers(identity=identity, metadata=metadata, guard=_guard(options, identity.proxies))
+    senders = Senders(identity=identity, rates=base.rates, audit=base.audit, log=base.request_log)
+    return Callers(identity=identity, senders=senders, metadata=metadata, guard=_guard(options, identity.proxies))
 
 
 def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | None":

@@ -47,6 +47,7 @@ class Gateway:
         self.rates = base.rates
         self.limits = base.limits
         self.identity = callers.identity
+        self.senders = callers.senders
         self.metadata = callers.metadata
         self.guard = callers.guard
         self.upstreams = served.upstreams

@@ -28,6 +28,7 @@ from gateway.policy.decisions import Policy
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.policy.tool_calls import ToolCalls
+from gateway.relay.call import Senders
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.late_servers import LateServers
@@ -126,6 +127,7 @@ class Callers:
     """Who calls, and which `Host` and `Origin` are served."""
 
     identity: Identity
+    senders: Senders
     metadata: ResourceMetadata
     guard: Guard
 
