@@ -4,7 +4,7 @@ import functools
 import ipaddress
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -219,34 +219,30 @@ def is_of(uri: str, template: str) -> bool:
         return False
 
 
-def is_of_any(uri: str, templates: Iterable[str]) -> bool:
-    """Return whether a URI matches one of the templates. False if the search would take too long: servers choose how
-    many templates there are, and how many expressions each has."""
+def _matching(uri: str, templates: Iterable[str]) -> Iterator[str]:
+    """Yield the templates that a URI matches or is equal to, until the search takes too long: servers choose how many
+    templates there are, and how many expressions each has."""
     work = 0
     for template in templates:
         work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
         if work > _MOST_WORK:
-            return False
+            return
         if template == uri or is_of(uri, template):
-            return True
-    return False
+            yield template
+
+
+def is_of_any(uri: str, templates: Iterable[str]) -> bool:
+    """Return whether a URI matches one of the templates. False if the search would take too long."""
+    return next(_matching(uri, templates), None) is not None
 
 
 def template_fit(uri: str, templates: Iterable[str]) -> int:
     """Return how well the best of these templates fits a URI: the longer its fixed beginning, the better. A template
-    equal to the URI is best. 0 if the URI matches none, or if the search would take too long (`is_of_any`)."""
+    equal to the URI is best. 0 if the URI matches none, or if the search would take too long."""
     closest_first = sorted(templates, key=lambda template: (-len(template.partition("{")[0]), template))
     fits = (template for template in closest_first if uri.startswith(template.partition("{")[0]))
-    work = 0
-    for template in fits:
-        work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
-        if work > _MOST_WORK:
-            return 0
-        if template == uri:
-            return _SAME
-        if is_of(uri, template):
-            return 1 + len(template.partition("{")[0])
-    return 0
+    found = next(_matching(uri, fits), None)
+    return 0 if found is None else _SAME if found == uri else 1 + len(found.partition("{")[0])
 
 
 def closeness(uri: str, others: Iterable[str]) -> int:
