@@ -1,6 +1,5 @@
 """Make the facts of a session that servers and clients get, and define their names. Pure: no I/O."""
 
-import functools
 import os
 import random
 import re
@@ -13,7 +12,7 @@ import msgspec
 from gateway.config.sessions import CORRELATION_ID, ContextSettings, EnvironmentValue, FieldSettings
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import RESERVED
-from session_store import Context, Principal, Session, Source
+from session_store import Context, Session, Source
 from session_store.session import redact
 from transports.inbound_port import CORRELATION_KEY
 from transports.jsonrpc import Object, encode
@@ -124,26 +123,17 @@ class ContextMeta(msgspec.Struct, frozen=True):
 
 def context_meta(session: Session) -> ContextMeta:
     """Return the facts of a session that servers get in `_meta`."""
-    beginning = _context_beginning if len(session.context.workspace) <= _SHORT else _encoded_beginning
-    return ContextMeta(beginning(session.id, session.principal, session.client.name, session.context))
-
-
-def _encoded_beginning(session_id: str, principal: Principal, agent: str, context: Context) -> bytes:
+    context = session.context
     facts = {
-        "session_id": session_id,
+        "session_id": session.id,
         "workspace": context.workspace,
         "workspace_provenance": workspace_source(context),
         "trust": context.trust,
-        "principal": str(principal),
-        "agent": agent,
+        "principal": str(session.principal),
+        "agent": session.client.name,
         "permissions": context.permissions,
     }
-    return encode(facts)[:-1] + b',"correlation_id":"'
-
-
-_SHORT: Final = 256
-"""Longest workspace name, in characters, of a context that is cached: clients choose these names."""
-_context_beginning = functools.lru_cache(maxsize=2_048)(_encoded_beginning)
+    return ContextMeta(encode(facts)[:-1] + b',"correlation_id":"')
 
 
 def trace_meta(session: Session | None, correlation: str) -> Object:
