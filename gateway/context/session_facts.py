@@ -22,7 +22,6 @@ __all__ = [
     "RESTARTED_KEY",
     "SESSION_KEY",
     "WORKSPACE_KEY",
-    "ContextMeta",
     "SessionFacts",
     "built_in",
     "context_meta",
@@ -109,22 +108,11 @@ _FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
 """Facts that servers are told only where the configuration names them."""
 
 
-class ContextMeta(msgspec.Struct, frozen=True):
-    """The value of `CONTEXT_KEY` in the `_meta` of messages to servers, for one session with one context. Messages
-    differ in the correlation id alone: `before` and `after` are the JSON around it."""
-
-    before: bytes
-    after: bytes = b'"}'
-
-    def of(self, correlation: str) -> msgspec.Raw:
-        """Return the value for the request with that correlation id."""
-        return msgspec.Raw(self.before + correlation.encode() + self.after)
-
-
-def context_meta(session: Session) -> ContextMeta:
-    """Return the facts of a session that servers get in `_meta`."""
+def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = MappingProxyType({})) -> msgspec.Raw:
+    """Return the facts of a session that servers get in `_meta`, under `CONTEXT_KEY`, as JSON. `more` are further
+    members."""
     context = session.context
-    facts = {
+    facts: dict[str, Any] = {
         "session_id": session.id,
         "workspace": context.workspace,
         "workspace_provenance": workspace_source(context),
@@ -132,8 +120,10 @@ def context_meta(session: Session) -> ContextMeta:
         "principal": str(session.principal),
         "agent": session.client.name,
         "permissions": context.permissions,
+        CORRELATION_ID: correlation,
+        **more,
     }
-    return ContextMeta(encode(facts)[:-1] + b',"correlation_id":"')
+    return msgspec.Raw(encode(facts))
 
 
 def trace_meta(session: Session | None, correlation: str) -> Object:
@@ -180,7 +170,6 @@ class SessionFacts:
         self._in_log = self._told("log")
         self._in_audit = self._told("audit")
         # Chosen once, because each call of a client needs it.
-        self.meta: Callable[[Session], ContextMeta] = self._meta if self._in_meta else context_meta
         self.logged: Callable[[Session], Mapping[str, str]] = self._logged if self._in_log else _nothing
 
     def _told(self, where: Literal["meta", "log", "audit"]) -> tuple[str, ...]:
@@ -234,9 +223,9 @@ class SessionFacts:
             "token_hash": session.token_hash,
         }
 
-    def _meta(self, session: Session) -> ContextMeta:
-        """Return the value of `CONTEXT_KEY` in the `_meta` of messages to servers, with the operator's fields."""
-        return ContextMeta(context_meta(session).before, b'",' + encode(self.told_to_servers(session))[1:])
+    def meta(self, session: Session, correlation: str) -> msgspec.Raw:
+        """Return the facts of a session that servers get in `_meta`, with the operator's fields (`context_meta`)."""
+        return context_meta(session, correlation, self.told_to_servers(session))
 
     def told_to_servers(self, session: Session) -> dict[str, dict[str, str]]:
         """Return the operator's fields that servers are told, as members of `_meta` or as claims of an assertion."""

@@ -451,7 +451,7 @@ class Intake:
         """Return the `_meta` for the server: the client's, with the facts of `session`, but without the gateway's keys
         and without a workspace that is not the session's. `session` must have the context of the request
         (`gateway.context.session_facts.with_context`)."""
-        facts = {CONTEXT_KEY: self._context_meta(session).of(correlation)}
+        facts = {CONTEXT_KEY: self._context_meta(session, correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
     def _meta(self, params: Object, exchange: Exchange, correlation: str) -> Object:

@@ -56,7 +56,7 @@ def test_a_fact_is_found_by_its_name() -> None:
 def test_the_context_in_meta_has_every_fact_and_the_correlation_id_of_the_call() -> None:
     session = a_session(FakeClock(), context=Context(workspace="w", permissions=("a", "b")))
     for correlation in ("c-1", "c-2"):
-        told = json.loads(bytes(context_meta(session).of(correlation)))
+        told = json.loads(bytes(context_meta(session, correlation)))
         assert told == {**facts_of(session, correlation), "permissions": ["a", "b"]}
 
 
@@ -91,7 +91,7 @@ def variables(one: Session, more: dict[str, str] | None = None, **names: Any) ->
 
 
 def in_meta(one: Session, facts: SessionFacts = FACTS) -> Any:
-    return json.loads(bytes(facts.meta(one).of("c-1")))
+    return json.loads(bytes(facts.meta(one, "c-1")))
 
 
 @requirement("ctx.open")

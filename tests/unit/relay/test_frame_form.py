@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.context.session_facts import CONTEXT_KEY, ContextMeta
+from gateway.context.session_facts import CONTEXT_KEY
 from gateway.relay.frame_form import FrameForm, Prepared
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
@@ -31,7 +31,7 @@ def raws(values: dict[str, object]) -> Object:
 
 
 def meta_of(more: dict[str, object], correlation: str, token: object = None) -> Object:
-    facts = ContextMeta(b'{"session_id":"s%1","correlation_id":"').of(correlation)
+    facts = msgspec.Raw(b'{"session_id":"s%%1","correlation_id":"%b"}' % correlation.encode())
     return raws(more | ({} if token is None else {"progressToken": token})) | {CONTEXT_KEY: facts}
 
 
