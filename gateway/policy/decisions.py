@@ -73,9 +73,7 @@ class Policy:
             for pattern, found in server.tools.items()
             if found.blocked
         }
-        self._cached_why = functools.lru_cache(maxsize=_CACHED)(self._why_hidden)
         self._decided = functools.lru_cache(maxsize=_CACHED)(self._decide)
-        self._cached_why_prompt = functools.lru_cache(maxsize=_CACHED)(self._why_prompt_hidden)
         self._cached_why_uri = functools.lru_cache(maxsize=_CACHED)(self._why_uri_hidden)
 
     def _kinds(self, server: str) -> frozenset[str]:
@@ -101,9 +99,6 @@ class Policy:
 
     def why_hidden(self, context: Context, server: str) -> str:
         """Return the reason why a context does not see a server; empty if it does."""
-        return self._cached_why(self.cache_key_context(context), server)
-
-    def _why_hidden(self, context: Context, server: str) -> str:
         rules, where = self._servers[server], f"mcpServers.{server}"
         if rules.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.direct_only)"
@@ -161,9 +156,6 @@ class Policy:
 
     def why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         """Return the reason why a context does not see a prompt that the server lists; empty if it does."""
-        return self._cached_why_prompt(self.cache_key_context(context), server, prompt)
-
-    def _why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         found = _matching(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
         return (
             self.why_hidden(context, server)
@@ -177,7 +169,7 @@ class Policy:
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
         """Return whether a context sees a resource or template, in every form in which a server may read the URI."""
-        return not self._why_uri_hidden(self.cache_key_context(context), server, uri)
+        return not self._why_uri_hidden(context, server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
         written = forms(uri)
@@ -201,7 +193,7 @@ class Policy:
     def why_method_hidden(self, context: Context, server: str, method: str) -> str:
         """Return the reason why a context may not send a server a method or notification that MCP does not define;
         empty if it may. The result is not cached, because a client can send any name."""
-        context, where = self.cache_key_context(context), f"mcpServers.{server}.methods"
+        where = f"mcpServers.{server}.methods"
         written = method_forms(method)
         rules = self._servers[server].methods
         granted = _matching(rules, written)
@@ -226,7 +218,7 @@ class Policy:
     def restricted_by(self, context: Context) -> list[str]:
         """Return the patterns of the entries of `gateway.policy.workspaces` that restrict a context. A workspace that
         no entry matches has none, and sees nothing."""
-        return [pattern for pattern, _ in self._entries(self.cache_key_context(context)) if pattern is not None]
+        return [pattern for pattern, _ in self._entries(context) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
         """Return the reason why the context's workspace lacks one of these names; empty if it has all."""
