@@ -17,8 +17,6 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\n|$)")
 
 def encode_event(data: bytes, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
     """Return one encoded event. `data` has no line break: it is a JSON-RPC message, or empty for a priming event."""
-    if event_id is not None and data and retry_ms is None:
-        return b"id: %b\nevent: message\ndata: %b\n\n" % (event_id.encode(), data)
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
     if retry_ms is not None:
         head += b"retry: %d\n" % retry_ms

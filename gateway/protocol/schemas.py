@@ -306,8 +306,6 @@ class Schemas:
         self._cached: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(
             HELD_BYTES, getsizeof=lambda found: found.held if isinstance(found, Checker) else 1_024
         )
-        self._used: dict[bytes, Checker | UnusableSchema] = {}
-        """Entries of the cache that were used since its last change. A lookup in the cache itself takes four calls."""
 
     def checker(self, schema: Schema) -> Checker:
         """Return the checker of a schema, from the cache if it is there.
@@ -315,20 +313,12 @@ class Schemas:
         Raises:
             UnusableSchema: no arguments can be checked against the schema.
         """
-        found = self._used.get(schema.digest)
+        found = self._cached.get(schema.digest)
         if found is None:
-            found = self._used[schema.digest] = self._find(schema)
+            found = self._cached[schema.digest] = _made(schema.text)
         if isinstance(found, UnusableSchema):
             raise UnusableSchema(str(found))  # a new one, because a raised exception keeps its traceback
         return found
-
-    def _find(self, schema: Schema) -> "Checker | UnusableSchema":
-        try:
-            return self._cached[schema.digest]  # `get` would look it up twice
-        except KeyError:
-            self._used.clear()  # before one of them leaves the cache
-            found = self._cached[schema.digest] = _made(schema.text)
-            return found
 
 
 def _made(text: bytes) -> Checker | UnusableSchema:
