@@ -208,7 +208,7 @@ class Forwarder:
             # A lease without an address: no replica reaches the owner.
             outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:
-            cluster.found(session.id)
+            cluster.owner_answered(session.id)
         elif cluster.is_reachable:
             await self._claim(session, outcome, address if leased else None)
         elif not reply.has_started:

@@ -226,7 +226,7 @@ class Cluster:
         owner did not notice a loss, it still has processes from before the claim."""
         await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
-    def let_go(self, session: Session) -> None:
+    def mark_released(self, session: Session) -> None:
         """Record that this replica serves a session no more: it is about to release it."""
         self._released.add(session.id)
 
@@ -245,7 +245,7 @@ class Cluster:
         its address is wrong."""
         self._refusing.setdefault(replica, (address, monotonic()))
 
-    def found(self, session_id: str) -> None:
+    def owner_answered(self, session_id: str) -> None:
         """Record that the owner of that session has answered. If it is unreachable later, the session may be taken
         over."""
         if session_id in self._taken:
@@ -261,7 +261,7 @@ class Cluster:
         if leased and claimed is not None and claimed.owner == self.replica:
             until = monotonic() + LEASE_S
             while monotonic() < until:
-                await self.have_beat(session.owner)  # again: the last beat may have been just before this claim
+                await self.ask_to_beat(session.owner)  # again: the last beat may have been just before this claim
                 if await self._directory.acknowledged(session.owner, session.id):
                     break
                 await asyncio.sleep(_ASKED_EACH_S)
@@ -313,7 +313,7 @@ class Cluster:
         others = [(name, at) for name, at in live.items() if at and name != self.replica]
         return secrets.choice(others) if others else None
 
-    async def have_beat(self, replica: str) -> None:
+    async def ask_to_beat(self, replica: str) -> None:
         """Ask that replica, by the bus, to renew its lease at once, if it runs."""
         now = monotonic()
         if now - self._asked_to_beat.get(replica, -LEASE_S) >= _BEAT_EACH_S:

@@ -208,7 +208,7 @@ class PeerRequests:
     def answered(self, route: Route) -> None:
         """Count an answer of the session's owner, and record that the owner is reached."""
         self._log.metrics.forwarded["answered"] += 1
-        self._cluster.found(route.session.id)
+        self._cluster.owner_answered(route.session.id)
 
     async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
         """Have that peer answer the client through `reply`. Return the end of the request.
@@ -343,7 +343,7 @@ class PeerRequests:
                 return Lease.OLD
             if asked_at - age_s - silent_since >= _SURELY_S:
                 return Lease.RENEWED
-            await self._cluster.have_beat(peer.replica)
+            await self._cluster.ask_to_beat(peer.replica)
         except StoreUnavailable:
             return Lease.UNKNOWN
         return Lease.VALID

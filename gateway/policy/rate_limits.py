@@ -216,7 +216,7 @@ class RateLimits:
         if self._sessions is not None:
             self._sessions[session_id].left += 1
 
-    def let_go(self) -> None:
+    def release_waiting(self) -> None:
         """Let all waiting messages go on: the process drains, or the store does not answer, which knows the rates."""
         self._go_on.set()
         self._go_on.clear()
@@ -295,5 +295,5 @@ class RateLimits:
         try:
             return await self._rates.take(account.key, rate.per_s, rate.at_once, tokens, _LONGEST_WAIT_S)
         except StoreUnavailable:
-            self.let_go()  # requests are served while the store is unreachable
+            self.release_waiting()  # requests are served while the store is unreachable
             return 0.0

@@ -78,7 +78,7 @@ class Drain:
 
     async def drain(self) -> None:
         self._state.start_draining()
-        self._rates.let_go()
+        self._rates.release_waiting()
         loop = asyncio.get_running_loop()
         self._until = loop.time() + HAND_OVER_S
         self._answer_no_more()

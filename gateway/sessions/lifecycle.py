@@ -196,7 +196,7 @@ class SessionLifecycle:
             # No await in this loop: a request that arrives now finds the session released.
             self._live.hand_over(live)
             self._on_close(live)
-            self._cluster.let_go(live.session)
+            self._cluster.mark_released(live.session)
         # The next owner may start its processes before the old ones have ended: the old ones get no calls any more.
         await asyncio.gather(*(self._leave(live) for live in idle))
         await asyncio.gather(*(live.leave_events() for live in idle))

@@ -144,7 +144,7 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
     assert theirs is not None and theirs.owner == other.replica
     assert not one.doubted.is_set()
     assert await one.is_contested(theirs) and lost == [session.id] and one.doubted.is_set()
-    one.found(session.id)
+    one.owner_answered(session.id)
     assert not await one.is_contested(theirs), "it has been found since: when it refuses now, it has died"
     # One that slept through its lease was taken over for good reason.
     back = await one.take(theirs, leased=False)

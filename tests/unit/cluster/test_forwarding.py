@@ -42,7 +42,12 @@ def a_scope() -> dict[str, Any]:
 
 def forwarder_of(address_of: Any, peers: Any) -> Forwarder:
     cluster: Any = SimpleNamespace(
-        replica="me", is_reachable=True, address_of=address_of, take=_nothing, beat=_nothing, found=lambda _: None
+        replica="me",
+        is_reachable=True,
+        address_of=address_of,
+        take=_nothing,
+        beat=_nothing,
+        owner_answered=lambda _: None,
     )
     guard: Any = SimpleNamespace(is_secure=lambda *_: False, headers=lambda _: {})
     return Forwarder(

@@ -144,7 +144,7 @@ async def test_another_replica_can_have_it_renew_its_lease_at_once() -> None:
     async with asyncio.timeout(0.9):  # sooner than the next beat
         await case.renewed.wait()
         case.renewed.clear()
-        await case.other.have_beat(case.cluster.replica)
+        await case.other.ask_to_beat(case.cluster.replica)
         await case.renewed.wait()
     living.cancel()
 
@@ -179,7 +179,7 @@ async def test_an_owner_that_has_just_renewed_its_lease_is_asked_again_after_a_c
         BEAT + case.cluster.replica, lambda _: beats.append(asyncio.ensure_future(case.cluster.beat()))
     )
     async with asked:  # it renews its lease when it is asked to, and never else
-        await case.other.have_beat(case.cluster.replica)  # for a claim before
+        await case.other.ask_to_beat(case.cluster.replica)  # for a claim before
         await asyncio.gather(*beats)
         assert await case.other.take(session, leased=True) is not None
         await asyncio.gather(*beats)

@@ -49,7 +49,7 @@ async def test_a_replica_that_leaves_or_is_not_reached_claims_nothing(stop: Call
 async def test_a_replica_that_has_released_a_session_does_not_serve_an_old_record_of_it() -> None:
     one, other, session = await replicas()
     owned = await one.own(session, ALICE, None)
-    one.let_go(owned)
+    one.mark_released(owned)
     await one.release(owned)
     assert one.has_released(owned.id)
     with pytest.raises(OwnedByPeer):

@@ -47,7 +47,7 @@ class Cluster:
         self.looks = 0
         self.lease = SimpleNamespace(trusts_expired=trusts, doubt=lambda _: doubts)
 
-    async def have_beat(self, _: str) -> None: ...
+    async def ask_to_beat(self, _: str) -> None: ...
 
     async def lease_age(self, _: str) -> float | None:
         self.looks += 1

@@ -168,7 +168,7 @@ async def test_everything_goes_on_at_once_when_the_process_drains_or_the_store_f
         waiting = [asyncio.create_task(rates.call(session.id)) for _ in range(2)]
         await later(0.1)
         at = clock()
-        rates.let_go()
+        rates.release_waiting()
         assert await answers(*waiting) == [200, 200] and clock() == at
         await later(2)
     waiting = [asyncio.create_task(rates.call(session.id)) for _ in range(2)]
