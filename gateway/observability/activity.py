@@ -1,7 +1,7 @@
-"""What happened and how often, for operators: calls that have ended and events, on their way to timelines and figures,
-and from there to the store.
+"""Collect ended calls and audit events, and pass them on to the timelines and figures that operators see.
 
-A call pays for one append here. What is made of it is made while no call waits for it: docs/adr/0035-activity.md.
+Both are written to the store every few seconds. A call only appends itself to a list here; everything else is done
+while no call waits for it (docs/adr/0035-activity.md).
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from session_store import AuditEvent, Backend, Session, StoreUnavailable, Timeli
 __all__ = ["WRITTEN_EVERY_S", "Activity"]
 
 WRITTEN_EVERY_S: Final = 10.0
-"""How long what happened waits before it is in the store. A gateway that is killed loses that much."""
+"""Seconds between two writes to the store. A gateway that is killed loses what came in since the last one."""
 
 _SEEN_EVERY_S: Final = 1.0
 _AT_ONCE: Final = 64
-"""As soon as this many calls have ended, they are handed on: in 0.05 ms."""
+"""The number of ended calls that are handed on without waiting for the end of the second: it takes 0.05 ms."""
 
 
 class Activity:
-    """Collects for this replica. `live` tells how many sessions it has. `clock` gives Unix time."""
+    """Collects the activity of this replica. `live` returns how many sessions it has, `clock` the Unix time."""
 
     def __init__(self, backend: Backend, replica: str, clock: Callable[[], float], live: Callable[[], int]) -> None:
         self.figures = Figures(backend.history, replica)
@@ -52,34 +52,34 @@ class Activity:
             self.figures.count(session, opened=1)
 
     def hand_on(self) -> None:
-        """Hand on the calls that have ended so far."""
+        """Hand the ended calls to the timelines and the figures."""
         calls, self._calls = self._calls, []
         if calls:
             self.timelines.take_calls(calls)
             self.figures.take_calls(calls)
 
     def end_second(self) -> None:
-        """Hand on what a second has brought."""
+        """Hand on the calls of the last second, and close the minute of the figures if it is over."""
         self.hand_on()
         if self.figures.ends_minute(self._clock()):
             self.timelines.count()
         self.figures.tick(self._clock(), self._live())
 
     async def write(self) -> None:
-        """Write what waits. What cannot be written waits on, within its bounds."""
+        """Write timelines and figures to the store. If the store does not answer, keep them, up to a bound."""
         self.end_second()
         with contextlib.suppress(StoreUnavailable):  # the sweep of sessions logs it
             await self.timelines.flush()
             await self.figures.flush()
 
     def unwritten(self, name: str) -> TimelinePart | None:
-        """Return what the store does not have yet of the timeline of the session whose id begins like that."""
+        """Return the part of a session's timeline that is not in the store yet. `name`: the session's id as in logs."""
         self.hand_on()
         return self.timelines.part_of(name)
 
     async def write_seen(self) -> None:
-        """Write what somebody looks at: the figures, and the timelines of sessions that have ended, which no list
-        of live sessions shows. Once a second at most."""
+        """Write what an operator is looking at: the figures, and the timelines of ended sessions. Do nothing within a
+        second of the last such write."""
         if self._clock() - self._seen_at < _SEEN_EVERY_S:
             return
         self._seen_at = self._clock()
@@ -90,7 +90,7 @@ class Activity:
             await self.figures.flush()
 
     async def upkeep(self) -> None:
-        """Write again and again, until cancelled."""
+        """Write every `WRITTEN_EVERY_S` seconds until cancelled."""
         while True:
             await asyncio.sleep(WRITTEN_EVERY_S)
             await self.write()

@@ -1,7 +1,6 @@
-"""The audit trail: one structured event for each step of a session's life, each refusal and, if configured, each tool
-call.
+"""Record the audit trail: an event for each change of a session, each refusal and, if configured, each tool call.
 
-Session events and refusals are also log lines. Frequent refusals are summed up.
+Events of sessions and refusals are also log lines. Frequent refusals are counted together in one event.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ ENDS: Final[tuple[Ended, ...]] = ("ended", "expired", "evicted")
 
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
-"""As soon as this many events wait, they are written, without waiting for the next `flush`."""
+"""The number of waiting events that are written without waiting for the next `flush`."""
 _SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "workspace", "trust", "calls")
 """The fields of an event on its log line."""
 _TITLES: Final = {
@@ -47,19 +46,20 @@ _TITLES: Final = {
     "refused": "request refused",
     "warned": "client returns to no session",
 }
-"""Event → its log line's text, for events that are not about one session."""
+"""The text of the log line, by event, for events that are not about one session."""
 
 
 def _shown(event: AuditEvent) -> dict[str, Any]:
-    """Return the fields of an event on its log line."""
+    """Return the fields of an event for its log line."""
     return {name: value for name in _SHOWN if (value := getattr(event, name)) not in ("", None)}
 
 
 class Audit:
-    """Records audit events. They are buffered until the next `flush`, so a forged token costs the store nothing.
+    """Records audit events. They are buffered until the next `flush`, so that a request with a forged token causes no
+    write to the store.
 
-    `fields` returns the fields of a session's context that events have. `noted` gets every event but calls and those
-    that are summed up, with the record of its session if that is at hand.
+    `fields` returns the fields of a session's context that events have. `noted` is called with each event except calls
+    and repeated refusals, and with the record of its session, or None if that is not at hand.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Audit:
         reason: str = "",
         tool: str = "",
     ) -> None:
-        """Record one event. `session` is the session's record, or its id where the record is not at hand. `era` and
-        `principal` are those of the request, where there is no record."""
+        """Record an event, unless it repeats recent refusals: then count it. `session`: the record, or the id if the
+        record is not at hand. `era` and `principal`: those of the request, for events without a record."""
         recorded = AuditEvent(
             at=self._clock(),
             event=event,
@@ -123,7 +123,7 @@ class Audit:
         self._add_and_log(recorded)
 
     def over(self, how: Ended, session: Session, reason: str, calls: int | None) -> None:
-        """Record the end of a session. `calls`: answered by the replica that had it, None if that is not known."""
+        """Record the end of a session. `calls`: the calls that its replica answered; None if not known."""
         now = self._clock()
         lasted_s = round(max(0.0, now - session.created_at), 3)
         self.counts[how] += 1
@@ -136,7 +136,7 @@ class Audit:
         self._add_and_log(event)
 
     def task(self, task: Task, what: str) -> None:
-        """Record what has become of a task (`gateway.observability.metrics.TASK_EVENTS`)."""
+        """Record an event of a task. `what`: one of `gateway.observability.metrics.TASK_EVENTS`."""
         name = "" if what == "refused" else redact(task.id)  # the id of a task that was never made leads nowhere
         event = AuditEvent(
             at=self._clock(),
@@ -155,8 +155,8 @@ class Audit:
         logger.info("task %s", what, extra=_shown(event) | {"task": name, "reason": task.message})
 
     def blocked(self, *, session: str, server: str, reason: str, count: int) -> None:
-        """Record that a sandbox has refused a server something. `session` is the id as logs show it, `reason` says what
-        and what would allow it. The caller bounds how often, and writes the log line."""
+        """Record what a sandbox refused to a server. `session`: the id as logs show it. `reason`: what was refused, and
+        which setting would allow it. The caller limits the rate, and writes the log line."""
         self.counts["blocked"] += count
         correlation = CORRELATION.get()
         event = AuditEvent(
@@ -172,7 +172,7 @@ class Audit:
         self._add(event)
 
     def _facts(self, session: Session) -> dict[str, Any]:
-        """Return the fields that an event has of the record of its session."""
+        """Return the fields of an event that come from the record of its session."""
         return {
             "session": redact(session.id),
             "principal": str(session.principal),
@@ -190,8 +190,8 @@ class Audit:
         logger.log(level, what, extra=_shown(event) | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
 
     def call_watcher(self, session: Session, tool: str, began: float) -> Callable[[ObservedCall, Outcome, bytes], None]:
-        """Make what records a call of that tool (`server/name`) once the call has ended. It began then, by the
-        monotonic clock. `session` has the context of the request (`gateway.context.session_facts.with_context`)."""
+        """Return a callback that records a tool call when it ends. `tool`: as `server/name`. `began`: its start, in
+        monotonic time. `session` has the context of the request (`gateway.context.session_facts.with_context`)."""
         correlation = CORRELATION.get()
 
         def finished(_: ObservedCall, outcome: Outcome, __: bytes) -> None:
@@ -200,7 +200,7 @@ class Audit:
         return finished
 
     def called(self, session: Session, tool: str, outcome: Outcome, took_s: float, correlation: str) -> None:
-        """Record a call of that tool (`server/name`) that has ended. `session` as for `call_watcher`."""
+        """Record an ended tool call. `tool`: as `server/name`. `session` has the context of the request."""
         self._add(
             AuditEvent(
                 at=self._clock(),
@@ -223,7 +223,8 @@ class Audit:
             await self._flush()
 
     async def flush(self) -> None:
-        """Write the buffered events. They stay buffered if the store does not answer.
+        """Write the buffered events to the store, the file and stderr. Events for a store that does not answer stay
+        buffered.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -249,7 +250,7 @@ class Audit:
             return
         self._for_store.extend(events)
         if (many := len(self._for_store) - _MOST_WAITING) > 0:
-            # The store is away, and not all can wait for it: what strangers caused goes first, then the oldest.
+            # No answer, and the buffer is full: drop events of unauthenticated clients first, then the oldest.
             strangers = [place for place, event in enumerate(self._for_store) if part_of(event) == "strangers"]
             gone = {*strangers[:many], *range(many - len(strangers))}
             self._for_store = deque(event for place, event in enumerate(self._for_store) if place not in gone)
@@ -265,21 +266,21 @@ class Audit:
 
 
 MOST_BYTES: Final = 16 << 20
-"""What waits for the file, and for stderr: some 40,000 events."""
+"""The maximum size of each queue, for the file and for stderr: some 40,000 events."""
 
 _WAIT_S: Final = 1.0
 
 
 class AuditLines:
-    """Writes audit events as lines to a file and to stderr, each from a thread of its own. `file`: None for none.
+    """Writes audit events as JSON lines to a file (None: no file) and to stderr, each from its own thread.
 
-    A disk or a reader that stands still holds up no call. Its lines wait in a queue that is larger than the log's;
-    those for which there is no room are counted as lost, and none is dropped while there is room.
+    A disk or a reader that stops blocks no call: lines wait in a queue, which is larger than that of the log. Lines are
+    dropped only if it is full, and they are counted as lost.
     """
 
     def __init__(self, file: Path | None, *, to_stderr: bool, most_bytes: int = MOST_BYTES) -> None:
         self._lost: deque[int] = deque()  # appended to by threads
-        self._standing: set[str] = set()  # who was told to stand still
+        self._standing: set[str] = set()  # outputs that take no lines, and were logged
         writers: dict[str, Callable[[bytes], None]] = {}
         if file is not None:
             writers["the audit file"] = partial(_append, file)
@@ -290,7 +291,7 @@ class AuditLines:
         }
 
     def write(self, events: Sequence[AuditEvent]) -> None:
-        """Queue the lines of the events. Those for which there is no room are lost."""
+        """Queue the lines of the events. Count them as lost if a queue is full."""
         if not events or not self._queues:
             return
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
@@ -299,13 +300,13 @@ class AuditLines:
                 self._lost.append(len(events))
 
     def take_lost(self) -> int:
-        """Return how many lines were lost since the last time."""
+        """Return how many lines were lost since the last call."""
         return sum(self._lost.popleft() for _ in range(len(self._lost)))
 
     async def settled(self) -> None:
-        """Wait until all lines are written, for `_WAIT_S` at most. Who stands still longer is in the log, once."""
+        """Wait until all lines are written, for at most `_WAIT_S`. Log once for each output that takes longer."""
         for name, queue in self._queues.items():
-            if name in self._standing:  # asked without waiting: others wait for what waits here
+            if name in self._standing:  # do not wait again: this would delay the caller each time
                 is_written = queue.drain(0)
             else:
                 is_written = queue.drain(0) or await asyncio.to_thread(queue.drain, _WAIT_S)
@@ -328,13 +329,14 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 FULL_ALIKE: Final = 10
-"""Events of one kind and one client that are recorded individually in a second: enough to see what they are."""
+"""The number of alike refusals of one client that are recorded individually in a second. The others are counted."""
 
 FULL_IN_ALL: Final = 100
-"""Events of all kinds and clients that are recorded individually in a second."""
+"""The number of refusals of all clients that are recorded individually in a second."""
 
 SUMS: Final = 64
-"""Sums that are kept for different clients. Further clients share one sum, so that many addresses cost no more."""
+"""The number of sums for different clients and reasons. Further ones share one sum, so that many addresses need no
+more memory."""
 
 _REASON_CHARS: Final = 160
 
@@ -342,10 +344,9 @@ Key = tuple[str, str, str]
 
 
 class Repeated:
-    """Decides for each refusal whether it is recorded individually or counted in a sum.
+    """Decides for each refusal whether it is recorded individually or added to a sum.
 
-    An unauthenticated client may send thousands of wrong keys per second. The audit trail counts all of them, most in
-    sums.
+    An unauthenticated client may send thousands of wrong keys per second. The audit trail has most of them as a number.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -356,7 +357,7 @@ class Repeated:
         self._sums: dict[Key, AuditEvent] = {}
 
     def take(self, event: AuditEvent) -> AuditEvent | None:
-        """Return the event if it is to be recorded individually; None if it was added to a sum."""
+        """Return the event if it has to be recorded individually. Return None if it was added to a sum."""
         now = self._clock()
         if not 0 <= now - self._began < 1.0:
             self._began, self._recorded = now, 0

@@ -1,9 +1,8 @@
-"""What this gateway counts by tool, by principal and by client, minute by minute, for the history.
+"""Count calls by tool, by principal and by client for each minute, and write the counts to the store as a history.
 
-Names come from clients, so their number is bounded: beyond it, all others are counted together as `OTHERS`. Nobody
-takes all the room with names that mean nothing: tools that a server does not list, and methods that MCP does not
-define, are `UNLISTED`, and the names of clients that one principal brings have a share of theirs. Pure but for
-`Figures.flush`.
+Names come from clients, so their number is limited: further names are counted together as `OTHERS`. Tools that a
+server does not list, and methods that MCP does not define, are counted as `UNLISTED`. One principal can add only
+`MOST_CLIENTS_EACH` names of clients. Only `Figures.flush` does I/O.
 """
 
 from bisect import bisect_left
@@ -21,16 +20,16 @@ from session_store import HistoryRecord, HistoryStore, Session
 __all__ = ["OTHERS", "UNLISTED", "FigureRecord", "Figures", "ToolFigures", "WhoFigures", "merged", "read_record"]
 
 OTHERS: Final = "(others)"
-"""The name of all that are not told apart."""
+"""The name under which everything beyond the limits is counted."""
 
 UNLISTED: Final = "(not listed)"
 """The name of all tools that a server does not list, and of methods that MCP does not define."""
 
 MOST_TOOLS: Final = 200
 MOST_WHO: Final = 200
-"""Of principals, and of clients."""
+"""The maximum number of principals, and of clients."""
 MOST_CLIENTS_EACH: Final = 50
-"""Names of clients that one principal brings."""
+"""The maximum number of client names that one principal adds."""
 
 _NAME_CHARS: Final = 128
 _SHORT_S, _LONG_S = 60, 600
@@ -39,8 +38,8 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 
 class ToolFigures(msgspec.Struct, array_like=True):
-    """Calls of one tool, or of one method that is no tool. `counts`: how many took how long (`BUCKETS_S`), without
-    zeros at the end. `total_s`: the sum of the durations. `longest_s`: the longest; 0 in records of older releases."""
+    """The calls of one tool, or of one other method. `counts`: calls by bucket of duration (`BUCKETS_S`), without zeros
+    at the end. `total_s`: the sum of the durations. `longest_s`: the longest one; 0 in records of older releases."""
 
     server: str
     name: str
@@ -51,7 +50,7 @@ class ToolFigures(msgspec.Struct, array_like=True):
     longest_s: float = 0.0
 
     def add(self, other: "ToolFigures") -> None:
-        """Add those of another record."""
+        """Add the figures of another record to these."""
         self.calls += other.calls
         self.failed += other.failed
         self.total_s += other.total_s
@@ -62,7 +61,7 @@ class ToolFigures(msgspec.Struct, array_like=True):
 
 
 class WhoFigures(msgspec.Struct, array_like=True):
-    """Calls of one principal, or of clients with one name, and the sessions that they have opened."""
+    """The calls of one principal, or of all clients with one name, and the number of sessions that they opened."""
 
     name: str
     calls: int = 0
@@ -70,14 +69,14 @@ class WhoFigures(msgspec.Struct, array_like=True):
     sessions: int = 0
 
     def add(self, other: "WhoFigures") -> None:
-        """Add those of another record."""
+        """Add the figures of another record to these."""
         self.calls += other.calls
         self.failed += other.failed
         self.sessions += other.sessions
 
 
 class FigureRecord(msgspec.Struct):
-    """What one replica counted in one step. `live`: the sessions that it had at the end."""
+    """The figures of one replica for one minute or ten minutes. `live`: the sessions that it had at the end."""
 
     tools: list[ToolFigures] = []
     principals: list[WhoFigures] = []
@@ -89,7 +88,7 @@ _records: Final = msgspec.json.Decoder(FigureRecord)
 
 
 class _Counted:
-    """The figures of one step."""
+    """The figures of one minute, or of ten."""
 
     __slots__ = ("at", "brought", "clients", "is_written", "live", "principals", "tools")
 
@@ -103,7 +102,7 @@ class _Counted:
         self.is_written = True
 
     def tool(self, key: tuple[str, str]) -> ToolFigures:
-        """Return the figures of that server and name."""
+        """Return the figures of a tool, by its server and its name; those of `OTHERS` if there are too many tools."""
         found = self.tools.get(key)
         if found is None:
             key = (key[0], shortened_line(key[1], _NAME_CHARS))
@@ -113,11 +112,11 @@ class _Counted:
         return found
 
     def principal(self, name: str) -> WhoFigures:
-        """Return the figures of that principal."""
+        """Return the figures of a principal; those of `OTHERS` if there are too many."""
         return _who(self.principals, name)
 
     def client(self, name: str, principal: str) -> WhoFigures:
-        """Return the figures of clients with that name. `principal` is who has one."""
+        """Return the figures of all clients with a name. A new name counts towards the limit of `principal`."""
         found = self.clients.get(name)
         if found is None:
             name = shortened_line(name, _NAME_CHARS)
@@ -130,7 +129,7 @@ class _Counted:
         return found
 
     def add(self, other: "_Counted") -> None:
-        """Add those of a shorter step."""
+        """Add the figures of a shorter time to these."""
         for tool in other.tools.values():
             self.tool((tool.server, tool.name)).add(tool)
         for who in other.principals.values():
@@ -140,7 +139,7 @@ class _Counted:
         self.live = other.live
 
     def record(self) -> FigureRecord:
-        """Return the record as it is written."""
+        """Return the figures as the record that is stored."""
         return FigureRecord([*self.tools.values()], [*self.principals.values()], [*self.clients.values()], self.live)
 
 
@@ -155,7 +154,7 @@ def _who(among: dict[str, WhoFigures], name: str) -> WhoFigures:
 
 
 class Figures:
-    """Counts, and writes a record of each minute and of each ten minutes for this replica."""
+    """Counts for this replica, and writes one record for each minute and one for each ten minutes."""
 
     def __init__(self, store: HistoryStore, replica: str) -> None:
         self._store = store
@@ -165,7 +164,7 @@ class Figures:
         self._unwritten: dict[tuple[int, int], bytes] = {}
 
     def take_calls(self, calls: Sequence[EndedCall]) -> None:
-        """Take calls that have ended."""
+        """Count calls that have ended."""
         now = self._short
         now.is_written = False
         tools, find, buckets = now.tools, bisect_left, BUCKETS_S
@@ -185,7 +184,7 @@ class Figures:
                 counts[place] += 1
 
     def count(self, session: Session, *, calls: int = 0, failed: int = 0, opened: int = 0) -> None:
-        """Count for the principal and the client of a session."""
+        """Add calls, failed calls and opened sessions to the figures of a session's principal and client."""
         self._short.is_written = False
         more = WhoFigures("", calls, failed, opened)
         principal = str(session.principal)
@@ -193,12 +192,12 @@ class Figures:
         self._short.client(session.client.name, principal).add(more)
 
     def ends_minute(self, at: float) -> bool:
-        """Return whether another minute has begun."""
+        """Return whether the counted minute is over at the Unix time `at`."""
         return int(at) // _SHORT_S * _SHORT_S != self._short.at
 
     def tick(self, at: float, live: int) -> None:
-        """Close the minute if it is over. `live`: sessions on this replica. Called once a second, after what has ended
-        in it was counted."""
+        """Close the counted minute if it is over at the Unix time `at`. `live`: the sessions on this replica. Call this
+        once a second, after the ended calls were counted."""
         if self.ends_minute(at):
             self._close(int(at) // _SHORT_S * _SHORT_S)
         if live != self._short.live:
@@ -218,7 +217,7 @@ class Figures:
         self._short.live, self._short.is_written = live, not live
 
     def _keep(self, counted: _Counted) -> None:
-        """Have it written with the next `flush`."""
+        """Encode the figures for the next `flush`, unless they are written. Drop the oldest if too many wait."""
         if not counted.is_written:
             counted.is_written = True
             self._unwritten[_SHORT_S, counted.at] = msgspec.json.encode(counted.record())
@@ -231,7 +230,8 @@ class Figures:
                 del self._unwritten[next(iter(self._unwritten))]
 
     async def flush(self) -> None:
-        """Write what has changed, the present minute included. What cannot be written is written with the next one.
+        """Write all changed records, that of the current minute included. Records that could not be written are kept
+        for the next call.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -251,7 +251,7 @@ def _name_of(call: EndedCall) -> str:
 
 
 def read_record(body: bytes) -> FigureRecord:
-    """Return a record of the store; an empty one if another version has written it differently."""
+    """Decode a stored record. Return an empty one if another version wrote it in another form."""
     try:
         return _records.decode(body)
     except msgspec.MsgspecError:
@@ -259,7 +259,7 @@ def read_record(body: bytes) -> FigureRecord:
 
 
 def merged(records: Iterable[FigureRecord]) -> FigureRecord:
-    """Return all of them together, without a bound: what is read is bounded already. `live` is the sum."""
+    """Add records up to one. `live` is the sum. The number of names has no limit, because each record has one."""
     tools: dict[tuple[str, str], ToolFigures] = {}
     principals: dict[str, WhoFigures] = {}
     clients: dict[str, WhoFigures] = {}

@@ -1,4 +1,4 @@
-"""Bodies of JSON-RPC messages as operators may see them: without credentials, and cut. Pure."""
+"""Prepare bodies of JSON-RPC messages for operators: redact credentials, and shorten. Pure: no I/O."""
 
 import json
 from collections.abc import Iterable
@@ -13,21 +13,21 @@ from transports.jsonrpc import InvalidMessage, decode_exact
 __all__ = ["MOST_BODY_BYTES", "MOST_CHARS", "FrameBodies"]
 
 MOST_CHARS: Final = 4_000
-"""Of one body, as it is shown."""
+"""The maximum length of a shown body."""
 
 MOST_BODY_BYTES: Final = 1 << 20
-"""A larger body is not read: to decode it would keep calls waiting."""
+"""The maximum size of a body that is decoded. To decode a larger one would delay calls."""
 
 _MOST_TEXT: Final = 1_000
 _SCANNED: Final = 4_000
-"""Characters of a text that are searched for credentials."""
+"""The number of characters of a text that are searched for credentials."""
 
 _OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/=-"
 
 _MOST_NAME: Final = 100
 _MOST_DEPTH: Final = 12
 _LEAST_SECRET: Final = 6
-"""Characters of a value that is hidden wherever it stands: a shorter one stands in many words."""
+"""The minimum length of a value that is searched for and hidden: a shorter one is a part of many words."""
 
 _OPAQUE: Final = frozenset(
     {
@@ -36,29 +36,28 @@ _OPAQUE: Final = frozenset(
         "io.github.mcp-session-gateway/session-key",
     }
 )
-"""Members that give access to a session or to a call."""
+"""Members of JSON objects whose values give access to a session or to a call."""
 
 _NAMING: Final = ("name", "key", "header", "Name", "Key", "Header")
 _NAMED: Final = "value"
-"""Members of a pair: headers and variables are often lists of them."""
+"""Members of objects that are a name and a value: headers and variables are often lists of these."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
 
 
 class FrameBodies:
-    """Redacts what looks like a credential, by its name or its form, and every value that it was told to hide."""
+    """Redacts values that look like credentials, by their name or form, and all values that were given to `hide`."""
 
     def __init__(self) -> None:
         self._hidden: list[str] = []
 
     def hide(self, values: Iterable[str]) -> None:
-        """Redact these values from now on, wherever they stand. Values of less than 6 characters are not searched
-        for."""
+        """Redact these values in everything that is shown later. Ignore values of less than 6 characters."""
         known = {*self._hidden, *(value for value in values if len(value) >= _LEAST_SECRET)}
         self._hidden = sorted(known, key=len, reverse=True)  # one that is part of another comes behind it
 
     def text(self, text: str, most: int = _MOST_TEXT) -> str:
-        """Return a text that is shown, on its own or in a body."""
+        """Return a text redacted and with escaped control characters, cut at `most` characters with a note."""
         scanned = text[:_SCANNED]
         if len(text) > _SCANNED:  # the beginning of a credential has no form
             scanned = scanned.rstrip(_OF_CREDENTIALS)
@@ -69,7 +68,8 @@ class FrameBodies:
         return visible(f"{scanned[:most]}{more}")
 
     def body(self, raw: bytes) -> str:
-        """Return a JSON value that is shown: at most `MOST_CHARS` characters."""
+        """Return a JSON value redacted and cut at `MOST_CHARS` characters. If it is too large or invalid, return a note
+        of its size."""
         if len(raw) > MOST_BODY_BYTES:
             return f"[{len(raw)} bytes: too large to be shown]"
         try:
@@ -80,14 +80,15 @@ class FrameBodies:
 
 
 class _Shortened:
-    """One value, of which no more is walked than is shown."""
+    """Shortens and redacts one JSON value. It stops as soon as enough is shown."""
 
     def __init__(self, bodies: FrameBodies) -> None:
         self._bodies = bodies
         self._left = MOST_CHARS
 
     def of(self, value: Any, depth: int = 0, *, are_names: bool = False) -> Any:
-        """`are_names`: the members are properties of a schema, whose names say nothing of their values."""
+        """Return the value shortened. `are_names`: it is the `properties` of a JSON schema, where a member `password`
+        is a schema and no credential."""
         if self._left <= 0 or depth > _MOST_DEPTH:
             return "…"
         if isinstance(value, str):

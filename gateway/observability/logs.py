@@ -1,4 +1,4 @@
-"""Logs: to stderr, structured, every line with the correlation id of its request and never with a credential."""
+"""Write structured log lines to stderr. Each has the correlation id of its request, and none has a credential."""
 
 import asyncio
 import contextlib
@@ -39,21 +39,21 @@ __all__ = [
 ]
 
 Serving = Callable[[], Mapping[str, str]]
-"""What the present task serves, as fields of its lines."""
+"""Returns the log fields of the request that the current task serves."""
 
 
 class Form(Protocol):
-    """How lines look to programs."""
+    """A format of log lines for programs."""
 
     def fields(self, fields: Mapping[str, Any]) -> str:
-        """Fields as a part of a line."""
+        """Return the fields as the part of a line that follows the event."""
 
     def line(self, at: str, level: str, event: str, fields: str) -> str:
-        """Return a line with such parts, without its end."""
+        """Return a whole line without a line break. `fields`: the result of the method of that name."""
 
 
 class _Logfmt:
-    """`name=value` with spaces between. Values are quoted where they have to be."""
+    """The format `name=value` with spaces in between. Values are quoted where necessary."""
 
     def fields(self, fields: Mapping[str, Any]) -> str:
         return "".join([f" {name}={_logfmt_value(name, value)}" for name, value in fields.items()])
@@ -63,7 +63,7 @@ class _Logfmt:
 
 
 class _Json:
-    """A JSON object. All that is not ASCII is escaped."""
+    """The format of one JSON object in each line. Characters beyond ASCII are escaped."""
 
     _encode = json.JSONEncoder(default=repr).encode
 
@@ -83,8 +83,8 @@ def _logfmt_value(name: str, value: Any) -> str:
 
 
 class _Pretty:
-    """For people: the local time, and for a request the tool, its outcome, how long it took, the server and the
-    session. The rest is shown of what went wrong only; the forms for programs have all of it."""
+    """The format for people. It has the local time, and for a request the tool, the outcome, the duration, the server
+    and the session. Other fields are shown only for failures."""
 
     _STYLES: Final = {"error": "31", "critical": "31", "warning": "33", "debug": "2"}
     _LEFT_OUT: Final = ("tool", "outcome", "took_ms", "server", "session", "principal", "era", "correlation", "reason")
@@ -125,15 +125,15 @@ class _Pretty:
 
 
 FORMS: Final[Mapping[str, Form]] = {"json": _Json(), "logfmt": _Logfmt()}
-"""The forms for programs, by name."""
+"""The formats for programs, by name."""
 
 
 class LineFormatter(logging.Formatter):
-    """Formats records of the gateway and of libraries alike.
+    """Formats log records of the gateway and of libraries.
 
-    `form`: one of `FORMS`, or `pretty`. `fields`: names of those attributes of a record that a line shows, in this
-    order; a mapping becomes fields named `context.NAME`. `serving` is asked for the fields that a record lacks.
-    `has_colour`: pretty lines are for a terminal.
+    `form`: one of `FORMS`, or `pretty`. `fields`: the attributes of a record that a line shows, in this order; a
+    mapping becomes fields named `context.NAME`. `serving` returns fields for records that lack them. `has_colour`:
+    pretty lines have colours for a terminal.
     """
 
     def __init__(self, form: str, fields: Sequence[str], serving: Serving, *, has_colour: bool = False) -> None:
@@ -165,7 +165,8 @@ class LineFormatter(logging.Formatter):
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Make foreign text harmless: it can neither control the terminal of a reader nor begin a line of its own."""
+    """Escape control characters in a value, so that it can neither control a terminal nor begin a new line. Exceptions
+    and stacks keep their line breaks."""
     if not isinstance(value, str):
         if isinstance(value, int | float | None):
             return value
@@ -182,33 +183,33 @@ def _second(at: int) -> str:
 
 
 def timestamp(at: float) -> str:
-    """Write Unix time in the form of ISO 8601 in UTC, with microseconds."""
+    """Return a Unix time in ISO 8601, in UTC with microseconds."""
     whole = int(at)
     return f"{_second(whole)}.{int((at - whole) * 1e6):06d}Z"
 
 
 LATEST_S: Final = 0.05
-"""A line is written this long after its call has ended, or earlier."""
+"""The maximum time from the end of a call until its line is written."""
 
 MOST: Final = 64
-"""As soon as this many wait, they are written: in 0.2 ms."""
+"""The number of waiting lines that are written at once: it takes 0.2 ms."""
 
 _ABOUTS: Final = 512
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 def shown_method(method: str) -> str:
-    """Return a method as a line shows it."""
+    """Return a method for a log line. One that MCP does not define is cut, without control characters."""
     return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
 
 
 def in_ms(took_s: float) -> float:
-    """Return a duration as a line shows it."""
+    """Return seconds as milliseconds with two decimals, as log lines have them."""
     return round(took_s * 1_000, 2)
 
 
 class CallLine(msgspec.Struct, frozen=True, gc=False):
-    """What the line of a call shows: the call, the era of its client, and the fields of the session that lines show."""
+    """The content of a call's log line: the call, the era of its client, and fields of the session's context."""
 
     call: EndedCall
     era: str
@@ -216,12 +217,11 @@ class CallLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallLines:
-    """The lines that wait. `write` gets lines with their ends; it is called by `flush`, and raises nothing.
+    """Buffers the log lines of successful calls, and writes many at once. `write` gets whole lines and must not raise.
 
-    While a gateway is busy, a line of its own for each call costs more than the call: a record of `logging`, the search
-    for who logs, a write. So a call leaves its facts here, and the lines of many calls are made and written at once.
-    Everything else is logged at once, and after the lines that wait. A process that is killed loses those of the last
-    `LATEST_S`.
+    To log each call by itself would cost more than the call: a record of `logging`, the search for handlers, a write.
+    So a call only adds its facts here. Every other record is logged immediately, after the buffered lines. A process
+    that is killed loses the lines of its last `LATEST_S` seconds.
     """
 
     def __init__(self, form: Form, write: Callable[[str], None]) -> None:
@@ -232,7 +232,7 @@ class CallLines:
         self._about = functools.lru_cache(maxsize=_ABOUTS)(self._written_about)
 
     def add(self, line: CallLine) -> None:
-        """Write the line soon, in the running event loop."""
+        """Write the line within `LATEST_S`. To be called in an event loop."""
         self._waiting.append(line)
         if len(self._waiting) >= MOST:
             self.flush()
@@ -244,10 +244,10 @@ class CallLines:
         self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait. Threads may call this.
+        """Write the buffered lines. Any thread may call this.
 
-        Workers share a pipe. What one of them writes at once is no more than a pipe takes as a whole, and ends with a
-        line, so that none stands in another's line.
+        Workers share a pipe. So each write has whole lines only, and no more bytes than a pipe takes atomically
+        (`PIPE_BUF`): otherwise lines of two workers could mix.
         """
         lines: list[str] = []
         size = 0
@@ -264,7 +264,7 @@ class CallLines:
             self._write("".join(lines))
 
     def line(self, line: CallLine) -> str:
-        """Return the line of a call, as `LineFormatter` formats its record."""
+        """Return the line of a call, equal to that of `LineFormatter` for the same facts."""
         fields, call = self._form.fields, line.call
         return self._form.line(
             timestamp(call.at),
@@ -283,27 +283,28 @@ class CallLines:
         )
 
     def _written_about(self, era: str, principal: Principal, server: str, tool: str) -> str:
-        """Return the fields that many calls have in common."""
+        """Return the formatted fields that many calls share."""
         about = {"era": era, "principal": str(principal), "server": server, "tool": tool}
         return self._form.fields({name: value for name, value in about.items() if value})
 
 
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
-"""The correlation id of the request that this task serves. A request has a task of its own, so nobody resets it."""
+"""The correlation id of the request that the current task serves. It is never reset: each request has its own task."""
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
-"""The network address that request comes from: for lines and events of what was refused, never for a decision."""
+"""The network address of the client of that request. It is for log lines and audit events of refusals only: no
+decision uses it."""
 
 _KEPT = (
     *("session", "era", "reason", "principal", "client", "server", "tool", "task", "outcome", "took_s", "took_ms"),
     *("cached", "pid", "workspace", "trust", "calls", "lasted_s", "in_flight", "correlations"),
     "context",  # fields of the session's context
-    "correlation",  # of a call that ends, which need not be in the task that its request came with
+    "correlation",  # of a call, which may end in another task than that of its request
 )
 
 
 class LogStream(Protocol):
-    """Where lines are written."""
+    """The output of log lines."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -311,10 +312,10 @@ class LogStream(Protocol):
 
 
 def configure_logging(level: str, form: str = "auto", stream: LogStream | None = None) -> None:
-    """Log to `stream`, by default stderr: stdout may be a protocol's. Records of libraries are formatted as those of
-    the gateway.
+    """Set up logging to `stream` for the gateway and all libraries.
 
-    `form` is json, logfmt, pretty, or auto: pretty for a person at a terminal, else logfmt.
+    The default is stderr, because stdout may carry a protocol. `form`: json, logfmt, pretty, or auto, which is pretty
+    on a terminal and logfmt elsewhere.
     """
     if form == "auto":
         form = "pretty" if sys.stderr.isatty() else "logfmt"
@@ -328,8 +329,8 @@ def configure_logging(level: str, form: str = "auto", stream: LogStream | None =
 
 
 def call_lines() -> CallLines | None:
-    """Takes the lines of calls that went well, where this program's log is that of `configure_logging`, for programs,
-    and has such lines. None: they are logged as all others."""
+    """Return the buffer for the lines of successful calls. None: log them as all other records, because another handler
+    is set up, the format is for people, or the level is above info."""
     handlers = logging.getLogger().handlers
     if len(handlers) == 1 and isinstance(handlers[0], _LineHandler) and logging.getLogger().isEnabledFor(logging.INFO):
         return handlers[0].calls
@@ -337,7 +338,7 @@ def call_lines() -> CallLines | None:
 
 
 class _LineHandler(logging.StreamHandler[LogStream]):
-    """Writes each record at once, after the lines of calls that ended before it."""
+    """Writes each record immediately, after the buffered lines of calls."""
 
     def __init__(self, stream: LogStream, formatter: LineFormatter) -> None:
         super().__init__(stream)
@@ -349,7 +350,7 @@ class _LineHandler(logging.StreamHandler[LogStream]):
         super().emit(record)
 
     def flush(self) -> None:
-        """Write what waits. Also called when the process exits."""
+        """Write the buffered lines. `logging` also calls this when the process exits."""
         self._flush_calls()
         super().flush()
 
@@ -367,7 +368,7 @@ class _LineHandler(logging.StreamHandler[LogStream]):
 
 
 def _serving() -> dict[str, str]:
-    """Return what the present task serves, as far as it is known."""
+    """Return the correlation id and the session of the request that the current task serves, if they are known."""
     found: dict[str, str] = {}
     if correlation := CORRELATION.get():
         found["correlation"] = correlation

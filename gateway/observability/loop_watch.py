@@ -1,9 +1,9 @@
-"""Watches the event loop: how late it is, what blocked it, and how long the garbage collector stops it.
+"""Measure how late the event loop is and how long the garbage collector pauses it, and log what blocks it.
 
-The loop records the time several times a second (a beat), and sets the process's alarm clock (SIGALRM) to a moment at
-which the next beat has been due for long. The signal interrupts what blocks the loop, and its handler reads the stack:
-names of functions and line numbers, never a value. No thread watches, because a thread that wakes takes the interpreter
-from the loop, on a busy machine for milliseconds.
+A timer of the loop records the time every `BEAT_S` seconds (a beat), and sets the process's alarm clock (SIGALRM) to a
+time by which the next beat is long overdue. The signal interrupts the code that blocks the loop. Its handler reads the
+stack: names of functions and line numbers, never a value. No thread watches: a thread that wakes up would take the
+interpreter from the loop, for milliseconds on a busy machine.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ BEAT_S: Final = 0.05
 """Time between two beats. Each costs a few microseconds."""
 
 HANGS_S: Final = 5.0
-"""A stall of this length is logged although it goes on."""
+"""A stall of this length is logged before it ends."""
 
 LINE_EVERY_S: Final = 10.0
-"""Time between two lines about stalls. The metric counts all."""
+"""The minimum time between two log lines about stalls. The metric counts all stalls."""
 
 _FRAMES: Final = 8
 _LOOPS: Final = (__name__, "asyncio.", "uvloop", "selectors", "uvicorn.server")
-"""The modules of event loops, and this one: where a thread is that serves nothing. After a pause of the whole process
-the beat is what runs first."""
+"""Modules of event loops, and this one. A thread whose stack has only these serves nothing. After a pause of the whole
+process, the beat runs first."""
 
 
 class LoopWatch:
     """Watches the event loop on which it is started. A stall of more than `stall_s` seconds is logged.
 
-    What blocks is named if the loop is that of the main thread, and nobody else uses the process's alarm clock.
+    The log line names the blocking function only if the loop runs in the main thread and nothing else uses SIGALRM.
     """
 
     def __init__(self, metrics: Metrics, stall_s: float) -> None:
@@ -103,8 +103,8 @@ class LoopWatch:
         return True
 
     def _collected(self, phase: str, facts: dict[str, Any]) -> None:
-        """Note that the collector begins or ends a collection (`gc.callbacks`). It runs in whichever thread has
-        allocated, and all others wait for it."""
+        """Measure a collection of the garbage collector (`gc.callbacks`). It runs in the thread that allocates, and all
+        other threads wait for it."""
         if phase == "start":
             self._collecting_since = monotonic()
             return
@@ -120,13 +120,13 @@ class LoopWatch:
         if late_s < HANGS_S:
             signal.setitimer(signal.ITIMER_REAL, HANGS_S - late_s + BEAT_S)
         elif self._may_log(monotonic()):
-            # In a thread: what blocks may be the log itself, which may not be entered again from here.
+            # In a thread: the log itself may be what blocks, and a signal handler may not enter it again.
             text = f"the event loop has been blocked for {late_s:.1f} s, and still is, at {self._place}"
             threading.Thread(target=logger.warning, args=("%s", text), daemon=True).start()
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return the innermost functions of a stack, without the event loop's own."""
+    """Return the innermost functions of a stack with their lines, without those of the event loop."""
     places: list[str] = []
     while frame is not None and len(places) < _FRAMES:
         module = str(frame.f_globals.get("__name__", "?"))

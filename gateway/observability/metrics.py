@@ -1,4 +1,4 @@
-"""What this gateway process counts and times: on the hot path a few additions, read by the console and by Prometheus.
+"""Count and time the requests of this process, for the console and for Prometheus. A call costs a few additions.
 
 Pure: no I/O. Labels are names of configured servers, known methods, eras and outcomes, so that no client can add one.
 """
@@ -38,19 +38,19 @@ BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds in seconds: close to each other where a call of a fast server ends, up to what clients wait at most."""
+"""Upper bounds of the buckets for requests, in seconds. They are close together where calls of fast servers end."""
 
 
 LIFETIMES_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0, 86_400.0, 259_200.0)
-"""Upper bounds in seconds for the ages of sessions: from one request to the longest that most operators set."""
+"""Upper bounds of the buckets for the ages of sessions, in seconds."""
 
 
 PAUSES_S: Final = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05), *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0))
-"""Upper bounds in seconds for what keeps the event loop from serving."""
+"""Upper bounds of the buckets for pauses of the event loop, in seconds."""
 
 
 class CounterRow(msgspec.Struct, frozen=True):
-    """A counter: the help text, the name of its label, and the label's values that are exported before they occur."""
+    """A counter: its help text, the name of its label, and the values of the label that are exported from the start."""
 
     help: str
     label: str
@@ -60,14 +60,16 @@ class CounterRow(msgspec.Struct, frozen=True):
 TASK_EVENTS: Final = (
     *("made", "completed", "tool error", "failed", "cancelled", "unknown", "followed", "run again", "left", "refused"),
 )
-"""What becomes of tasks. `tool error`: completed, and the tool says that it has failed; `unknown`: failed, because the
-gateway that ran it is gone; `followed`: the gateway that ran it is gone, and the next one follows the task that its
-server has made of the call; `left`: its gateway has stopped, and another one decides; `refused`: a slow call became no
-task, because its client has as many as it may have."""
+"""Events of tasks.
+
+`tool error`: completed, and its result says that the tool failed. `unknown`: failed, because its gateway died.
+`followed`: its gateway died, and another one follows the task that the server made of the call. `left`: its gateway
+stopped, and another one decides. `refused`: a slow call became no task, because its client has reached a limit.
+"""
 
 SANDBOX_REFUSALS: Final = ("connect", "socket", "listen", "name", "file", "process", "processes", "memory", "other")
-"""What a sandbox refuses: an address, a Unix socket, a port, a name that is not resolved, attributes of a file, access
-to another process, more processes, more memory."""
+"""Kinds of refusals of a sandbox: an address, a Unix socket, a port, the resolution of a name, attributes of a file,
+access to another process, more processes, more memory, and others."""
 
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(
@@ -101,7 +103,7 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 
 class Durations:
-    """How often something took how long. `bounds_s` are the upper bounds of the buckets."""
+    """A histogram of durations. `bounds_s`: the upper bounds of its buckets."""
 
     __slots__ = ("bounds_s", "counts", "total_s")
 
@@ -111,13 +113,13 @@ class Durations:
         self.total_s = 0.0
 
     def add(self, took_s: float) -> None:
-        """Count one that took so many seconds."""
+        """Count a duration, in seconds."""
         self.counts[bisect_left(self.bounds_s, took_s)] += 1
         self.total_s += took_s
 
 
 class Series:
-    """Outcomes and durations of the requests that have one label, for example of one method."""
+    """The outcomes and durations of all requests with one server, method and era."""
 
     __slots__ = ("counts", "outcomes", "total_s")
 
@@ -128,7 +130,8 @@ class Series:
 
 
 def quantile(counts: Sequence[int], q: float) -> float:
-    """Return the quantile of durations in seconds, as exact as the buckets are; 0 if nothing was counted."""
+    """Return the quantile `q` of durations in seconds, interpolated in its bucket; 0 if nothing was counted. `counts`:
+    by bucket of `BUCKETS_S`."""
     wanted, seen = sum(counts) * q, 0
     if not wanted:
         return 0.0
@@ -146,15 +149,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
-        self.longest_s = 0.0  # the longest request of the present second
-        self.loop_lag_s = 0.0  # how late the event loop was with the last second
-        self.stalls = Durations(PAUSES_S)  # how late it was with each beat of `gateway.observability.loop_watch`
+        self.longest_s = 0.0  # the longest request of the current second
+        self.loop_lag_s = 0.0  # how late the event loop was in the last second
+        self.stalls = Durations(PAUSES_S)  # how late each beat of `gateway.observability.loop_watch` was
         self.collections = [Durations(PAUSES_S) for _ in range(_GENERATIONS)]
         self.counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
         self.history = History(self)
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
-        """Count an answered request."""
+        """Count a request that was answered after `took_s` seconds."""
         series = self.series.get((server, method, era))
         if series is None:
             series = self.series.setdefault((server, metric_label(method), era), Series())
@@ -167,17 +170,17 @@ class Metrics:
 
     @property
     def forwarded(self) -> Counter[str]:
-        """Requests forwarded to peers, by outcome."""
+        """The number of requests that were forwarded to other replicas, by outcome."""
         return self.counters["forwarded"]
 
     @property
     def hand_overs(self) -> Counter[str]:
-        """Connections handed from worker to worker, by outcome."""
+        """The number of connections that workers passed to each other, by outcome."""
         return self.counters["connection_hand_overs"]
 
     @property
     def limited(self) -> Refusals:
-        """Connections and requests refused or closed because of a limit, by kind."""
+        """The number of connections and requests that a limit refused or closed, by limit."""
         return self.counters["limited"]
 
     def record_loop_lag(self, seconds: float) -> None:
@@ -201,7 +204,7 @@ class Metrics:
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One second: its end (Unix time), the requests answered in it, how many failed, and their durations in seconds."""
+    """The figures of one second: its end (Unix time), answered and failed requests, and quantiles of durations."""
 
     at: float
     calls: int
@@ -211,7 +214,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class History:
-    """The last minutes, second by second."""
+    """The figures of the last `seconds` seconds, one sample for each."""
 
     def __init__(self, metrics: Metrics, seconds: int = 300) -> None:
         self._metrics = metrics
@@ -220,7 +223,7 @@ class History:
         self.samples: deque[Sample] = deque(maxlen=seconds)
 
     def take(self, at: float) -> None:
-        """Close the present second of the history."""
+        """Add the sample of the second that ends at the Unix time `at`."""
         counts, failed = self._metrics.counts, self._metrics.failed
         came = [now - before for now, before in zip_longest(counts, self._counts, fillvalue=0)]
         newly = failed - self._failed

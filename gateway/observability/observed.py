@@ -1,4 +1,4 @@
-"""A call in flight as observability sees it, and what is counted of calls."""
+"""Keep the facts of a call in flight that logs, spans and the audit trail need, and define what a session counts."""
 
 import logging
 import math
@@ -19,11 +19,11 @@ __all__ = ["Counted", "Failure", "LogFacts", "ObservedCall", "Watcher"]
 logger = logging.getLogger(__name__)
 
 LogFacts = Mapping[str, str | bool]
-"""Fields of a log line, by name. Empty and false ones are left out."""
+"""The fields of a log line, by name. Empty and false values are left out."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A call that failed: the server, what was called, the outcome, and the message of the error."""
+    """A failed call: its server, the method and tool, the outcome, and the message of the error."""
 
     at: float  # Unix time
     server: str
@@ -34,7 +34,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """The answered calls of a session: how many, how many of them failed, and the last failures."""
+    """The counts of a session's answered and failed calls, and its last failures."""
 
     calls: int = 0
     failed: int = 0
@@ -42,14 +42,14 @@ class Counted(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> "Counted":
-        """Read what an earlier owner has left (`Session.counted`). Nothing, if that is not readable any more."""
+        """Decode the counts that the session's earlier owner stored (`Session.counted`). Invalid ones count as zero."""
         try:
             return _counted.decode(text) if text else _NOTHING
         except msgspec.MsgspecError:
             return _NOTHING
 
     def text(self) -> str:
-        """Write them for the next owner."""
+        """Encode the counts for the session's next owner."""
         return msgspec.json.encode(self).decode()
 
 
@@ -58,12 +58,12 @@ _NOTHING: Final = Counted()
 
 
 class ObservedCall:
-    """One request of a client while it is in flight, and what is told of it: who is notified of its outcome, its span,
-    its log lines. `gateway.calls.exchange` has the rest of it."""
+    """The base of a client's request in flight (`gateway.calls.exchange`). It holds what observability needs: the
+    callbacks for its outcome, its span, and the fields of its log lines."""
 
     method: str
 
-    # What most calls never need stands here once, not in each of them.
+    # Defaults of the class: most calls never set these, and so need no memory for them.
     tool = ""
     is_listed = True
     slow_s = math.inf
@@ -74,29 +74,29 @@ class ObservedCall:
     is_audited = False
     watchers: "tuple[Watcher, ...]" = ()
     hung_since = 0.0  # `written_at`, once it was logged as slow before it had an answer
-    log_facts: LogFacts = MappingProxyType({})  # of its log lines, beside what every call has
+    log_facts: LogFacts = MappingProxyType({})  # further fields of its log lines
 
     @property
     def era(self) -> str:
-        """Return the client's era."""
+        """Return the era of the client: `legacy` or `modern`."""
         raise NotImplementedError
 
     @property
     def server(self) -> str:
-        """Return the server that has the call; empty if none has it."""
+        """Return the name of the server that has the call; empty if none has it."""
         raise NotImplementedError
 
     @property
     def session(self) -> Session | None:
-        """Return the record of its session."""
+        """Return the record of the call's session, if it has one."""
         raise NotImplementedError
 
     def count(self, failure: Failure | None) -> None:
-        """Count the call in its session; `failure` if it failed."""
+        """Count the call in its session. `failure`: None if the call did not fail."""
         raise NotImplementedError
 
     def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
-        """Set when the request arrived, what correlates its log lines, and the span of the call."""
+        """Set the monotonic time at which the request arrived, its correlation id, and the span of the call."""
         self.began, self.correlation = at, correlation
         if span is not None:
             self.span = span
@@ -114,23 +114,23 @@ class ObservedCall:
         return span
 
     def watch(self, watcher: "Watcher") -> None:
-        """Call `watcher` when the request ends."""
+        """Have `watcher` called when the request ends."""
         self.watchers = (*self.watchers, watcher)
 
     def audit(self, watcher: "Watcher") -> None:
-        """Call the watcher that records the call in the audit trail when the request ends. Later ones are ignored: a
-        call that could not be sent at once is admitted again."""
+        """Have `watcher`, which records the call in the audit trail, called when the request ends. Ignore all watchers
+        after the first: a call that could not be sent at once is admitted a second time."""
         if not self.is_audited:
             self.is_audited = True
             self.watch(watcher)
 
     def unwatch(self) -> CallSpan | None:
-        """Forget all watchers, and the span, which is returned."""
+        """Remove all watchers and the span. Return the span."""
         self.watchers = ()
         return self.take_span()
 
     def left(self) -> None:
-        """Tell the watchers that a request without an answer was cancelled: the wire is done with it."""
+        """Call the watchers with the outcome `cancelled`: the request ended without an answer."""
         self._notify(CANCELLED)
 
     def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
@@ -139,23 +139,23 @@ class ObservedCall:
             watcher(self, outcome, answer)
 
     def calls_tool(self, tool: str, slow_s: float) -> None:
-        """Set the tool, as logs name it. A call that takes longer than `slow_s` is logged as slow."""
+        """Set the tool's name for logs. The call is logged as slow if it takes longer than `slow_s` seconds."""
         self.tool, self.slow_s = tool, slow_s
 
     def calls_unlisted(self) -> None:
-        """Record that the server does not list the tool of this call."""
+        """Note that the server does not list the tool of this call."""
         self.is_listed = False
 
     def answered_from(self, *, cache: bool) -> None:
-        """Record whether its answer, or a part of the answer, was kept from an earlier request (`cache`)."""
+        """Note whether an answer or a part of it came from the cache. The log line says so only if all parts did."""
         self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
 
     def add_log_facts(self, facts: LogFacts) -> None:
-        """Add fields to its log lines, by the names that `gateway.observability.logs` knows."""
+        """Add fields to the call's log lines. `gateway.observability.logs` lists the names that lines show."""
         self.log_facts = {**self.log_facts, **facts}
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields of a log line about this call, in whatever task the line is written."""
+        """Return the fields of a log line about this call. They do not depend on the current task."""
         return {
             "server": self.server,
             "tool": self.tool,
@@ -165,14 +165,14 @@ class ObservedCall:
         }
 
     def log_if_hanging(self, now: float) -> None:
-        """Log a call that the server has had for too long, once, while it has no answer."""
+        """Log the call as slow, once, if its server has not answered within `slow_s`. `now`: the monotonic time."""
         if now - self.written_at > self.slow_s and not self.hung_since:
             self.hung_since = self.written_at
             fields = self.log_fields() | {"took_s": round(now - self.written_at, 3)}
             logger.warning("slow call, not answered yet", extra=fields)
 
     def log_if_slow(self) -> None:
-        """Log a call that took too long: it has ended."""
+        """Log the call as slow if it has ended and took longer than `slow_s`."""
         if self.slow_s is math.inf or not self.written_at:
             return
         took_s = monotonic() - (self.hung_since or self.written_at)
@@ -181,4 +181,4 @@ class ObservedCall:
 
 
 Watcher = Callable[[ObservedCall, Outcome, bytes], None]
-"""Called once with the outcome of a request and, for an error or a failed tool, the error or result as JSON."""
+"""A callback for the end of a request. It gets the call, the outcome, and for a failure the error or result as JSON."""

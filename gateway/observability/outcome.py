@@ -1,5 +1,4 @@
-"""How a request ends, as a value, and what the result of a call stands for. Pure: knows the kinds and their formats,
-not who counts or logs them."""
+"""Define how a request can end, and derive it from the result of a call. Pure: nothing is counted or logged here."""
 
 import re
 from typing import Final, Literal
@@ -30,7 +29,7 @@ FAILURES: Final[frozenset[Kind]] = frozenset({"tool error", "error", "refused"})
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a request ends. `code` is the JSON-RPC code of an error response, None for every other answer."""
+    """The way in which a request ended. `code`: the JSON-RPC code of an error response; None for every other answer."""
 
     kind: Kind
     code: int | None = None
@@ -47,11 +46,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        """Return True if the request counts as failed."""
+        """Return whether the request counts as failed."""
         return self.kind in FAILURES
 
     def __str__(self) -> str:
-        """Return the form in the log, the audit trail and the console: the kind, and the code if there is one."""
+        """Return the text for the log, the audit trail and the console: the kind, and the code if there is one."""
         if self.code is None:
             return self.kind
         return f"refused {self.code}" if self.kind == "refused" else f"error {self.code}"
@@ -67,7 +66,8 @@ _IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
 
 
 def is_complete(result: bytes) -> bool:
-    """Return True if a result is an object whose `resultType` is neither `input_required` nor `task`, for sure."""
+    """Return True if a result certainly is an object whose `resultType` is neither `input_required` nor `task`. May
+    return False for such an object, too."""
     return result[:1] == b"{" and b'"input_required"' not in result and b'"task"' not in result
 
 
@@ -77,7 +77,7 @@ class _Result(msgspec.Struct):
 
 
 def outcome_of(result: bytes) -> Outcome:
-    """Return the outcome of a result, by its `isError` (MCP, CallToolResult) and `resultType` (MCP 2026-07-28)."""
+    """Derive the outcome from a result's `isError` (MCP, CallToolResult) and `resultType` (MCP 2026-07-28)."""
     # A search for the names first: most results have neither, and may be long.
     if b'"input_required"' not in result and not (b'"isError"' in result and _IS_ERROR.search(result)):
         return OK
@@ -89,9 +89,10 @@ def outcome_of(result: bytes) -> Outcome:
 
 
 class EndedCall(msgspec.Struct, frozen=True, gc=False):
-    """A call of a session that has ended, as timelines and figures take it: made for every call, so of what is at hand.
-    `at` is the Unix time of its end. `tool` is empty for other methods. `why` is the message of an error. `is_listed`
-    is False for a tool that the server does not list.
+    """An ended call of a session, for timelines and figures.
+
+    `at`: the Unix time of its end. `tool`: empty for other methods. `why`: the message of an error. `is_listed`: False
+    for a tool that the server does not list.
     """
 
     at: float

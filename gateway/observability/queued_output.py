@@ -1,8 +1,8 @@
-"""Writes from a thread of its own, so that a reader who stands still holds up nobody but that thread.
+"""Write output from a thread with a bounded queue, so that a reader that stops blocks only that thread.
 
-Stderr is a pipe or a terminal, and whoever reads it may stop (Ctrl-S, `| less`, a collector that hangs). What is
-written then waits in a bounded queue. Lines for which there is no room are dropped and counted; as soon as the reader
-has caught up, one line says how many.
+Stderr is a pipe or a terminal, and its reader may stop (Ctrl-S, `| less`, a log collector that hangs). Lines then wait
+in the queue. If it is full, further lines are dropped and counted. When the reader has caught up, one line says how
+many were dropped.
 """
 
 import atexit
@@ -33,17 +33,17 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 1 << 20
-"""What waits for the reader of stderr: some thousands of lines."""
+"""The maximum size of the queue for stderr: some thousands of lines."""
 
 EXIT_WITHIN_S: Final = 1.0
-"""How long an exit waits for the reader."""
+"""The maximum time that an exit waits for the reader."""
 
 
 class OutputQueue:
-    """Hands pieces to `write` in the order of `offer`, in a daemon thread that the first piece starts.
+    """Passes pieces of output to `write`, in order, in a daemon thread that the first piece starts.
 
-    `write` may block and may raise OSError: that piece is gone. After each piece `written` is told whether it was
-    written and whether no other waits; it is called in the thread.
+    `write` may block. If it raises OSError, the piece is lost. After each piece the thread calls `written` with the
+    piece, the error or None, and whether the queue is empty now.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OutputQueue:
         self._thread: threading.Thread | None = None
 
     def offer(self, piece: bytes) -> bool:
-        """Queue the piece. False if there is no room; an empty queue has room for any."""
+        """Queue the piece and return True, or return False if there is no room. An empty queue takes any size."""
         with self._changed:
             if not self._has_room(piece):
                 return False
@@ -70,7 +70,7 @@ class OutputQueue:
             return True
 
     def put(self, piece: bytes) -> None:
-        """Queue the piece as soon as there is room. Blocks: only for threads that may."""
+        """Queue the piece as soon as there is room. Blocks until then, so never call it in an event loop."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(piece))
             self._put(piece)
@@ -87,7 +87,7 @@ class OutputQueue:
         self._changed.notify_all()
 
     def drain(self, within_s: float) -> bool:
-        """Wait until nothing waits. False if that takes longer than `within_s`."""
+        """Wait until the queue is empty, and return True. Return False after `within_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes, within_s)
 
@@ -111,7 +111,7 @@ class OutputQueue:
 
 
 class QueuedStderr(io.RawIOBase):
-    """Takes what is written to a descriptor and never blocks. `dropped` counts lines that were not written."""
+    """A stream that queues what is written to a descriptor and never blocks. `dropped`: the number of dropped lines."""
 
     def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class QueuedStderr(io.RawIOBase):
         self._queue = OutputQueue(self._write_all, most_bytes, self._written)
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Queue lines, or drop them: from the first for which there is no room until the reader has caught up, so that
-        what is left out is one gap."""
+        """Queue lines, or drop them if there is no room. Then drop all until the reader has caught up, so that there is
+        one gap. Return the size of `data`."""
         lines = bytes(data)
         with self._lock:
             if self._skips or not self._queue.offer(lines):
@@ -133,19 +133,19 @@ class QueuedStderr(io.RawIOBase):
         return len(lines)
 
     def put(self, lines: bytes) -> None:
-        """Queue lines of which none may be dropped. Blocks until there is room: only for threads that may."""
+        """Queue lines that may not be dropped. Blocks until there is room, so never call it in an event loop."""
         self._queue.put(lines)
 
     def drain(self, within_s: float) -> bool:
-        """Wait until all is written. False if that takes longer than `within_s`."""
+        """Wait until all is written, and return True. Return False after `within_s` seconds."""
         return self._queue.drain(within_s)
 
     def fileno(self) -> int:
-        """Return the descriptor that is written to."""
+        """Return the descriptor of the output."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether that is a terminal."""
+        """Return whether the output is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
@@ -171,7 +171,7 @@ class QueuedStderr(io.RawIOBase):
             if not is_last:
                 return
             self._skips = False
-            # Where nothing can be written, the line that says so would be the next one to say it of.
+            # If writing fails, do not log it here: that line could not be written either, and so on.
             untold = self._untold if failure is None else 0
             self._untold -= untold
         if untold:
@@ -179,8 +179,8 @@ class QueuedStderr(io.RawIOBase):
 
 
 def queue_stderr() -> None:
-    """Let nothing that this process writes to `sys.stderr` wait for its reader. At exit what is queued is written, for
-    `EXIT_WITHIN_S` at most. Has no effect where `sys.stderr` is no file, and the second time."""
+    """Replace `sys.stderr` by a queued stream, so that no writer waits for its reader. The exit of the process writes
+    the queue, for at most `EXIT_WITHIN_S`. A second call, and a `sys.stderr` that is no file, change nothing."""
     stream = sys.stderr
     if isinstance(stream.buffer, QueuedStderr):
         return
@@ -193,7 +193,7 @@ def queue_stderr() -> None:
 
 
 def put_on_stderr(lines: str) -> None:
-    """Write lines of which none may be dropped. Blocks while nobody reads: only for threads that may."""
+    """Write lines to stderr that may not be dropped. Blocks while nobody reads, so never call it in an event loop."""
     queued = getattr(sys.stderr, "buffer", None)
     if isinstance(queued, QueuedStderr):
         queued.put(lines.encode("utf-8", "backslashreplace"))
@@ -203,11 +203,11 @@ def put_on_stderr(lines: str) -> None:
 
 
 def drain_stderr() -> None:
-    """Wait until what this process has written to stderr is read, for `EXIT_WITHIN_S` at most."""
+    """Wait until everything for stderr is written, for at most `EXIT_WITHIN_S`."""
     queued = getattr(sys.stderr, "buffer", None)
     if isinstance(queued, QueuedStderr):
         for handler in logging.getLogger().handlers:
-            handler.flush()  # some hold lines back (`gateway.observability.logs`)
+            handler.flush()  # the handler of `gateway.observability.logs` buffers lines
         queued.drain(EXIT_WITHIN_S)
 
 

@@ -1,4 +1,4 @@
-"""Record the end of each request: count and time it, log one line, end its span, keep a failure with its session."""
+"""Record the end of each request: count and time it, log a line, end its span, and add a failure to its session."""
 
 import contextlib
 import logging
@@ -26,7 +26,7 @@ __all__ = ["CORRELATION_HEADER", "RequestLog"]
 logger = logging.getLogger(__name__)
 
 CORRELATION_HEADER: Final = "mcp-gateway-correlation"
-"""The correlation id of a forwarded request. Believed only in what another replica has sealed."""
+"""The header with the correlation id of a forwarded request. It is trusted only in requests that a replica sealed."""
 
 _MAX_MESSAGE_CHARS: Final = 300
 _NONE: Final[LogFacts] = MappingProxyType({})
@@ -34,17 +34,17 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class _ErrorText(msgspec.Struct):
-    """The text for people in an error object, or in a tool's result."""
+    """The text in a JSON-RPC error object, or in a tool's result."""
 
     message: str = ""
     content: list[dict[str, Any]] = []
 
 
 class RequestLog:
-    """Records the outcome of each request.
+    """Records the outcome of each request, and logs at most `lines_per_s` lines a second.
 
-    `fields` returns the fields of a session's context that lines have. `lines` takes the lines of calls that went well;
-    None: they are logged as all others. `ended` takes every call of a session that has ended.
+    `fields` returns the fields of a session's context that lines show. `lines` buffers the lines of successful calls;
+    None: they are logged immediately. `ended` gets every ended call of a session.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RequestLog:
         self._left_out = 0
 
     def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
-        """Watch a call that is about to be sent; its `_meta` with the trace context."""
+        """Begin to record a call that is about to be sent. Return its `_meta` with the trace context."""
         exchange.watch(self._finished)
         span, meta = None, self.carried(meta, request)
         if self.tracing is not None:
@@ -76,20 +76,20 @@ class RequestLog:
         return meta
 
     def carried(self, meta: Object, request: Request) -> Object:
-        """Return the `_meta` of a call, with what the headers of its request have of a trace that goes on at the
-        server."""
+        """Return the `_meta` of a call, with the trace context from the headers of its request if the gateway makes no
+        span that replaces it."""
         headers = request.headers
         if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
             return carried_on(meta, headers)
         return meta
 
     def may_be_unsampled(self, request: Request) -> bool:
-        """Return True if only the `traceparent` of a request decides whether it is recorded, or nothing is."""
+        """Return True if tracing is off, or if the `traceparent` of a request alone decides whether it is recorded."""
         return self.tracing is None or not carries_more(request.headers)
 
     def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
-        """Do as `carried`, for a call whose trace is not recorded and has that id. Also return the `traceparent` that
-        its server gets; empty if it gets none."""
+        """Return the `_meta` of a call whose trace is not recorded, with the trace context, and the `traceparent` in it
+        (empty: there is none). `correlation` is the id of the trace."""
         if self.tracing is None:
             meta = self.carried(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
@@ -97,13 +97,13 @@ class RequestLog:
         return unsampled.call(None, meta)[1], unsampled.parent.decode()
 
     def begin_again(self, exchange: ObservedCall, request: Request, correlation: str) -> None:
-        """Watch a suspended call on, whose client is back with its answers."""
+        """Continue to record a suspended call whose client came back with its answers."""
         span = None if self.tracing is None else _call_span(exchange, {})[0]
         exchange.begin(request.arrived_at or monotonic(), correlation, span)
 
     @staticmethod
     def forget(exchange: ObservedCall) -> None:
-        """Stop watching a call that was never sent. `refused` records the outcome of its request."""
+        """Stop recording a call that was never sent. `refused` records the outcome of its request."""
         if (span := exchange.unwatch()) is not None:
             span.dropped()
 
@@ -142,7 +142,7 @@ class RequestLog:
             self._left_out += 1
 
     def went_well(self, call: EndedCall, era: str) -> None:
-        """Record a call from a client of that era that went well, and of which its line has no further facts."""
+        """Record a successful call that has no further fields for its log line. `era`: that of the client."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
         self._ended(call)
         if self._left <= 0:
@@ -185,7 +185,8 @@ class RequestLog:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the headers that say what a request belongs to that another replica is asked to answer."""
+        """Yield the headers with the correlation id and the trace context of a request that is forwarded to `replica`.
+        Its span ends with the block."""
         correlated = [(CORRELATION_HEADER.encode(), CORRELATION.get().encode())]
         if self.tracing is None:
             yield correlated
@@ -194,8 +195,8 @@ class RequestLog:
             yield [*correlated, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     def answered(self, request: Request, principal: Principal, outcome: Outcome, about: LogFacts, why: str) -> None:
-        """Record a request that was answered without a call. `about`: fields of its log line, such as its session.
-        `why`: the message of an error."""
+        """Record a request that the gateway answered without a call. `about`: fields of its log line, such as its
+        session. `why`: the message of an error."""
         self._record(request, principal, outcome, why, about)
 
     def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
@@ -203,7 +204,7 @@ class RequestLog:
         self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.log_facts)
 
     def refused_by_wire(self, refused: Refused) -> None:
-        """Record a refused request that is no call, or not readable as one."""
+        """Record a refused request that is no call, or cannot be parsed."""
         if self._left > 0:
             self._left -= 1
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
@@ -230,7 +231,7 @@ class RequestLog:
             self._left_out += 1
 
     def another_second(self, at: float) -> None:
-        """Begin another second."""
+        """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many were left out."""
         self.metrics.history.take(at)
         if self._left_out and self._lines_per_s:
             logger.info("%d more requests were answered (limit: gateway.log_calls_per_s)", self._left_out)
@@ -247,14 +248,14 @@ class RequestLog:
 
 
 def _call_span(exchange: ObservedCall, meta: Object) -> tuple[CallSpan | None, Object]:
-    """Return the span of a call, if its request has one, and the call's `_meta` with the trace context."""
+    """Begin the span of a call if its request has one. Return it, and the call's `_meta` with the trace context."""
     span = request_span()
     return (None, meta) if span is None else span.call(exchange.session, meta)
 
 
 def _message_of(answer: bytes) -> str:
-    """Return the message of an error, or the first text of a failed tool: one line, without what looks like a
-    credential."""
+    """Return the message of an error, or the first text of a failed tool's result: one line, without anything that
+    looks like a credential."""
     try:
         found = msgspec.json.decode(answer, type=_ErrorText)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""Timelines of sessions: what happened in each, on its way to the store.
+"""Collect the timeline of each session (its calls and events), and write it to the store.
 
-Entries wait here for some seconds and are written together. Nothing of a session that rests stays in memory, and a
-session that calls without a pause costs about a hundred entries a write: calls that are alike are summed up.
+Entries wait here for some seconds and are written together. An idle session needs no memory here. A session that calls
+without a pause costs about a hundred entries in each write, because calls that are alike become one entry.
 """
 
 from collections import deque
@@ -30,8 +30,8 @@ __all__ = ["INITIALIZED_AGAIN", "Timelines"]
 
 _NEWEST_ALONE: Final = 24
 _FAILED_ALONE: Final = 24
-"""Calls of one session that are entries of their own in one write: the newest, up to twice as many, and the newest
-failures before those."""
+"""Limits of the calls of one session that have their own entry in one write: at least this many of the newest, at most
+twice as many, and this many failures before them."""
 _MOST_SUMS: Final = 40
 _MOST_SESSIONS: Final = 20_000
 _WRITTEN_AT_ONCE: Final = 64
@@ -47,14 +47,14 @@ _KINDS: Final[dict[str, TimelineKind]] = {
     "blocked": "refusal",
     "task": "task",
 }
-"""Events of the audit trail that are entries, too."""
+"""Events of the audit trail that become entries, and the kind of the entry."""
 _ENDS: Final = frozenset({"ended", "expired", "evicted"})
 INITIALIZED_AGAIN: Final = "initialized again"
-"""The reason of the event `resumed` that is no move: the client has made its handshake again."""
+"""The reason of an event `resumed` if the session did not move: its client repeated the handshake."""
 
 
 class _Sum:
-    """Calls that are alike, as one entry."""
+    """Calls with the same tool and outcome, counted for one entry."""
 
     __slots__ = ("began", "count", "ended", "took_s")
 
@@ -65,14 +65,14 @@ class _Sum:
 
 
 class _Waiting:
-    """What waits for one session."""
+    """The entries of one session that are not written yet."""
 
     __slots__ = """_calls _counted _entries _failed _sums ended ended_at failed session total""".split()
 
     def __init__(self) -> None:
         self.session: Session | None = None
-        self._calls: list[EndedCall] = []  # the newest
-        self._failed: deque[EndedCall] = deque()  # the newest of those before
+        self._calls: list[EndedCall] = []  # the newest calls
+        self._failed: deque[EndedCall] = deque()  # the newest failures before them
         self._sums: dict[tuple[str, str, Outcome], _Sum] = {}  # all others
         self._entries: list[TimelineEntry] = []
         self.total = self.failed = 0
@@ -81,7 +81,7 @@ class _Waiting:
         self.ended_at = 0.0
 
     def add_call(self, call: EndedCall) -> None:
-        """Take a call that has ended."""
+        """Add an ended call. If there are too many, count the oldest ones together."""
         self._calls.append(call)
         if len(self._calls) >= 2 * _NEWEST_ALONE:
             calls, self._calls = self._calls[:_NEWEST_ALONE], self._calls[_NEWEST_ALONE:]
@@ -108,23 +108,23 @@ class _Waiting:
 
     @property
     def known_session(self) -> Session | None:
-        """Return the record of the session, if something that has happened had it at hand."""
+        """Return the record of the session, if a call or an event came with it."""
         return self._calls[-1].session if self._calls else self.session
 
     def add(self, entry: TimelineEntry) -> None:
-        """Something else has happened."""
+        """Add an entry that is no call. Drop the oldest if there are too many."""
         self._entries.append(entry)
         if len(self._entries) > 2 * MAX_ENTRIES:
             del self._entries[:-MAX_ENTRIES]
 
     def uncounted(self) -> tuple[int, int]:
-        """Return how many calls there were since this was asked last, and how many of them failed."""
+        """Return how many calls were added since the last call of this method, and how many of these failed."""
         total, failed = self.total + len(self._calls), self.failed + _failures(self._calls)
         before, self._counted = self._counted, (total, failed)
         return total - before[0], failed - before[1]
 
     def part(self, name: str, replica: str) -> TimelinePart:
-        """Return all of them, as they are written."""
+        """Return the entries in the form that the store takes. `name`: the session's id as in logs."""
         calls = [*self._failed, *self._calls]
         entries = [*self._entries, *map(_entry, calls)]
         entries += [_summed(key, some) for key, some in self._sums.items()]
@@ -139,7 +139,7 @@ class _Waiting:
         return TimelinePart(head=head, entries=entries[-MAX_ENTRIES:])
 
     def add_later(self, since: "_Waiting", later: TimelinePart) -> None:
-        """Put in what came later (`later` is made of `since`), because all of it could not be written."""
+        """Add the entries that came while the write of these failed. `later` is the part made of `since`."""
         for entry in later.entries:
             self.add(entry)
         self.session = since.known_session or self.known_session
@@ -154,8 +154,11 @@ def _failures(calls: list[EndedCall]) -> int:
 
 
 class Timelines:
-    """Collects entries by how the id of their session begins. `replica` is the name of this one. `count` is called with
-    the calls of a session and with how many of them failed, each call once, before they leave this process."""
+    """Collects the entries of all sessions, by the session's id as in logs.
+
+    `replica`: the name of this replica. `count` is called with a session and the numbers of its new calls and failures,
+    before they are written. Each call is counted once.
+    """
 
     def __init__(self, store: TimelineStore, replica: str, count: Callable[[Session, int, int], None]) -> None:
         self._store = store
@@ -173,19 +176,19 @@ class Timelines:
         return waiting
 
     def take_calls(self, calls: Sequence[EndedCall]) -> None:
-        """Take calls that have ended."""
+        """Add ended calls to the timelines of their sessions."""
         for call in calls:
             if (waiting := self._of(redact(call.session.id))) is not None:
                 waiting.add_call(call)
 
     def add(self, session: Session, entry: TimelineEntry) -> None:
-        """Something has happened in that session. Text of strangers is cut and made harmless here."""
+        """Add an entry to the timeline of a session. Its text is cut, redacted and escaped."""
         if (waiting := self._of(redact(session.id))) is not None:
             waiting.session = session
             waiting.add(_harmless(entry))
 
     def take_event(self, event: AuditEvent, session: Session | None) -> None:
-        """Keep an event of the audit trail that belongs to one session. `session` is its record, if that is at hand."""
+        """Add an event of the audit trail if it is about a session. `session`: the record, if that is at hand."""
         kind = _KINDS.get(event.event)
         if kind is None or not event.session or (waiting := self._of(event.session)) is None:
             return
@@ -212,7 +215,7 @@ class Timelines:
         waiting.add(_harmless(entry))
 
     def part_of(self, name: str) -> TimelinePart | None:
-        """Return what the store does not have yet of the session whose id begins like that."""
+        """Return the part of a session's timeline that is not in the store yet. `name`: the session's id as in logs."""
         written, waiting = self._written.get(name), self._waiting.get(name)
         if waiting is None:
             return written
@@ -220,7 +223,7 @@ class Timelines:
         return part if written is None else replace(part, entries=[*written.entries, *part.entries])
 
     def count(self) -> None:
-        """Count all calls so far."""
+        """Call `count` for all calls since the last time."""
         self._count_of(self._waiting.values())
 
     def _count_of(self, some: Iterable[_Waiting]) -> None:
@@ -230,14 +233,14 @@ class Timelines:
                 self._count(session, calls, failed)
 
     async def flush(self, *, ended_only: bool = False) -> None:
-        """Write all that waits, or that of sessions that have ended. What cannot be written waits on, within its
-        bounds.
+        """Write all waiting entries, or only those of ended sessions. Entries that could not be written wait, up to a
+        limit.
 
         Raises:
             StoreUnavailable: the store does not answer.
         """
         for names in slices(self._names(ended_only=ended_only), _WRITTEN_AT_ONCE):
-            # Another flush may have come between: the upkeep writes, and so does who looks.
+            # Two may write at once: the regular write, and that for an operator who is looking.
             free = [name for name in names if name in self._waiting and name not in self._written]
             taken = {name: self._waiting.pop(name) for name in free}
             self._count_of(taken.values())

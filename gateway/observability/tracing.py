@@ -1,7 +1,7 @@
-"""Spans of requests and calls, by OpenTelemetry's conventions for MCP, and which of them are recorded and where they
-go. Servers and peers get the trace context.
+"""Record spans of requests and calls by OpenTelemetry's conventions for MCP, and pass the trace context on to servers
+and other replicas.
 
-Trace context is W3C's: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in the headers.
+The trace context is that of W3C: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in the headers.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 RANDOM_TRACE_ID: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
-"""The flag of W3C Trace Context level 2 for a trace id that is random; 0 if this version of OpenTelemetry has none."""
+"""The flag for a random trace id (W3C Trace Context level 2); 0 if this version of OpenTelemetry does not have it."""
 
 _HALF: Final = 64
 _LOWER: Final = (1 << _HALF) - 1
@@ -50,11 +50,12 @@ _ROOT: Final = r"(?:AlwaysOnSampler|AlwaysOffSampler|TraceIdRatioBased\{[0-9.e+-
 _KNOWN: Final = re.compile(
     rf"{_ROOT}|ParentBased\{{root:{_ROOT}(?:,(?:remote|local)Parent(?:Not)?Sampled:{_ROOT}){{4}}\}}"
 )
-"""The descriptions of the samplers of OpenTelemetry's specification. Others may look at more."""
+"""Matches the descriptions of the samplers of OpenTelemetry's specification. Other samplers may decide by more than
+the trace id and the parent's flag."""
 
 
 class _Sampler(Protocol):
-    """The sampler of an SDK."""
+    """The part of an OpenTelemetry sampler that is used here."""
 
     def should_sample(self, parent_context: Context, trace_id: int, name: str) -> Any: ...
 
@@ -62,7 +63,7 @@ class _Sampler(Protocol):
 
 
 class GivenIds(threading.local):
-    """Makes the ids of spans, as the SDK's `IdGenerator`: the id of a trace whose sampling was decided is given."""
+    """Generates ids for the SDK (its `IdGenerator`). The id of a trace whose sampling is decided can be set before."""
 
     def __init__(self) -> None:
         self._given = 0
@@ -93,12 +94,12 @@ def new_span_id() -> int:
 
 
 class Sampling:
-    """Decides which traces are recorded, as the sampler of an SDK does, before there is a span. `ids` begins traces
-    with given ids; None: the SDK alone knows which ids those get.
+    """Decides whether a trace is recorded without beginning a span, exactly as the SDK's sampler does. `ids`: sets the
+    ids of new traces; None: the SDK chooses them itself.
 
-    To begin a span takes OpenTelemetry's SDK 13 µs, also one that it does not record. Its samplers decide by the
-    parent's flag, and by whether the lower half of the trace id is below a bound. These bounds are found here by asking
-    the sampler. Without the SDK's packages nothing here is used.
+    The SDK needs 13 µs to begin a span, even one that is not recorded. Its samplers decide by the parent's flag, and by
+    whether the lower half of the trace id is below a bound. The constructor finds these bounds by asking the sampler.
+    Not used without the SDK's packages.
     """
 
     def __init__(self, sampler: _Sampler, ids: GivenIds | None) -> None:
@@ -108,24 +109,23 @@ class Sampling:
 
     @classmethod
     def of(cls, tracer: Tracer, ids: GivenIds | None) -> "Sampling | None":
-        """Return the decisions for the spans of a tracer; None if they may depend on more than a trace id and a
-        flag."""
+        """Return the decisions of a tracer's sampler. Return None if they may depend on more than trace id and flag."""
         sampler = getattr(tracer, "sampler", None)
         if sampler is None or _KNOWN.fullmatch(sampler.get_description()) is None:
             return None
         return cls(sampler, ids)
 
     def takes_new(self, trace_id: int) -> bool:
-        """Return whether a new trace with that id is recorded."""
+        """Return whether a new trace with this id is recorded."""
         return trace_id & _LOWER < self._root
 
     def takes(self, parent: SpanContext) -> bool:
-        """Return whether a request with that parent, in another process, is recorded."""
+        """Return whether a request is recorded that has this parent, which is in another process."""
         return parent.trace_id & _LOWER < self._children[parent.trace_flags & TraceFlags.SAMPLED]
 
 
 def _bound(sampler: _Sampler, flag: int | None) -> int:
-    """Return the least lower half of a trace id that is not sampled. `flag` is that of a parent; None: there is no
+    """Return the smallest lower half of a trace id that is not sampled. `flag`: that of the parent; None: there is no
     parent."""
 
     def is_sampled(half: int) -> bool:
@@ -144,17 +144,17 @@ def _bound(sampler: _Sampler, flag: int | None) -> int:
 
 
 PEER_HEADER: Final = "mcp-gateway-traceparent"
-"""The parent of what a replica does for another. Believed only in what another replica has sealed."""
+"""The header with the parent span of a forwarded request. It is trusted only in requests that a replica sealed."""
 
 _CONTEXT: Final = ("traceparent", "tracestate", "baggage")
 _W3C = TraceContextTextMapPropagator()
 _PARENT: Final = re.compile(r"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})")
-"""W3C Trace Context §3.2.2, version 00. The propagator reads what is not in this form, or has a `tracestate`."""
+"""A `traceparent` of version 00 (W3C Trace Context §3.2.2). The propagator parses other forms, and `tracestate`."""
 _ARRIVED: ContextVar["RequestSpan | UnsampledRequest | None"] = ContextVar("arrived", default=None)
 
 
 class RequestSpan:
-    """The span of a client's request on the replica it has come to, which ends with the request's answer."""
+    """The span of a client's request, on the replica that received it. It ends with the request's answer."""
 
     def __init__(self, tracer: Tracer, name: str, context: Context, attributes: Mapping[str, Any]) -> None:
         self._tracer = tracer
@@ -169,19 +169,19 @@ class RequestSpan:
 
     @property
     def context(self) -> Context:
-        """Return the OpenTelemetry context of what is done for the request."""
+        """Return the OpenTelemetry context in which this span is the parent."""
         return trace.set_span_in_context(self._span, Context())
 
     @property
     def correlation(self) -> str:
-        """Return the trace's id."""
+        """Return the id of the trace as 32 hex digits."""
         return format(self._span.get_span_context().trace_id, "032x")
 
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
-        """Return a span for the call to a server, and `_meta` that makes it the parent of what the server does.
+        """Begin a span for the call to a server. Return it, and `_meta` that makes it the parent of the server's spans.
 
-        The calls of a request that is not sampled are not sampled, whatever the sampler: the server gets the request's
-        span as its parent.
+        If the request is not sampled, its calls are not sampled either, whatever the sampler says. The server then gets
+        the request's span as its parent.
         """
         span = self._span
         if span.is_recording():
@@ -199,16 +199,16 @@ class RequestSpan:
             self._span.set_attributes({"mcp.session.id": redact(session.id), "enduser.id": str(session.principal)})
 
     def ended(self, outcome: Outcome) -> None:
-        """End the span: the request is answered."""
+        """End the span with the outcome of the request."""
         _end(self._span, outcome)
 
     def passed_on(self) -> None:
-        """End the span: another replica answers the request and records its outcome."""
+        """End the span without an outcome: another replica answers the request and records its outcome."""
         self._span.end()
 
 
 class UnsampledRequest:
-    """A request whose trace is not recorded. Servers get a parent that says so."""
+    """A request whose trace is not recorded. It has the methods of `RequestSpan`, and tells servers by its flags."""
 
     __slots__ = ("_flags", "_span_id", "correlation")
 
@@ -219,17 +219,17 @@ class UnsampledRequest:
 
     @property
     def context(self) -> Context:
-        """Return it as that of a `RequestSpan`."""
+        """Return the OpenTelemetry context in which this request is the parent."""
         own = SpanContext(int(self.correlation, 16), self._span_id, False, TraceFlags(self._flags))
         return trace.set_span_in_context(trace.NonRecordingSpan(own), Context())
 
     @property
     def parent(self) -> bytes:
-        """Return the `traceparent` of what servers do for it."""
+        """Return the `traceparent` that servers get."""
         return b"00-%b-%016x-%02x" % (self.correlation.encode(), self._span_id, self._flags)
 
     def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:
-        """Return no span, and `_meta` with the parent."""
+        """Return None in place of a span, and `_meta` with the `traceparent`."""
         return None, {**meta, "traceparent": msgspec.Raw(b'"%b"' % self.parent)}
 
     def belongs_to(self, session: Session) -> None:
@@ -250,7 +250,7 @@ class CallSpan:
         self._span = span
 
     def finished(self, outcome: Outcome, server: str) -> None:
-        """End the spans of the call and of the request that it was made for."""
+        """End the span of the call and that of its request, with the outcome."""
         self._span.set_attribute("mcp_gateway.server", server)
         _end(self._span, outcome)
         self._request.ended(outcome)
@@ -260,12 +260,12 @@ class CallSpan:
         self._span.set_attribute(name, value)
 
     def dropped(self) -> None:
-        """End the span: the call was not made."""
+        """End the span of a call that was not sent."""
         self._span.end()
 
 
 class Tracing:
-    """Begins the spans of requests. `ids` are those that the tracer makes its ids with; None: its own ones."""
+    """Begins the spans of requests. `ids`: the generator that the tracer uses; None: it has its own."""
 
     def __init__(self, tracer: Tracer, ids: GivenIds | None = None) -> None:
         self._tracer = tracer
@@ -273,8 +273,8 @@ class Tracing:
         self._drawn = 0  # the trace id for the next request that has no parent
 
     def unsampled(self, traceparent: str) -> UnsampledRequest | None:
-        """Return a request with that header (empty: it has none), and without a `tracestate`, that is known not to be
-        recorded. None: `arrived` decides, as it is decided here."""
+        """Decide early whether a request is recorded, by its `traceparent` (empty: it has none). It must not have a
+        `tracestate`. Return None if it is recorded or undecided: then call `arrived`, which decides in the same way."""
         parent = _parent_in({"traceparent": traceparent}) if traceparent else None
         if parent is not None or self._sampling is None or self._sampling.ids is None:
             return self._unsampled(parent)
@@ -282,18 +282,18 @@ class Tracing:
         return None if self._sampling.takes_new(self._drawn) else UnsampledRequest(self._drawn, RANDOM_TRACE_ID)
 
     def begun_unsampled(self) -> None:
-        """Note that the last request has begun that `unsampled` was asked about. Otherwise `arrived` decides alike."""
+        """Discard the trace id that `unsampled` drew, because its request has begun. Otherwise `arrived` uses it."""
         self._drawn = 0
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
-        """Begin the span of a request. Later spans of the same task are its children."""
+        """Begin the span of a request, or decide not to record it. Later spans of the current task are its children."""
         parent = _parent_of(request)
         arrived = self._unsampled(parent) or self._begun(request, parent)
         _ARRIVED.set(arrived)
         return arrived
 
     def _unsampled(self, parent: SpanContext | None) -> UnsampledRequest | None:
-        """Return a request that is known not to be recorded."""
+        """Return the request if it is not recorded. Return None if it is recorded or undecided."""
         sampling = self._sampling
         if sampling is None:
             return None
@@ -329,7 +329,8 @@ class Tracing:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
-        """Headers of a forwarded request that make the spans of the other replica a part of this trace."""
+        """Yield headers for a forwarded request that make the other replica's spans a part of this trace. The spans end
+        with the block."""
         arrived = _ARRIVED.get()
         if arrived is None:
             yield {}
@@ -346,7 +347,7 @@ class Tracing:
 
 
 def request_span() -> RequestSpan | UnsampledRequest | None:
-    """Return the span of the request that this task serves."""
+    """Return the span of the request that the current task serves; None without tracing."""
     return _ARRIVED.get()
 
 
@@ -361,12 +362,13 @@ def _carrier(span: Span) -> dict[str, str]:
 
 
 def carries_more(headers: Mapping[str, str]) -> bool:
-    """Return whether a trace context in headers has more than the parent, which that of a span replaces."""
+    """Return whether headers have a trace context beyond `traceparent`."""
     return "tracestate" in headers or "baggage" in headers
 
 
 def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
-    """Return `_meta` with the trace context that came in headers, where it has none of its own."""
+    """Return `_meta` with the trace context of the headers. If it has one, or the headers have no valid one, return it
+    unchanged."""
     if "traceparent" not in headers or "traceparent" in meta:
         return meta
     if _PARENT.fullmatch(headers["traceparent"]) is None and _parent_in(headers) is None:
@@ -381,7 +383,7 @@ def _parent_of(request: Request) -> SpanContext | None:
 
 
 def _parent_in(carrier: Mapping[str, Any]) -> SpanContext | None:
-    """Return the parent that a carrier names; None if it names none."""
+    """Return the parent span in headers or `_meta`; None if there is no valid one."""
     value = carrier.get("traceparent")
     if not isinstance(value, str):
         return None
@@ -416,10 +418,11 @@ _FLUSH_MS: Final = 2_000
 
 
 def tracing(version: str) -> Tracing:
-    """Spans for the provider that this program has, else for one that sends them by OTLP over HTTP.
+    """Return a `Tracing` for the tracer provider of this program. If it has none, set up one that sends spans by OTLP
+    over HTTP.
 
     Raises:
-        ConfigurationError: the packages for that are not installed.
+        ConfigurationError: the packages for OTLP are not installed.
     """
     ids = None
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
@@ -442,7 +445,7 @@ def tracing(version: str) -> Tracing:
 
 
 async def flush() -> None:
-    """Have the spans sent that wait to be: the process may end by a signal, and nobody asks it then."""
+    """Send all waiting spans, within `_FLUSH_MS`. The process may end by a signal, which sends none."""
     send = getattr(trace.get_tracer_provider(), "force_flush", None)
     if send is not None:
         await asyncio.to_thread(send, _FLUSH_MS)

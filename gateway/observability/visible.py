@@ -1,4 +1,4 @@
-"""Text of strangers in a form that cannot steer a terminal: control characters as escapes that can be read. Pure."""
+"""Escape control characters in text of clients and servers, so that it cannot control a terminal. Pure: no I/O."""
 
 import json
 from typing import Any, Final
@@ -7,8 +7,8 @@ __all__ = ["MOST_INDENTED", "as_json", "shortened_line", "visible", "visible_jso
 
 MOST_INDENTED: Final = 100
 
-# Controls, and what turns the order of the text around it: Cc, Cf but for the joiners of scripts and emoji, Zl, Zp. And
-# half a character (Cs), which cannot be written anywhere.
+# Control characters (Cc), format characters that reorder text (Cf, without the joiners of scripts and emoji), line and
+# paragraph separators (Zl, Zp), and surrogates (Cs), which no encoding can write.
 _POINTS: Final = (
     *(*range(0x20), *range(0x7F, 0xA0), 0xAD, *range(0x600, 0x606), 0x61C, 0x180E, 0x200B, 0x200E, 0x200F),
     *(
@@ -36,31 +36,33 @@ _JSON: Final = {point: "".join(f"\\u{unit:04x}" for unit in _utf_16(chr(point)))
 
 
 def visible(text: str) -> str:
-    """Text whose control characters are escapes that can be read; line breaks and tabs stay."""
+    """Replace control characters by readable escapes. Keep line breaks and tabs."""
     return text.translate(_TEXT)
 
 
 def visible_line(text: str) -> str:
-    """Do as `visible`, and write one line."""
+    """Replace control characters by readable escapes, line breaks and tabs included. Return one line."""
     return text.translate(_LINE)
 
 
 def shortened_line(text: str, length: int) -> str:
-    """Do as `visible_line`, with so many characters at most: cut before it is escaped, for the time that takes, and
-    after it, for the room, as an escape has up to ten characters."""
+    """Return one line with escaped control characters, cut at `length` characters.
+
+    The text is cut before it is escaped, to save time, and after it, because an escape has up to ten characters.
+    """
     return visible_line(text[:length])[:length]
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """JSON that means the same and can be shown. `indent` is for values of up to `MOST_INDENTED` levels: indented, the
-    others would be as long as the square of their levels."""
+    """Encode a value as JSON with escaped control characters. Values with more than `MOST_INDENTED` levels are not
+    indented: their length would grow with the square of the levels."""
     if indent is not None and _is_deeper(value, MOST_INDENTED):
         indent = None
     return visible_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Return whether more than `most` arrays and objects stand inside each other."""
+    """Return whether a value has more than `most` levels of arrays and objects."""
     level = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list | tuple)]
@@ -71,5 +73,5 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def visible_json(text: str) -> str:
-    """Return the same JSON, its control characters escaped as JSON has it; line breaks between values stay."""
+    """Replace control characters in a JSON text by JSON's own escapes. Keep line breaks between values."""
     return text.translate(_JSON)
