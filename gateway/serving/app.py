@@ -1,4 +1,4 @@
-"""The gateway as an ASGI app."""
+"""Make the ASGI apps of a gateway: one for clients, and one for the operators' own listener."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
@@ -28,12 +28,13 @@ _STORE_AWAY: Final = (
     "unavailable: this gateway serves its own sessions while its lease is valid; new sessions, and those of other "
     "gateways, get 503 until the store accepts writes"
 )
-"""What `/readyz` says then. deploy/haproxy.cfg looks for the member `store`, to prefer gateways that have none."""
+"""The value of `store` in `/readyz` while the store does not answer. deploy/haproxy.cfg looks for this member, and
+prefers gateways without it."""
 
 
 class _App(Starlette):
-    """A Starlette app that redirects nobody: for a slash too many or too few, it would lead to whatever host a request
-    names."""
+    """A Starlette app without redirects for missing or extra slashes. Their target would be the host that a request
+    names, whatever it is."""
 
     def __init__(self, routes: list[BaseRoute], lifespan: Lifespan[Any] | None = None) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class _App(Starlette):
 
 
 class GatewayApp(_App):
-    """A Starlette app whose MCP endpoints are reached without router and middleware, which cost as much as a call."""
+    """A Starlette app that calls its MCP endpoints directly. Router and middleware would cost as much as a call."""
 
     def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage | None = None) -> None:
         super().__init__(routes, gateway.lifespan)
@@ -77,7 +78,7 @@ class GatewayApp(_App):
 
 
 def _closing(send: Send) -> Send:
-    """The connection is not to be used again."""
+    """Return a `send` that adds `Connection: close` to the response."""
 
     async def sending(event: MutableMapping[str, Any]) -> None:
         if event["type"] == "http.response.start":
@@ -88,7 +89,8 @@ def _closing(send: Send) -> Send:
 
 
 def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
-    """Liveness and readiness. `names_servers`: those who ask may know which servers cannot be used."""
+    """Return the routes of the liveness and readiness probes. `names_servers`: readiness also lists servers that cannot
+    be used."""
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -106,7 +108,7 @@ def _health(gateway: Gateway, *, names_servers: bool) -> list[BaseRoute]:
 
 
 def operators_app(gateway: Gateway) -> Starlette:
-    """What the operators' own listener serves (`gateway.admin.listen`)."""
+    """Return the app of the operators' own listener (`gateway.admin.listen`)."""
     return _App([*_health(gateway, names_servers=True), *gateway.operator_routes])
 
 
@@ -117,10 +119,11 @@ def create_app(
     servers: Mapping[str, Any] | None = None,
     gateway: Gateway | None = None,
 ) -> Starlette:
-    """The gateway as an ASGI app.
+    """Return an ASGI app that serves a gateway.
 
-    Its lifespan has to run: an app that mounts this one passes it on (docs/embedding.md). `store` is used instead of
-    the one that the settings name; `servers` are `mcp` SDK server objects by name, beside those of the settings.
+    Its lifespan has to run: an app that mounts this one passes it on (docs/embedding.md). `store` replaces the one that
+    the settings name. `servers`: server objects of the `mcp` SDK by name, in addition to those of the settings.
+    `gateway` replaces the one that is made of all these.
 
     Raises:
         ConfigurationError: the settings cannot be served.

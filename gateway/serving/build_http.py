@@ -1,4 +1,4 @@
-"""Builds what clients and peers reach."""
+"""Build the endpoints for clients and for other replicas, and the parts that serve their requests."""
 
 from collections.abc import Mapping
 
@@ -49,7 +49,7 @@ __all__ = ["build_http"]
 def build_http(
     base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, resolution: Resolution
 ) -> Http:
-    """What clients reach, and what forwards requests to the replica that owns their session."""
+    """Build the endpoints of clients, and the part that forwards requests to the replica that owns their session."""
     options, cluster = base.settings.gateway, base.cluster
     bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
     pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution, bodies)
@@ -98,7 +98,7 @@ def _pipeline(
     resolution: Resolution,
     bodies: Bodies,
 ) -> tuple[Pipeline, TaskParts]:
-    """What becomes of each request, and of the tasks that slow calls become."""
+    """Build the parts that serve each request, and those that keep the tasks made of slow calls."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.events
     intake = Intake(
         endpoints=endpoints,
@@ -192,7 +192,7 @@ def _membership(
     envelopes: Envelopes,
     endpoints: Mapping[str, StreamableHttp],
 ) -> Membership:
-    """How the other gateways on the store reach this one."""
+    """Build the listener for the other gateways on the store, and the part that makes this one known to them."""
     options, limited = base.settings.gateway, base.metrics.limited
     return Membership(
         cluster,
@@ -215,7 +215,7 @@ def _membership(
 def _sse(
     base: Foundation, callers: Callers, pipeline: Pipeline, endpoints: Mapping[str, StreamableHttp]
 ) -> dict[str, HttpSse]:
-    """The paths of the transport of 2024-11-05."""
+    """Return the endpoints of HTTP+SSE (the transport of 2024-11-05), by path."""
     addresses = Addresses(base.ring.derive(Purpose.CONNECTION))
     served: dict[str, HttpSse] = {}
     for path, endpoint in endpoints.items():
@@ -235,7 +235,7 @@ def _sse(
 
 
 ONLY_REPLICA = "only"
-"""The name of the replica in a store that serves one gateway: its next process finds what it has left."""
+"""The name under which the tasks of the only gateway on a store are kept, so that its next process finds them."""
 
 
 def _made_tasks(
@@ -246,8 +246,8 @@ def _made_tasks(
     intake: Intake,
     handles: TaskHandles,
 ) -> TaskParts:
-    """The tasks that this gateway makes. Where it makes none (`gateway.tasks.enabled`), earlier ones are still
-    answered."""
+    """Build the parts for tasks that this gateway makes of calls. If `gateway.tasks.enabled` is off, they still answer
+    requests about earlier tasks."""
     settings, backend, cluster = base.settings.gateway.tasks, base.backend, base.cluster
     kept_s = names_kept_s(settings)
 

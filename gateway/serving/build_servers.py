@@ -1,4 +1,4 @@
-"""Builds the servers and the paths that serve them."""
+"""Build the servers, their sandboxes, and the endpoints that serve them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
@@ -46,7 +46,7 @@ def _gates(base: Foundation, shown: SessionRefusals) -> SandboxGates:
 
 
 def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> Servers:
-    """The servers of the settings and those given as objects, and the paths that serve them."""
+    """Build the servers of the settings and of `given` (server objects by name), and their endpoints."""
     refused = SessionRefusals(base.clock)
     options, prestarted = base.settings.gateway, PrestartedProcesses()
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
@@ -58,7 +58,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
 
     enclosures = {name: enclosures_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
 
-    # Where nothing has walls, the gateway does not move into a cgroup of its own.
+    # Without any sandbox, the gateway does not move into its own cgroup.
     walled = any(each.sandbox(trust).has_walls for each in enclosures.values() for trust in TRUSTS)
     fork_server = ForkServer(_gates(base, refused), options.cgroup if walled else OFF)
 
@@ -117,7 +117,8 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
 
 
 def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_server: ForkServer) -> Packages:
-    """The packages that sandboxed servers are started from. Their walls are required if those of a server are."""
+    """Build the store of the packages that sandboxed servers are started from. If a server requires its sandbox, so do
+    the fetches."""
     walls = WallsOfFetches(
         reach=options.packages.reach,
         closed=own_listeners(options, workers=worker_count()),
@@ -133,7 +134,7 @@ def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable
 
 
 def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The server objects by name: those that were given, and the gateway's own tools.
+    """Return the server objects by name: those of `given`, and the gateway's own tools if the settings ask for them.
 
     Raises:
         ConfigurationError: the packages for the gateway's own tools are not installed.
@@ -141,7 +142,7 @@ def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any])
     if not base.settings.gateway.tools:
         return dict(given)
     try:
-        from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which others need not wait for
+        from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which only these tools need
     except ModuleNotFoundError:
         raise missing_extra("gateway.tools", "mcp") from None
     return {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}
@@ -156,7 +157,7 @@ def _endpoints(
     policy: Policy,
     tool_calls: ToolCalls,
 ) -> dict[str, Endpoint]:
-    """One path for all servers, and one for each."""
+    """Return the endpoints by path: one for all servers, and one for each server."""
     options = base.settings.gateway
     handles = ChildSessions(
         lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock
@@ -176,6 +177,6 @@ def _endpoints(
         )
 
     found = {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}
-    # Whoever has no credential, or may not see a server, is not told which names servers have.
+    # Unless everyone may see every server, unknown and hidden servers are answered alike.
     hides_names = not (policy.is_open and base.settings.gateway.allows_anonymous)
     return found | ({NOWHERE: serving([])} if hides_names else {})

@@ -1,4 +1,4 @@
-"""Builds what keeps sessions, and what resolves which session a request belongs to."""
+"""Build the parts that keep sessions, and those that find the session of a request."""
 
 import functools
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ __all__ = ["build_resolution", "build_sessions"]
 
 
 def build_sessions(base: Foundation) -> SessionParts:
-    """The records of sessions, and their life."""
+    """Build the records and the life cycle of sessions."""
     options, store = base.settings.gateway, base.backend.sessions
     policy, trust = options.policy, options.session.trust
     pattern, is_checked = options.context.workspace_pattern, base.settings.workspaces_become_variables
@@ -88,11 +88,11 @@ def build_sessions(base: Foundation) -> SessionParts:
 
 
 def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers) -> Resolution:
-    """Which session a request belongs to: one that it carries, or a new one, for which processes may be started."""
+    """Build the parts that find the session of a request, or open a new one and start processes for it in advance."""
     settings, store = base.settings.gateway.session, base.backend.sessions
 
     def prestartable(path: str, context: Context) -> Sequence[ConfiguredUpstream]:
-        # An app of the operator's own, behind the middleware, has sessions and no servers.
+        # The path of an app behind the middleware: its sessions have no servers.
         return servers.endpoints[path].prestartable(context) if path in servers.endpoints else []
 
     prestart = PrestartPool(servers.prestarted, prestartable)

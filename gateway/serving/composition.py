@@ -1,4 +1,4 @@
-"""The composition root: the only room that picks concrete stores and transports, and puts the parts together."""
+"""Build all parts of a gateway from its settings. Only this room chooses concrete stores and transports."""
 
 import functools
 import secrets
@@ -75,7 +75,10 @@ def compose(
     clock: Callable[[], float] = time,
     link: SignInLink | None = None,
 ) -> Parts:
-    """The parts of a gateway, in the order in which each needs the ones before. `link` signs in to the console.
+    """Build the parts of a gateway, each from those before it.
+
+    `store`: replaces that of the settings. `servers`: server objects by name, in addition to those of the settings.
+    `ring`: the keys; None: those of the environment or of the key file. `link`: a one-time sign-in to the console.
 
     Raises:
         ConfigurationError: the settings cannot be served.
@@ -105,7 +108,7 @@ def compose(
 
 
 def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], store: Backend | None) -> Foundation:
-    """The store, what is observed, and what one client may cost."""
+    """Build the store, logs and metrics, and the limits of clients."""
     options = settings.gateway
     backend = store
     if backend is None:
@@ -164,7 +167,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
 
 
 def _callers(base: Foundation) -> Callers:
-    """Who calls."""
+    """Build the parts that authenticate callers."""
     options = base.settings.gateway
     metadata = ResourceMetadata(options.auth)
     identity = Identity(
@@ -180,7 +183,7 @@ def _callers(base: Foundation) -> Callers:
 
 
 def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | None":
-    """What verifies access tokens, if any are trusted."""
+    """Return the part that verifies access tokens; None if no issuer is trusted."""
     if not auth.jwt:
         return None
     from gateway.identity.access_tokens import AccessTokens  # loads an HTTP client, and PyJWT
@@ -189,8 +192,8 @@ def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | N
 
 
 def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: TaskParts) -> Drain:
-    """How this process stops to serve, and starts again. It is ready once a server has answered: one of the
-    configured ones if there are any, not the gateway's own tools."""
+    """Build the part that drains this process and says whether it is ready. It is ready once a configured server has
+    answered, or the gateway's own tools if there is no such server."""
     configured = [upstream for upstream in servers.upstreams if upstream.name in base.settings.mcpServers]
     counted = configured or servers.upstreams
     return Drain(
@@ -217,7 +220,7 @@ def _replica(
     returns: Returns,
     tasks: TaskParts,
 ) -> Replica:
-    """This process, as operators see it."""
+    """Build the part that answers operators' questions about this process."""
     return Replica(
         name=base.name,
         live=base.live,
@@ -245,7 +248,7 @@ def _operating(
     tried: TriedCalls,
     link: SignInLink | None,
 ) -> Operating:
-    """What operators see and do."""
+    """Build the console, the REST interface and the metrics."""
     backend, admin = base.backend, base.settings.gateway.admin
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
     operations = Operations(
@@ -283,7 +286,7 @@ def _operating(
 
 
 def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
-    """For all listeners of clients."""
+    """Build the check of `Host`, `Origin` and proxies for all requests of clients."""
     names, proxies_say = options.allowed_hosts, () if options.auth.proxies is None else options.auth.proxies.headers
     fields = (field.header.lower() for field in options.context.fields.values() if field.header)
     keys = (name.lower() for name in options.session.key_headers)
@@ -299,7 +302,7 @@ def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
 
 
 def _environments(base: Foundation, sessions: SessionParts, servers: Servers) -> SessionEnvironments:
-    """The explanations of the sessions of this process."""
+    """Build the part that explains what the sessions of this process may do, and why."""
     names = [upstream.name for upstream in servers.upstreams]
     given = Given(
         settings=base.settings,
@@ -317,7 +320,7 @@ def _environments(base: Foundation, sessions: SessionParts, servers: Servers) ->
 def _tried_calls(
     base: Foundation, sessions: SessionParts, servers: Servers, resolution: Resolution, http: Http
 ) -> TriedCalls:
-    """Calls of tools that operators try."""
+    """Build the part that calls tools for operators."""
     options = base.settings.gateway
     names = [upstream.name for upstream in servers.upstreams]
     return TriedCalls(

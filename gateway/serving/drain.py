@@ -1,4 +1,4 @@
-"""Draining: streams end, and sessions are handed to other replicas, each as soon as its calls are answered."""
+"""Drain a gateway: end its streams, and hand each session to another replica when its calls are answered."""
 
 import asyncio
 import contextlib
@@ -24,24 +24,24 @@ __all__ = ["HAND_OVER_S", "Drain"]
 logger = logging.getLogger(__name__)
 
 HAND_OVER_S: Final = 10.0
-"""How long a drain waits for sessions whose calls are still being answered, and a stop for tasks."""
+"""The maximum time that a drain waits for calls in flight, and that a stop waits for working tasks."""
 
 _ANSWER_S: Final = 1.0
-"""How long before that clients which wait are answered: for the result of a task, to ask again; for a call, that
-nobody knows what becomes of it. What is open after it is cut."""
+"""The time before the end of the drain at which waiting clients get an error. Those who wait for the result of a task
+are told to ask again. Those who wait for a call are told that its outcome is unknown. Later, connections are cut."""
 
 _STOPPING: Final = "the gateway stops, and the task is not over: ask for its result again"
 _CUT: Final = "the gateway stops, and the server has not answered; whether the call took effect is unknown"
 
 LINGER_S: Final = 2.0
-"""How long a gateway with peers serves requests that still come, until load balancers have seen that it is not ready.
-If idle connections were closed at once, a request on its way on one of them would be lost."""
+"""The time that a draining gateway still serves new requests if there are other replicas: until then, load balancers
+have noticed that it is not ready. If it closed idle connections at once, a request on its way would be lost."""
 
 _COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
 
 
 class Drain:
-    """Implements `admin.replica.Serving`."""
+    """Drains this process and says whether it is ready. Implements `admin.replica.Serving`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Drain:
         self._cluster = cluster
         self._tasks = tasks
         self._rates = rates
-        self._until = 0.0  # by the loop's clock; 0 before the drain
+        self._until = 0.0  # end of the drain, by the loop's clock; 0: no drain has begun
         self._last_answers: asyncio.TimerHandle | None = None
 
     @property
@@ -73,7 +73,7 @@ class Drain:
 
     @property
     def store_is_away(self) -> bool:
-        """True if the store accepts no writes any more, by the last answer to `is_ready`."""
+        """Return whether the store stopped accepting writes, as of the last `is_ready`."""
         return self._readiness.store_is_away
 
     async def drain(self) -> None:
@@ -90,9 +90,11 @@ class Drain:
             await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
 
     async def tasks_end(self) -> None:
-        """Wait for the tasks that work here, as long as the drain waits for calls; this begins the drain where nobody
-        has. No request of a client is open for them, so the server that serves HTTP does not wait. One that has asked
-        its client waits in vain: nothing is received any more."""
+        """Wait for the tasks that work here until the drain ends, and begin the drain if it has not begun.
+
+        The HTTP server does not wait for tasks, because no request is open for them. Do not wait for a task that has
+        asked its client a question: no answer can arrive any more.
+        """
         loop = asyncio.get_running_loop()
         if not any(_works(running) for running in self._tasks):
             return
@@ -105,7 +107,7 @@ class Drain:
             await asyncio.sleep(0.05)
 
     def hurry(self) -> None:
-        """Wait no longer."""
+        """End the waits for calls and tasks now."""
         self._until = asyncio.get_running_loop().time()
 
     def admit(self) -> None:
@@ -119,7 +121,7 @@ class Drain:
             self._last_answers = None
 
     def _answer_waiting(self) -> None:
-        """Answer those who wait for the result of a task, at no server, and calls that their servers have."""
+        """Answer with an error: requests that wait for the result of a made task, and calls that a server has."""
         for exchange in [each for live in self._live for each in live.exchanges]:
             if exchange.conversation is None or exchange.is_subscription:
                 continue
@@ -130,7 +132,7 @@ class Drain:
 
     @staticmethod
     async def _has_peers(cluster: Cluster) -> bool:
-        """True if requests can go elsewhere. If the store does not answer, they are assumed to."""
+        """Return whether there are other replicas. Assume so if the store does not answer."""
         try:
             return await cluster.another() is not None
         except StoreUnavailable:
@@ -140,7 +142,7 @@ class Drain:
         loop = asyncio.get_running_loop()
         until = loop.time() + HAND_OVER_S
         with contextlib.suppress(StoreUnavailable):
-            # Calls end in many places: polling for some seconds is simpler than a notification from each.
+            # Calls end in many places. To poll for some seconds is simpler than a notification from each place.
             while not await self._lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -150,7 +152,7 @@ def _works(running: RunningTask) -> bool:
 
 
 def _end_streams(live: LiveSession) -> None:
-    """End the session's streams and subscriptions, so that the client asks another replica for them."""
+    """End the streams and subscriptions of a session, so that its client opens them at another replica."""
     live.drain()
     for exchange in tuple(live.exchanges):
         if exchange.is_subscription:

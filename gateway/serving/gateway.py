@@ -1,4 +1,4 @@
-"""The gateway as the programs of others hold it: its parts by name, and its life as context managers."""
+"""Offer a gateway to programs that embed it: its parts as attributes, and context managers that run it."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,7 +24,7 @@ __all__ = ["Gateway"]
 
 
 class Gateway:
-    """One gateway process, put together from its settings. It serves inside `running` or `lifespan`."""
+    """A gateway, built from its settings. It serves inside `running` or `lifespan`."""
 
     def __init__(
         self,
@@ -66,68 +66,68 @@ class Gateway:
 
     @property
     def is_running(self) -> bool:
-        """True if it serves what comes."""
+        """Return whether the gateway serves requests."""
         return self.state.is_running
 
     @property
     def is_draining(self) -> bool:
-        """True if it hands its sessions to other replicas."""
+        """Return whether the gateway hands its sessions to other replicas."""
         return self.state.is_draining
 
     async def is_ready(self) -> bool:
-        """True if requests are to be sent here."""
+        """Return whether load balancers should send requests here."""
         return await self.parts.drain.is_ready()
 
     @property
     def store_is_away(self) -> bool:
-        """True if the store accepts no writes any more, by the last answer to `is_ready`."""
+        """Return whether the store stopped accepting writes, as of the last `is_ready`."""
         return self.parts.drain.store_is_away
 
     @property
     def unavailable(self) -> dict[str, str]:
-        """The servers that cannot be used now, and why, for operators."""
+        """Return the servers that cannot be used now, each with the reason, for operators."""
         return {upstream.name: upstream.state.reason for upstream in self.upstreams if not upstream.has_answered}
 
     @property
     def store_fault(self) -> str:
-        """Why the session store does not answer, for operators. Empty: it does."""
+        """Return why the session store does not answer, for operators. Empty: it answers."""
         return self._lifecycle.store.fault
 
     def tool_session(self, session: Session) -> ToolSession:
-        """A session as tools in this process see it."""
+        """Return a session for tools in this process."""
         return self.parts.sessions.tools(session)
 
     async def try_store(self) -> None:
-        """Open the store and close it again. Raises `ConfigurationError`: it cannot be used."""
+        """Open the store and close it again. Raises `ConfigurationError` if it cannot be used."""
         await self._lifecycle.try_store()
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. At its end every server that was started has ended; if no exception ends the block,
-        tasks that work have up to 10 s until then. `asks_servers` is False if the caller starts the probes of the
-        servers itself."""
+        """Serve inside the block. When it is left, all started servers have ended. If no exception ends the block,
+        working tasks get up to 10 s before. `asks_servers`: probe the servers at the start; False if the caller does
+        so itself."""
         async with self._lifecycle.running(asks_servers=asks_servers):
             yield
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncIterator[None]:
-        """For the app that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
+        """Serve while an app runs that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
         async with self._lifecycle.running():
             yield
 
     async def drain(self) -> None:
-        """End open streams and hand the sessions to other replicas. It is not ready from now on."""
+        """End open streams and hand the sessions to other replicas. `is_ready` is False from now on."""
         await self.parts.drain.drain()
         if self.parts.http.forwarder is not None:
-            self.parts.http.forwarder.end_streams()  # now that load balancers send no more of them here
+            self.parts.http.forwarder.end_streams()  # load balancers send no more of them here now
 
     def hurry(self) -> None:
-        """Wait no longer for tasks that work: they end with the gateway, and their records say what is known."""
+        """Stop waiting for working tasks. They end with the gateway, and their records say what is known."""
         self.parts.drain.hurry()
 
 
 class AssertedState:
-    """Verifies the assertion of a request. Called by the state API."""
+    """Finds the session of a request to the state API, by the assertion that it carries."""
 
     def __init__(
         self, assertions: Assertions, store: SessionStore, link_resources: LinkResourceProvider, audit: Audit
@@ -138,10 +138,10 @@ class AssertedState:
         self._audit = audit
 
     async def of(self, request: Request) -> StateAccess:
-        """The state of the session that the assertion names.
+        """Return the state of the session that the request's assertion names.
 
         Raises:
-            HTTPException: 401 without a valid assertion, 410 when the session has ended.
+            HTTPException: 401 without a valid assertion, 410 if the session has ended.
         """
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         session_id = self._assertions.session_of(token)

@@ -1,4 +1,4 @@
-"""What the person who starts a gateway is told: where it is, what it serves, who may call, where the console is."""
+"""Collect the text for the person who starts a gateway: its URL, servers, callers, console and store."""
 
 import contextlib
 import os
@@ -32,51 +32,51 @@ __all__ = [
     "server_lines",
 ]
 
-_EVERY_ADDRESS = ("0.0.0.0", "::")  # compared with, not listened on
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # only compared with
 _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxies": "a trusted proxy"}
 
 
 class Welcome(Protocol):
-    """Shows the start of a gateway. `link` signs in to its console; None: there is none."""
+    """Shows the start and the end of a gateway. `link`: a sign-in to its console; None: there is none."""
 
     @property
     def link(self) -> SignInLink | None: ...
 
     def starting(self, gateway: Gateway) -> AbstractContextManager[None]:
-        """Around the start, in the running event loop."""
+        """Show that the gateway starts, for as long as the block lasts. It is entered in the running event loop."""
         ...
 
     def ready(self, gateway: Gateway, url: str) -> None:
-        """It serves. `url` ends with `/mcp`."""
+        """Show that the gateway serves at `url`, which ends with `/mcp`."""
         ...
 
     def ended(self) -> None:
-        """It serves no more, or could not begin."""
+        """Show that the gateway has stopped, or could not start."""
         ...
 
 
 class PlainWelcome:
-    """One line, for programs: `ready URL`."""
+    """Prints one line for programs, `ready URL`, and nothing else."""
 
     link: SignInLink | None = None
 
     @contextlib.contextmanager
     def starting(self, gateway: Gateway) -> Iterator[None]:
-        """Nothing is shown."""
+        """Show nothing."""
         yield
 
     def ready(self, gateway: Gateway, url: str) -> None:
-        """Print the line."""
+        """Print `ready URL`."""
         announce(url)
 
     def ended(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLine:
-    """One server. `tools` is how many it lists, None if that is not known. `about` is its era, or why it cannot be
-    used. `sandbox`: its profiles; empty if no process is started for it."""
+    """One server in the greeting. `tools`: how many it lists; None: not known. `about`: its era, or why it cannot be
+    used. `sandbox`: its profiles; empty if it has no process."""
 
     name: str
     state: Literal["ok", "starting", "failing"]
@@ -87,9 +87,12 @@ class ServerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """What one screen says. `console` is empty if there is none. `has_link`: it signs in, once. `is_announced`:
-    commands of this user find the gateway. `store_fault`: why the store does not answer, or empty. `gaps` counts the
-    sandboxes of which something does not hold on this machine."""
+    """The facts of the greeting.
+
+    `console`: its URL; empty: none. `has_link`: the URL signs in, once. `is_announced`: other commands of this user
+    find the gateway. `store_fault`: why the store does not answer; empty: it does. `gaps`: the number of servers whose
+    sandbox does not hold completely on this machine.
+    """
 
     url: str
     scope: str
@@ -105,13 +108,14 @@ class Greeting:
 
 
 def link_for(options: GatewaySettings) -> SignInLink | None:
-    """A link for the console, if only this machine reaches it. What a reverse proxy serves, others reach as well."""
+    """Return a one-time sign-in to the console. Return None if other machines reach it, directly or through a proxy."""
     host = host_and_port(options.admin.listen)[0] if options.admin.listen else options.host
     return SignInLink() if is_loopback(host) and options.auth.proxies is None else None
 
 
 def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: Path) -> LocalGateway | None:
-    """What commands of this user are to find in that folder; None if a server could read it, or if there is no link."""
+    """Return the entry by which other commands of this user find the gateway. Return None without a `link`, or if a
+    sandboxed server could read `folder`, where the entry is kept."""
     options = gateway.parts.foundation.settings.gateway
     operators = "" if link is None else _operators(options, url)
     if link is None or not operators or not all(_is_closed(one, folder) for one in sandboxes_at(gateway)):
@@ -120,18 +124,18 @@ def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: P
 
 
 def _is_closed(one: ServerSandbox, folder: Path) -> bool:
-    """Whether the processes of a sandbox cannot read the folder."""
+    """Return whether the processes of a sandbox cannot read the folder."""
     return one.sandbox.has_walls and not one.missing and not one.opens([folder])
 
 
 def sandboxes_at(gateway: Gateway) -> list[ServerSandbox]:
-    """The sandboxes of the servers."""
+    """Return the sandboxes of a gateway's servers."""
     servers = gateway.parts.servers
     return server_sandboxes(servers.enclosures, delegation=servers.fork_server.delegation())
 
 
 def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_announced: bool = False) -> Greeting:
-    """The greeting of a gateway that serves at `url`, which ends with `/mcp`."""
+    """Return the greeting of a gateway that serves at `url`, which ends with `/mcp`."""
     options = gateway.parts.foundation.settings.gateway
     everywhere = options.host in _EVERY_ADDRESS
     if everywhere:
@@ -153,7 +157,7 @@ def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_annou
 
 
 def server_lines(gateway: Gateway, found: list[ServerSandbox] | None = None) -> tuple[ServerLine, ...]:
-    """The configured servers, in the order of the configuration. `found` has their sandboxes."""
+    """Return a line for each server, in the order of the configuration. `found`: the sandboxes of the servers."""
     profiles: dict[str, list[str]] = {}
     for one in found or ():
         profile = f"{one.sandbox.profile}{f' ({one.trusts[0]})' if one.trusts else ''}"
@@ -182,7 +186,7 @@ def _console(options: GatewaySettings, url: str, link: SignInLink | None) -> str
 
 
 def _operators(options: GatewaySettings, url: str) -> str:
-    """Where operators are served, without a path; empty if only the log says which port that is."""
+    """Return the base URL for operators. Empty: the kernel chooses the port, which only the log names."""
     listen = options.admin.listen
     if listen:
         return "" if listen.endswith(":0") else f"http://{listen}"
@@ -197,8 +201,8 @@ def _store(url: str) -> str:
 
 
 def farewell(count: int, url: str, store_fault: str = "") -> str:
-    """What becomes of `count` sessions, now that the gateway which had them live has stopped. `url` is their store's;
-    `store_fault` says why it does not answer, or is empty."""
+    """Return the line for a stopped gateway, which says what becomes of its `count` live sessions. `url`: that of the
+    store. `store_fault`: why the store does not answer; empty: it does."""
     if not count:
         return "stopped: no session was live here"
     sessions, were, stay, them = ("1 session", "was", "stays", "it")

@@ -1,7 +1,7 @@
-"""uvloop with a look before it asks the kernel for a watch of epoll: it ends the process if it gets none.
+"""Protect uvloop from a lack of epoll watches: it ends the process if the kernel refuses one.
 
-The kernel counts these watches for a user, and a sandboxed server of the same user can have all of them. A connection
-that cannot be watched is ended then, and the others live on.
+The kernel counts these watches by user, and a sandboxed server of the same user can use up all of them. The loop here
+reserves a watch before uvloop needs it. If there is none, only the new connection is closed.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _EPOLL: Final = "anon_inode:[eventpoll]"
 
 
 class GuardedLoop(uvloop.Loop):
-    """An event loop that lives on where there are no more watches. For Linux."""
+    """An event loop that survives a lack of epoll watches. For Linux only."""
 
     def __new__(cls) -> Self:
-        """The loop makes its epoll here."""
+        """Make the loop, and find the epoll descriptor that it opens."""
         before = _epolls()
         loop = super().__new__(cls)
         loop._own = [select.epoll.fromfd(os.dup(fd)) for fd in _epolls() - before]
@@ -39,7 +39,7 @@ class GuardedLoop(uvloop.Loop):
         self._told_at = -_TOLD_EVERY_S
 
     def reserve(self, fd: int) -> bool:
-        """Get the watch of a new connection before the loop asks for it, which finds it then. False: there is none."""
+        """Reserve the watch of a new connection, which uvloop then finds. Return False if there is none left."""
         try:
             for own in self._own:
                 with contextlib.suppress(FileExistsError):
@@ -57,7 +57,7 @@ class GuardedLoop(uvloop.Loop):
         return True
 
     async def create_connection(self, *given: Any, **named: Any) -> Any:
-        """As always. Raises `OSError` (ENOSPC) if it could not be watched."""
+        """Open a connection as asyncio does. Raises `OSError` (ENOSPC) if there is no watch for it."""
         if not self.reserve(self._probe):
             raise OSError(errno.ENOSPC, "no more watches of epoll for this user (fs.epoll.max_user_watches)")
         for own in self._own:
@@ -65,7 +65,7 @@ class GuardedLoop(uvloop.Loop):
         return await super().create_connection(*given, **named)
 
     def close(self) -> None:
-        """As always."""
+        """Close the loop and the descriptors for its watches."""
         super().close()
         while self._own:
             self._own.pop().close()

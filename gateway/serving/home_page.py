@@ -1,8 +1,8 @@
-"""What a person finds who opens an address of the gateway: what it is, how to connect, whether it serves.
+"""Serve a page to people who open the gateway's address: what it is, how to connect a client, and whether it serves.
 
-Browsers get a page, by their `Accept`, at `/` and at endpoints. Others, such as curl, get the same as a text at `/`
-alone: endpoints answer programs as MCP says. Both say what everyone finds out who sends a request: no server, no
-session, no version. They set no cookie and open no session.
+Browsers, known by their `Accept` header, get the page at `/` and at MCP endpoints. Other programs, such as curl, get a
+text at `/` only, because endpoints answer programs as MCP demands. Neither names a server, a session or a version.
+Neither sets a cookie or opens a session.
 """
 
 import base64
@@ -34,23 +34,23 @@ _FOLDER: Final = files("gateway.serving") / "templates"
 
 
 def is_for_people(scope: Scope) -> bool:
-    """True for a request of a browser for a page: a GET that asks for HTML, which no MCP client does."""
+    """Return whether a request is a browser's for a page: a GET that accepts HTML and no event stream."""
     accepts = b",".join(value for name, value in scope["headers"] if name == _ACCEPT)
     return scope["method"] == "GET" and b"text/html" in accepts and b"text/event-stream" not in accepts
 
 
 def is_plain(scope: Scope) -> bool:
-    """True for a GET that text answers as well as anything: it asks for no media type, for any, or for text."""
+    """Return whether a request is a GET that accepts plain text, any type, or names no type, and no event stream."""
     accepts = b",".join(value for name, value in scope["headers"] if name == _ACCEPT)
     takes_text = not accepts.strip() or b"*/*" in accepts or b"text/plain" in accepts
     return scope["method"] == "GET" and takes_text and b"text/event-stream" not in accepts
 
 
 class HomePage:
-    """An ASGI app that answers GET requests with the page, or with a text.
+    """Answers GET requests with the page or the text.
 
-    Requests count as those of a client without a credential: by address. `needs_token`: clients need a credential.
-    `has_console`: the page leads to the console.
+    They count against the rate limit of their address, as those of clients without a credential. `needs_token`: clients
+    need a credential. `has_console`: the page links to the console.
     """
 
     def __init__(self, guard: Guard, rates: RateLimits, *, needs_token: bool, has_console: bool) -> None:
@@ -73,15 +73,16 @@ class HomePage:
         self._html = functools.lru_cache(maxsize=_CACHED)(self._rendered)
 
     async def serve_text(self, scope: Scope, receive: Receive, send: Send, *, serves: bool) -> None:
-        """Answer a request for `/` of whoever asks for no page, in text. `serves`: as below."""
+        """Answer a request for `/` with the text. `serves`: whether the gateway takes requests."""
         await (await self._answer(scope, serves, self._text))(scope, receive, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, serves: bool) -> None:
-        """Answer a request for `/`, or for the path of an endpoint. `serves`: the gateway takes requests."""
+        """Answer a request for `/` or an endpoint with the page. `serves`: whether the gateway takes requests."""
         await (await self._answer(scope, serves, self._page))(scope, receive, send)
 
     async def _answer(self, scope: Scope, serves: bool, answer: Callable[[str, str, str, bool], Response]) -> Response:
-        """What `answer` makes of the address that was used, its root path, its path, and `serves`."""
+        """Return the response of `answer`, which gets the base URL, the root path, the path, and `serves`. If the
+        request is refused, return an error."""
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
@@ -117,7 +118,7 @@ class HomePage:
         return PlainTextResponse("\n".join(lines) + "\n", headers=headers)
 
     def _base(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """The address that the browser has used. A host that is none is not repeated."""
+        """Return the base URL that the browser used. Replace an invalid host by `HOST`, because the page shows it."""
         host = headers.get("host", "")
         if not host or len(host) > _MOST_HOST or not _HOST_CHARACTERS.issuperset(host):
             host = "HOST"

@@ -1,4 +1,4 @@
-"""The life of one gateway process: it opens the store, joins its peers, serves, and leaves no process behind."""
+"""Run a gateway process: open the store, join the other replicas, serve, and end every server process."""
 
 import asyncio
 import contextlib
@@ -26,17 +26,17 @@ __all__ = ["Lifecycle", "StoreWatch"]
 logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S: Final = 1.0
-"""How often ended sessions are removed and sessions in use kept alive; more often where sessions live short."""
+"""Seconds between two sweeps, which remove ended sessions and renew those in use. It is less if sessions live short."""
 
 _TASKS_EVERY_S: Final = 1.0
 _TASKS_STORED_WITHIN_S: Final = 5.0
 
 _PROBED_WITHIN_S: Final = 10.0
-"""How long the start waits for the first answers of servers whose lists are compared with the policy."""
+"""The maximum time that the start waits for servers whose lists are compared with the policy."""
 
 
 class StoreWatch:
-    """What is known of the store at `url`. `fault` says why it does not answer; empty: it does."""
+    """Remembers whether the store at `url` answers, and logs changes. `fault`: why it does not; empty: it does."""
 
     def __init__(self, backend: Backend, url: str) -> None:
         self._backend = backend
@@ -44,7 +44,7 @@ class StoreWatch:
         self.fault = ""
 
     async def look(self) -> None:
-        """Ask the store whether it answers."""
+        """Ping the store, and record the result."""
         try:
             await self._backend.ping()
             self.answers()
@@ -52,13 +52,13 @@ class StoreWatch:
             self.is_away(error)
 
     def answers(self) -> None:
-        """It has answered."""
+        """Record that the store answered."""
         if self.fault:
             logger.info("the session store %s answers again", self._url)
         self.fault = ""
 
     def is_away(self, error: StoreUnavailable) -> None:
-        """It has not."""
+        """Record that the store did not answer."""
         if not self.fault:
             logger.warning(
                 "the session store %s does not answer: %s; clients are told to try again (503) until it does",
@@ -69,7 +69,7 @@ class StoreWatch:
 
 
 class Lifecycle:
-    """Runs the parts. Builds none."""
+    """Starts and stops the parts of a gateway, and runs their regular work."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -77,7 +77,7 @@ class Lifecycle:
         self._sweep_every_s = min(SWEEP_EVERY_S, parts.foundation.settings.gateway.shortest_ttl_s / 3)
 
     async def try_store(self) -> None:
-        """Open the store and close it again. Raises `ConfigurationError`: it cannot be used."""
+        """Open the store and close it again. Raises `ConfigurationError` if it cannot be used."""
         await self._open_store()
         await self._parts.foundation.backend.close()
 
@@ -89,12 +89,12 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. At its end every server that was started has ended. An orderly end waits for the
-        tasks that work. `asks_servers`: ask them at the start what they speak and list.
+        """Serve inside the block. When it is left, all started servers have ended. If no exception ends the block, wait
+        for working tasks first. `asks_servers`: probe the servers at the start for their era and lists.
 
         Raises:
-            ConfigurationError: the store or the advertised address cannot be used, the policy does not fit what
-                servers list, a sandbox that is required does not hold, or one grants files of the gateway.
+            ConfigurationError: the store or the advertised address cannot be used, the policy does not fit the
+                servers' lists, a required sandbox does not hold, or a sandbox grants files of the gateway.
         """
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
@@ -138,8 +138,8 @@ class Lifecycle:
                     await flush()
 
     async def _first_answers(self, probes: Mapping[str, asyncio.Task[ServerFacts]]) -> None:
-        """Wait for the first answers of servers: for those with patterns of the policy, because a pattern that matches
-        nothing stops the start; for the others as long as a client's first discovery would."""
+        """Wait for the first answers of servers. If patterns of the policy are about a server, wait longer: a pattern
+        that matches nothing stops the start. For the others, wait as long as a client's discovery would."""
         options, servers = self._parts.foundation.settings.gateway, self._parts.servers.upstreams
         soon_s = min(options.limits.list_timeout_s, _PROBED_WITHIN_S)
         if probes:
@@ -150,7 +150,7 @@ class Lifecycle:
             await asyncio.wait(compared, timeout=_PROBED_WITHIN_S - soon_s)
 
     def _start_upkeep(self) -> Tasks:
-        """What runs for as long as the gateway does."""
+        """Start the regular work, and return its tasks. It goes on until they are closed."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
         base = self._parts.foundation
         work = [
@@ -171,7 +171,7 @@ class Lifecycle:
         return tasks
 
     async def _release(self) -> None:
-        """End the servers and release the sessions, which live on in a store that outlives this process."""
+        """End the servers and release the sessions. In a durable store, the sessions live on."""
         base, sessions = self._parts.foundation, self._parts.sessions.lifecycle
         self._parts.http.tasks.table.stop()
         with contextlib.suppress(StoreUnavailable):
@@ -187,7 +187,7 @@ class Lifecycle:
         )
         await self._settle_tasks()
         with contextlib.suppress(StoreUnavailable):
-            await base.audit.flush()  # what has become of the tasks
+            await base.audit.flush()  # the events of the tasks
         base.request_log.another_second(time())
         await base.activity.write()
         await self._parts.resolution.prestart.close()
@@ -225,7 +225,7 @@ class Lifecycle:
                 await self._parts.http.tasks.recovery.sweep()
 
     async def _settle_tasks(self) -> None:
-        """Wait until the outcomes of tasks are stored, but not for a store that does not answer."""
+        """Wait until the outcomes of tasks are stored, for at most `_TASKS_STORED_WITHIN_S`."""
         tasks = self._parts.http.tasks
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TASKS_STORED_WITHIN_S):
@@ -233,7 +233,7 @@ class Lifecycle:
                 await tasks.table.settled()
 
     async def _end_seconds(self) -> None:
-        """End a second in the history of the metrics, second by second."""
+        """Close each second in metrics, request log and activity."""
         loop, base = asyncio.get_running_loop(), self._parts.foundation
         while True:
             began = loop.time()
@@ -243,7 +243,7 @@ class Lifecycle:
             base.activity.end_second()
 
     async def _follow_ends(self) -> None:
-        """Close the sessions that end on other replicas."""
+        """Close the sessions that other replicas end."""
         while True:
             try:
                 bus, lifecycle = self._parts.foundation.backend.bus, self._parts.sessions.lifecycle
@@ -254,7 +254,7 @@ class Lifecycle:
 
 
 class _Failures:
-    """Logs the failures of what is tried again and again, each kind once in a row."""
+    """Logs failures of repeated work, but not the same failure twice in a row."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -262,7 +262,7 @@ class _Failures:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Log what is raised inside, and go on."""
+        """Log an exception of the block, and suppress it."""
         try:
             yield
         except Exception as error:

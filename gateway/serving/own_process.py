@@ -1,13 +1,14 @@
-"""This process, closed to those it starts: it holds the signing keys, and whatever else its environment was given.
+"""Hide this process's memory and environment from the servers that it starts: they hold the signing keys.
 
-Servers run as the same user. What a process of that user may look into, the kernel decides by whether it is *dumpable*
-(prctl(2), PR_SET_DUMPABLE; proc(5), ptrace(2)): of one that is not, nobody without CAP_SYS_PTRACE reads
-`/proc/PID/environ`, `mem`, `maps` or `fd`, attaches to it, or gets a core dump. exec(2) makes servers dumpable again.
-What execve(2) is given stays in `/proc/PID/environ`, and others can read it until the process has closed itself to
-them: long enough for a server that waits for it. So a worker is started with what a program needs in order to start,
-and reads the rest of its environment from a descriptor without a name.
+Servers run as the same user. The kernel lets processes of a user look into each other only if they are *dumpable*
+(prctl(2), PR_SET_DUMPABLE; proc(5), ptrace(2)). Of a process that is not, nobody without CAP_SYS_PTRACE can read
+`/proc/PID/environ`, `mem`, `maps` or `fd`, attach to it, or get a core dump. exec(2) makes servers dumpable again.
 
-Imports next to nothing: `__main__` calls it before anything else is loaded.
+The environment that execve(2) gets stays in `/proc/PID/environ`. Until a new worker has hidden itself, a server that
+waits for this moment can read it. So a worker is started with the few variables that a program needs to start, and
+reads the others from a descriptor of a file without a name.
+
+Imports little: `__main__` calls it before anything else is loaded.
 """
 
 import ctypes
@@ -30,14 +31,14 @@ _MOST_BYTES: Final = 16 << 20
 
 
 def hide() -> bool:
-    """Close this process to others of its user, and write no core files; whether the kernel does the former."""
+    """Hide this process from others of its user, and disable core files. Return whether the kernel hides it."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))
     return sys.platform == "linux" and _prctl(_PR_SET_DUMPABLE) == 0 and _prctl(_PR_GET_DUMPABLE) == 0
 
 
 def why_in_sight() -> str:
-    """The warning that servers without a sandbox can read this process's memory; empty if they cannot."""
+    """Return a warning if servers without a sandbox can read this process's memory; empty if they cannot."""
     if sys.platform != "linux":
         return "Servers can read the gateway's memory. Only Linux can close a process to others of its user."
     if _prctl(_PR_GET_DUMPABLE) != 0:
@@ -53,13 +54,13 @@ def _prctl(option: int) -> int:
 
 
 def visible_environment(environment: Mapping[str, str], kept_in: int) -> dict[str, str]:
-    """What a worker is started with; the rest is in that descriptor."""
+    """Return the environment with which a worker is started. `kept_in`: the descriptor that has all variables."""
     needed = {k: v for k, v in environment.items() if k in _NEEDED or k.startswith(_NEEDED_PREFIXES)}
     return {**needed, _VARIABLE: str(kept_in)}
 
 
 def keep_environment(environment: Mapping[str, str]) -> int:
-    """A file descriptor of a file that contains the whole environment. The caller passes it on, and closes it."""
+    """Write the environment to a file without a name, and return its descriptor. The caller has to close it."""
     if hasattr(os, "memfd_create"):
         held = os.memfd_create("environment")
     else:
@@ -72,7 +73,7 @@ def keep_environment(environment: Mapping[str, str]) -> int:
 
 
 def take_environment() -> None:
-    """In a worker: have the environment that was kept."""
+    """Set the environment of this worker to that of `keep_environment`. Do nothing if this process is no worker."""
     given = os.environ.pop(_VARIABLE, "")
     if not given:
         return
@@ -84,10 +85,10 @@ def take_environment() -> None:
 
 
 def open_closed() -> None:
-    """Open /dev/null in the place of each standard stream that is closed, which Python has as None.
+    """Open /dev/null for each standard stream that is closed (None in Python).
 
-    Otherwise the next file that is opened gets the number of the stream, a database for instance, and what is meant for
-    stdout is written into it. Called before anything else is opened.
+    Otherwise the next opened file, such as a database, gets the stream's number, and output for stdout is written into
+    it. Must be called before any other file is opened.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the lowest free number is the one that is missing

@@ -1,4 +1,4 @@
-"""The parts of one gateway process, in the order in which they are built. Values, but for the events between them."""
+"""Define the groups of parts of a gateway process, in the order in which they are built."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,26 +77,26 @@ T = TypeVar("T")
 
 
 class Listeners(Generic[T]):
-    """An event, for parts that are built before those they notify. Calls its listeners in the order of their coming."""
+    """An event that parts raise for parts that are built later. Listeners are called in the order of `add`."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[T], object]] = []
 
     def add(self, listener: Callable[[T], object]) -> None:
-        """Notify that listener from now on."""
+        """Add a listener for all later events."""
         self._listeners.append(listener)
 
     def notify(self, what: T) -> None:
-        """Call every listener. An exception of one reaches the caller, and the listeners after it are not called."""
+        """Call all listeners with `what`. If one raises, do not call the later ones, and raise its exception."""
         for listener in self._listeners:
             listener(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """What all others build on: the store, the keys, the clock, what is observed, and whether this process serves.
+    """The parts that all others need: the store, keys, clock, logs and metrics, and the state of this process.
 
-    `cluster` is None where the store serves one gateway only. `name` is that of this replica, for operators.
+    `cluster`: None if only one gateway can use the store. `name`: the name of this replica for operators.
     """
 
     settings: Settings
@@ -114,7 +114,7 @@ class Foundation:
     facts: SessionFacts
     cluster: Cluster | None
     taken_over: Listeners[str]
-    """Ids of sessions that another replica took from this one."""
+    """The event that another replica took over a session. Listeners get its id."""
     state: ServingState
     limits: Limits
     rates: RateLimits
@@ -124,7 +124,7 @@ class Foundation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callers:
-    """Who calls, and which `Host` and `Origin` are served."""
+    """The parts that authenticate callers and check `Host` and `Origin`."""
 
     identity: Identity
     senders: Senders
@@ -134,8 +134,10 @@ class Callers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """The records and the life of sessions. `closed` is notified of each live session that this replica closes. `tools`
-    makes the session that tools in this process see."""
+    """The parts that keep sessions.
+
+    `closed`: the event that this replica closed a live session. `tools` returns a session for tools in this process.
+    """
 
     rules: ContextRules
     announcements: Announcements
@@ -149,12 +151,12 @@ class SessionParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """The servers, what they are given, and what may be done with them."""
+    """The servers, what their processes get, and the policy for them."""
 
     upstreams: list[ConfiguredUpstream]
     fork_server: ForkServer
     enclosures: Mapping[str, Enclosures]
-    """The sandboxes of servers with a command, by name."""
+    """The sandboxes of servers that have a command, by name."""
     refused: SessionRefusals
     prestarted: PrestartedProcesses
     link_resources: LinkResourceProvider
@@ -164,12 +166,12 @@ class Servers:
     tool_calls: ToolCalls
     late: LateServers
     endpoints: Mapping[str, Endpoint]
-    """By path."""
+    """The servers and policy behind each path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """Which session a request belongs to."""
+    """The parts that find the session of a request."""
 
     carriers: Carriers
     resolver: SessionResolver
@@ -181,7 +183,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskParts:
-    """The tasks that the gateway makes. `maker` is None where it makes none."""
+    """The parts for tasks that the gateway makes of calls. `maker`: None if it makes none."""
 
     table: TaskTable
     recovery: TaskRecovery
@@ -192,22 +194,22 @@ class TaskParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http:
-    """What clients and peers reach, and the tasks of the clients."""
+    """The parts that serve requests of clients and other replicas, and the tasks of clients."""
 
     endpoints: Mapping[str, StreamableHttp]
-    """By path."""
+    """The MCP endpoints, by path."""
     sse: Mapping[str, HttpSse]
-    """HTTP+SSE by path, where it is switched on."""
+    """The endpoints of HTTP+SSE by path; empty if it is switched off."""
     membership: Membership | None
     forwarder: Forwarder | None
     tasks: TaskParts
     internal: InternalRequests
-    """Requests without a credential, from within the process."""
+    """Sends requests from within the process, which need no credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operating:
-    """What operators reach, and what replicas ask each other for them."""
+    """The routes of operators, and the questions that replicas ask each other for them."""
 
     routes: list[BaseRoute]
     queries: PeerQueries

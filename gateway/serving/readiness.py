@@ -1,4 +1,4 @@
-"""Whether this process takes requests, and whether it says so to those who send them."""
+"""Decide whether this process serves requests, and whether load balancers should send any."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,55 +13,56 @@ __all__ = ["Readiness", "ServingState"]
 
 
 class ServingState:
-    """Records that this process runs, and that it drains. `cluster` is None where the gateway has no peers."""
+    """Records whether this process runs and whether it drains. `cluster`: None if only one gateway uses the store."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self._cluster = cluster
-        self.is_running = False  # true from the end of the start to the beginning of the end
-        self.is_draining = False  # true while it hands its sessions to other replicas, and takes no new ones
+        self.is_running = False  # from the end of the start to the beginning of the stop
+        self.is_draining = False  # while it hands its sessions to other replicas and takes no new ones
 
     def may_serve(self) -> bool:
-        """True if new requests are welcome."""
+        """Return whether this process takes new requests: it runs, is known to other replicas, and does not drain."""
         is_found = self._cluster is None or self._cluster.is_reachable
         return self.is_running and is_found and not self.is_draining
 
     def start(self) -> None:
-        """It runs."""
+        """Record that this process serves."""
         self.is_running = True
 
     def stop(self) -> None:
-        """It runs no more."""
+        """Record that this process stops."""
         self.is_running = False
 
     def start_draining(self) -> None:
-        """No session is claimed from now on."""
+        """Begin the drain: claim no session from now on."""
         self.is_draining = True
         if self._cluster is not None:
             self._cluster.start_leaving()
 
     def stop_draining(self) -> None:
-        """Sessions that nobody owns may be served here again."""
+        """End the drain: claim sessions without an owner again."""
         self.is_draining = False
         if self._cluster is not None:
             self._cluster.stop_leaving()
 
 
 KNOWN_S: Final = 1.0
-"""How long an answer of the store is remembered. Load balancers ask every few seconds."""
+"""The time for which an answer of the store is remembered. Load balancers ask every few seconds."""
 
 ANSWER_S: Final = 2.0
-"""After this time a store that has not answered counts as unavailable. Probes commonly time out after some seconds."""
+"""The time after which a store without an answer counts as unavailable. Probes often time out after a few seconds."""
 
 
 class Readiness:
-    """Readiness, which is remembered for a second: probes are cheap. `may_serve` is true if this process takes requests
-    at all. `try_write` writes to the store. `can_answer` is true once a server has answered; it starts nothing and
-    waits for nothing.
+    """Decides whether this process is ready, and remembers the store's answer for a second.
 
-    A store that answers a ping is not enough. A full store, or a read-only replica, answers but accepts no
-    writes: then no session can be opened or kept alive. If replicas share the store (`is_shared`), it is away for all
-    of them. So a gateway that has reached it once stays ready: it goes on with its own sessions while its lease is
-    valid, and refuses the others, where a load balancer without a gateway has only errors of its own.
+    `may_serve` returns whether this process takes requests. `try_write` writes to the store. `can_answer` returns
+    whether a server has answered yet; it starts nothing and waits for nothing.
+
+    A ping is not enough: a full store, or a read-only replica of it, answers but accepts no writes, so that no session
+    can be opened or renewed. If several gateways share the store (`is_shared`), it fails for all of them. So a gateway
+    that could write once stays ready. It serves its own sessions while its lease is valid, and refuses the others. If
+    it were not ready, a load balancer would have no gateway left.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class Readiness:
 
     @property
     def store_is_away(self) -> bool:
-        """True if the store was there before, and accepted no write when it was last asked."""
+        """Return whether the store accepted a write before, but not the last one."""
         return self._has_written and not self._writable
 
     async def is_ready(self) -> bool:
-        """True if requests are to be sent here. Any number of callers cost one write a second."""
+        """Return whether load balancers should send requests here. It writes to the store at most once a second."""
         if not (self._may_serve() and self._can_answer()):
             return False
         if monotonic() >= self._known_until:

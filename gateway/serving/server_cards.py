@@ -1,9 +1,9 @@
-"""Server cards and the AI catalog: documents by which clients find the servers of a host.
+"""Serve server cards and the AI catalog: documents by which clients find the servers of a host.
 
-Drafts of 2026-07-24: modelcontextprotocol/experimental-ext-server-card (SEP-2127), docs/discovery.md and schema.ts, and
-the AI Catalog that it refers to. A card stands at its server's address with `/server-card` behind it, the catalog at
-`/.well-known/ai-catalog.json`. The documents have what the operator has written, and nothing that a server or a session
-says: no tools, and no server without a card.
+They follow the drafts of 2026-07-24: modelcontextprotocol/experimental-ext-server-card (SEP-2127), docs/discovery.md
+and schema.ts, and the AI Catalog that it refers to. The path of a card is that of its server with `/server-card`; the
+catalog is at `/.well-known/ai-catalog.json`. The documents have only what the operator wrote: nothing from a server or
+a session, no tools, and no server without a card.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ _CORS: Final = {
     "Access-Control-Allow-Headers": "Content-Type, If-None-Match",
     "Access-Control-Expose-Headers": "ETag",
 }
-"""The cards are for every page (docs/discovery.md, CORS Requirements)."""
+"""Headers that let every web page read the cards (docs/discovery.md, CORS Requirements)."""
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 
 
 class Documents:
-    """The documents by path: media type and content. Empty if there are no cards."""
+    """Holds the documents. `by_path`: the media type and the content by path; empty if there are no cards."""
 
     def __init__(self, settings: DiscoverySettings) -> None:
         self._settings = settings
@@ -76,7 +76,7 @@ class Documents:
 
 
 def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[BaseRoute]:
-    """The routes of the documents. Requests count as those of a client without a credential: by address."""
+    """Return the routes of the documents. Requests count against the rate limit of their address."""
 
     def route(path: str, media_type: str, content: bytes) -> Route:
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -101,7 +101,7 @@ def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[B
 
 
 def _names(sent: str, tag: str) -> bool:
-    """Whether `If-None-Match` names that tag (RFC 9110 §13.1.2). Proxies make tags weak when they compress."""
+    """Return whether `If-None-Match` names the tag (RFC 9110 §13.1.2). Proxies that compress make tags weak."""
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in sent[:4_096].split(","))
 
 

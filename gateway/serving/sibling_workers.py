@@ -1,9 +1,8 @@
-"""The workers of one parent, as they reach each other: each can send connected sockets to the others.
+"""Send connected sockets between the workers of one parent (docs/adr/0028-handed-over-connections.md).
 
-The parent makes an inbox for each worker, which is a pair of Unix sockets, and a table of which worker is which
-replica. They have no names, and only the parent and its workers have their descriptors. The parent keeps both ends of
-an inbox: what was sent to a worker that dies is received by the one that is started in its place.
-docs/adr/0028-handed-over-connections.md
+The parent makes an inbox for each worker (a pair of Unix sockets), and a table that says which worker is which replica.
+They have no names: only the parent and its workers have their descriptors. The parent keeps both ends of each inbox. So
+the worker that replaces a dead one receives what was sent to the dead one.
 """
 
 import contextlib
@@ -23,13 +22,13 @@ __all__ = ["Inboxes", "Received", "SiblingWorkers", "inherited_siblings"]
 _VARIABLE: Final = "MCP_GATEWAY_WORKER_SIBLINGS"
 _ROW_BYTES: Final = 32
 _MESSAGE: Final = struct.Struct("!HB")
-"""Who sends a connection, and how often it has moved."""
+"""The message with a socket: the number of its sender, and how often the connection was handed over."""
 
 _DESCRIPTOR_BYTES: Final = array("i").itemsize
 
 
 class Inboxes:
-    """In the parent: the inboxes of so many workers, and their table."""
+    """Holds the inboxes of `count` workers and their table. Used by the parent."""
 
     def __init__(self, count: int) -> None:
         with contextlib.ExitStack() as stack:
@@ -40,23 +39,23 @@ class Inboxes:
                 outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
                 for end in (outer, inner):
                     stack.enter_context(end)
-                    end.setblocking(False)  # for all who inherit it
+                    end.setblocking(False)  # also for the processes that inherit it
                 self._pairs.append((outer, inner))
             self._open = stack.pop_all()
 
     def for_worker(self, number: int) -> tuple[dict[str, str], list[int]]:
-        """What that worker is started with: variables of its environment, and descriptors."""
+        """Return the variables and the descriptors that a worker has to be started with."""
         descriptors = [self._table.fileno(), self._pairs[number][1].fileno()]
         descriptors += [outer.fileno() for outer, _ in self._pairs]
         return {_VARIABLE: ",".join(map(str, [number, *descriptors]))}, descriptors
 
     def close(self) -> None:
-        """Close all ends. Connections that nobody has received are closed as well."""
+        """Close the inboxes and the table. Connections in an inbox are closed, too."""
         self._open.close()
 
 
 class Received(NamedTuple):
-    """A connection from a sibling. `moves`: how often it has been handed over, this time included."""
+    """A connection from another worker. `moves`: how often it was handed over, this time included."""
 
     connection: socket.socket
     sender: int
@@ -64,7 +63,10 @@ class Received(NamedTuple):
 
 
 class SiblingWorkers:
-    """In a worker: the others. `counts` are by what has become of connections."""
+    """Sends connections to the other workers, and receives theirs. Used by a worker.
+
+    `counts`: handed connections, by outcome.
+    """
 
     def __init__(
         self, number: int, table: int, inbox: socket.socket, outlets: Sequence[socket.socket], counts: Counter[str]
@@ -76,19 +78,19 @@ class SiblingWorkers:
         self.counts = counts
 
     def close(self) -> None:
-        """Close the descriptors of this process."""
+        """Close this worker's descriptors of the inboxes and the table."""
         os.close(self._table)
         for end in (self.inbox, *self._outlets):
             end.close()
 
     def join(self, replica: str) -> None:
-        """Tell the others which replica this worker is."""
+        """Write the name of this worker's replica into the table."""
         row = replica.encode().ljust(_ROW_BYTES, b"\0")
         assert len(row) == _ROW_BYTES, replica
         os.pwrite(self._table, row, self._number * _ROW_BYTES)
 
     def place_of(self, owner: str) -> int | None:
-        """The number of the worker that is this replica; None: it is none of the others."""
+        """Return the number of the worker that is the replica `owner`; None if it is no other worker of this parent."""
         rows = os.pread(self._table, len(self._outlets) * _ROW_BYTES, 0)
         wanted = owner.encode().ljust(_ROW_BYTES, b"\0")
         for number in range(len(self._outlets)):
@@ -97,13 +99,14 @@ class SiblingWorkers:
         return None
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
-        """Send a connected socket to the worker with that number. False: it cannot have it now."""
+        """Send a connected socket to the worker with the number `place`. Return False if its inbox is full."""
         is_sent = self._send(descriptor, place, moves)
         self.counts[GIVEN if is_sent else KEPT] += 1
         return is_sent
 
     def give_back(self, received: Received, moves: int) -> bool:
-        """Send a connection to the worker that it came from, as one that has moved so often. False: it stays here."""
+        """Send a connection back to its sender, and close it here. `moves`: the number to send with it. Return False if
+        the sender's inbox is full."""
         is_sent = self._send(received.connection.fileno(), received.sender, moves)
         if is_sent:
             received.connection.close()
@@ -119,7 +122,7 @@ class SiblingWorkers:
         return True
 
     def receive(self) -> Received | None:
-        """The next connection that was sent to this worker; None: there is none now."""
+        """Return the next connection that was sent to this worker; None if there is none now."""
         while True:
             try:
                 # `socket.recv_fds` ignores its flags (CPython 3.11 to 3.13): servers would inherit the connection.
@@ -133,14 +136,14 @@ class SiblingWorkers:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     descriptors.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
             if not descriptors:
-                continue  # this process has no room for one more descriptor: the connection is closed
+                continue  # this process has too many open descriptors: the kernel closed the connection
             os.set_inheritable(descriptors[0], False)
             sender, moves = _MESSAGE.unpack(message)
             return Received(socket.socket(fileno=descriptors[0]), sender, moves)
 
 
 def inherited_siblings(counts: Counter[str]) -> SiblingWorkers | None:
-    """The siblings of this process, if it is a worker."""
+    """Return the other workers, by the environment of this process; None if it is no worker."""
     given = os.environ.pop(_VARIABLE, "")
     if not given:
         return None

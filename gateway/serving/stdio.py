@@ -1,4 +1,4 @@
-"""`mcp-session-gateway stdio`: the gateway for one client on this machine, on stdin and stdout."""
+"""Serve a gateway to one client on stdin and stdout (`mcp-session-gateway stdio`)."""
 
 import asyncio
 import contextlib
@@ -31,23 +31,23 @@ _LONGEST_LINE: Final = 64 << 20
 
 
 def serve_stdio(settings: Settings) -> None:
-    """Serve until stdin ends, SIGTERM or SIGINT.
+    """Serve on stdin and stdout until stdin ends, or until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: the settings cannot be served, or the session that the environment names.
+        ConfigurationError: the settings, or the session that the environment names, cannot be served.
     """
     asyncio.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> None:
-    # What guards a listening socket has no meaning here.
+    # Settings that protect a listening socket have no meaning here.
     local = settings.gateway.model_copy(update={"host": "127.0.0.1", "allowed_hosts": ()})
     settings = settings.model_copy(update={"gateway": local})
     gateway = Gateway(settings)
     stop = asyncio.Event()
 
     def signalled() -> None:
-        if stop.is_set():  # a host that has closed stdin kills soon after its first signal
+        if stop.is_set():  # hosts close stdin, send a signal, and soon kill
             gateway.hurry()
         stop.set()
 
@@ -77,13 +77,13 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
-    """The token of the session that the environment names; empty if it names none.
+    """Return the token of the session that the environment names; empty if it names none.
 
     Raises:
-        ConfigurationError: there is no such session, or not of this client.
+        ConfigurationError: there is no such session, or it belongs to another principal.
     """
-    # Servers get the facts of their session in variables with names that operators choose: a gateway that is started as
-    # a server finds them as well, and they are no wish of its user.
+    # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
+    # operators choose: they are no wish of its user.
     variables = TOKEN_VARIABLES[:1] if SOCKET_VARIABLE in os.environ else TOKEN_VARIABLES
     name = next((name for name in variables if os.environ.get(name)), "")
     if not name:
@@ -95,7 +95,7 @@ async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
         raise ConfigurationError(f"{API_KEY_VARIABLE}: {refused}") from None
 
     def refused_token(reason: str, message: str, session_id: str = "") -> ConfigurationError:
-        # Every refused token is in the audit trail, wherever a client shows it.
+        # The audit trail has every refused token, also those that do not come by HTTP.
         gateway.audit.record("refused", session=session_id, principal=str(who.principal), reason=reason)
         return ConfigurationError(f"{name}: {message}")
 
@@ -123,13 +123,13 @@ async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
 
 
 async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:
-    """What gives the next line, and empty bytes at the end."""
+    """Return a function that returns the next line of a stream, or empty bytes at its end."""
     kind = os.fstat(stream.fileno()).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stream.isatty():
         reader = asyncio.StreamReader(limit=_LONGEST_LINE)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
         return reader.readline
-    # A file and /dev/null cannot be waited for, and are read at once: in a thread, because the disk may be slow.
+    # The event loop cannot wait for a file or /dev/null. A thread reads it, because the disk may be slow.
     lines = stream.buffer
 
     async def next_line() -> bytes:
@@ -147,15 +147,15 @@ async def _read(next_line: Callable[[], Awaitable[bytes]], front: Connected) -> 
 
 
 class _Output:
-    """Writes lines to stdout, in a thread of its own: a client that does not read stops neither the rest nor, as a
-    thread of a pool would, the end of this process."""
+    """Writes lines to stdout in a daemon thread. So a client that does not read blocks neither the event loop nor, as a
+    thread of a pool would, the exit of this process."""
 
     def __init__(self) -> None:
         self._lines: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
         threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), name="stdout", daemon=True).start()
 
     async def write(self, line: bytes) -> None:
-        """Return when the line is written, behind those of earlier calls."""
+        """Write a line after those of earlier calls. Return when it is written."""
         written = asyncio.get_running_loop().create_future()
         self._lines.put((line + b"\n", written))
         await written

@@ -1,4 +1,4 @@
-"""Runs the app under uvicorn: opens the listeners, prints `ready URL`, and stops in order."""
+"""Run a gateway under uvicorn: open the listeners, print `ready URL`, serve, and stop in order."""
 
 import asyncio
 import contextlib
@@ -36,26 +36,26 @@ __all__ = ["HandedConnections", "opened", "serve"]
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10
-"""How long calls in flight may take to finish after SIGTERM."""
+"""The maximum time for calls in flight after SIGTERM."""
 
 OPERATORS_CONNECTIONS = 128
-"""On the operators' own listener, apart from those of clients; half of them from one address at most."""
+"""The maximum number of connections to the operators' own listener; half of them from one address at most."""
 
 
 _NOBODYS_USER: Final = 65_533
-"""Nobody's: the number before that of `nobody`, which containers with users of their own have as well."""
+"""The id of a user that nobody has: the one before `nobody`. Containers with their own range of users have it, too."""
 
 
 def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
-    """Make an event loop whose watches of epoll the kernel counts for another user, if this one is root.
+    """Make an event loop. If this process is root, have the kernel count its epoll watches for another user.
 
-    The kernel counts them for the real user of whoever has made an epoll. A sandboxed server of the same user can use
-    them all up, and uvloop ends the process that gets no more.
+    The kernel counts them for the real user of the process that made the epoll. A sandboxed server of the same user can
+    use up all of them, and then uvloop ends this process.
     """
     if os.getresuid() != (0, 0, 0):
         return make()
     try:
-        os.setresuid(_NOBODYS_USER, -1, -1)  # the effective one, and with it all rights, stay
+        os.setresuid(_NOBODYS_USER, -1, -1)  # the effective user stays, and all rights with it
     except OSError:  # a container without that user
         return make()
     try:
@@ -65,8 +65,8 @@ def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.Abst
 
 
 class HandedConnections:
-    """Receives connections. One for which there is no room here, or not while `may_serve` is False, goes back to the
-    worker that sent it, and stays there."""
+    """Serves connections that other workers hand over. If there is no room here, or if `may_serve` returns False, the
+    connection goes back to its sender, which keeps it."""
 
     def __init__(self, siblings: SiblingWorkers, connections: Connections, may_serve: Callable[[], bool]) -> None:
         self._siblings = siblings
@@ -76,13 +76,13 @@ class HandedConnections:
         self._server: uvicorn.Server | None = None
 
     def start(self, server: uvicorn.Server, replica: str) -> None:
-        """Receive connections for a server that has started, as that replica."""
+        """Begin to receive connections for a started server. `replica`: the name of this process."""
         self._server = server
         self._siblings.join(replica)
         self._wait()
 
     def stop(self) -> None:
-        """Receive nothing any more."""
+        """Stop receiving connections."""
         self._server = None
         asyncio.get_running_loop().remove_reader(self._siblings.inbox)
 
@@ -91,7 +91,7 @@ class HandedConnections:
             asyncio.get_running_loop().add_reader(self._siblings.inbox, self._arrived)
 
     def _arrived(self) -> None:
-        # One after the other: each is counted before the next one is looked at.
+        # One at a time: each has to be counted before the limits are checked for the next.
         asyncio.get_running_loop().remove_reader(self._siblings.inbox)
         self._tasks.spawn(self._receive())
 
@@ -110,7 +110,7 @@ class HandedConnections:
             connection.close()
             return
         has_room = self._may_serve() and self._connections.has_room(peer)
-        # One that comes back is accepted or refused as any other.
+        # A connection that came back is accepted or refused as any other.
         if not has_room and moves <= MOST_MOVES and self._siblings.give_back(received, MOST_MOVES + 1):
             return
         self._siblings.counts[TAKEN] += 1
@@ -144,7 +144,7 @@ class _Config(uvicorn.Config):
 
 
 class _Beside(uvicorn.Server):
-    """A further server of the process. The first one handles signals."""
+    """A second server in the process, which leaves signals to the first one."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -160,8 +160,8 @@ class _Beside(uvicorn.Server):
 
 
 class _Server(uvicorn.Server):
-    """`operators`, with the socket it listens on, serves those who operate the gateway. `handed` brings connections
-    that other workers have accepted. `ready` is called once clients are served."""
+    """The server of clients. `operators`: a second server for operators, with its listening socket. `handed`: receives
+    connections of other workers. `ready` is called once clients are served."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _Server(uvicorn.Server):
             try:
                 yield
             finally:
-                drain_stderr()  # next, the signal that stopped the server ends the process, without anything at exit
+                drain_stderr()  # after this, the signal ends the process without calling `atexit` functions
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         with self._welcome.starting(self._gateway):
@@ -255,19 +255,19 @@ def opened(
     siblings: SiblingWorkers | None = None,
     loop: Literal["auto", "asyncio"] = "auto",
 ) -> Iterator[tuple[uvicorn.Server, socket.socket]]:
-    """Open the listeners of a gateway. Gives the server that serves the app, to be run on the listener given with it.
+    """Open the listeners of a gateway. Yield the server of its app, and the listening socket on which to run it.
 
     Args:
-        gateway: what is served.
-        app: made from it.
+        gateway: the gateway to be served.
+        app: its ASGI app.
         ready: called with the URL of the endpoint once clients are served.
-        welcome: shows the start.
-        siblings: the other workers, if it is one.
-        loop: the event loop, in uvicorn's words.
+        welcome: shows the start to the user.
+        siblings: the other workers, if this process is a worker.
+        loop: the kind of event loop, as uvicorn names it.
 
     Raises:
-        OSError: the address cannot be had.
-        ConfigurationError: that of the operators cannot.
+        OSError: the address for clients cannot be listened on.
+        ConfigurationError: the address for operators cannot be listened on.
     """
     settings = gateway.parts.foundation.settings
     options = settings.gateway
@@ -294,7 +294,7 @@ def opened(
             ws="none",
             http=_made_by(connections, _memory(gateway) if options.connection_memory else None, siblings),
             server_header=False,
-            proxy_headers=False,  # the one we heed is read with the others
+            proxy_headers=False,  # the gateway reads the headers of trusted proxies itself
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
             timeout_keep_alive=ceil(options.limits.idle_timeout_s),
         )
@@ -303,25 +303,25 @@ def opened(
 
 
 def _settle_interpreter() -> None:
-    """Tune the interpreter for the one gateway of its process."""
-    # What is there now stays: the collector need not walk through it again, nor stop calls for it so often.
+    """Tune garbage collector and thread switches of the interpreter for a process that only serves a gateway."""
+    # All present objects stay: the collector need not visit them again.
     gc.freeze()
-    # What refused connections leave behind in circles is found in time all the same. A look through the new
-    # objects takes a millisecond, and one through those that have outlived it 3. The oldest generation, which
-    # takes 1 µs for each object of a session, is looked through once it has grown by a quarter and a million.
+    # Reference cycles of refused connections are still found in time. To visit the youngest generation takes a
+    # millisecond, and the middle one 3. The oldest one, which takes 1 µs for each object of a session, is visited
+    # only when it has grown by a quarter and by a million objects.
     gc.set_threshold(2_000, 5, 100)
-    # The loop lets go of the interpreter and takes it back in less than the usual 5 ms, so a thread that asks
-    # only after 5 ms is not heard while a server floods the loop: SQLite's took a second for a transaction.
+    # The loop releases and takes the interpreter more often than each 5 ms, the default interval. So while a server
+    # floods the loop, a thread that asks after 5 ms never gets it: SQLite's needed a second for a transaction.
     sys.setswitchinterval(0.0005)
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
-    """Wraps the app. An error of the configuration that stops its start is recorded, to be reported to the person who
-    started it. Any other is logged."""
+    """Return the app, wrapped: append a `ConfigurationError` of its start to `refused`, for the caller to report. Log
+    any other error."""
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:
-            # The caller reports the error itself, once and in full.
+            # The caller reports the whole error, so uvicorn need not log it.
             await send(message | {"message": ""} if message["type"] == "lifespan.startup.failed" else message)
 
         try:
@@ -334,7 +334,7 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
             raise
 
     def remembering(scope: Any, receive: Any, send: Any) -> Awaitable[None]:
-        # Not a coroutine itself, which each request would have around it.
+        # Not a coroutine function: it would add a coroutine to each request.
         serving = lifespan if scope["type"] == "lifespan" else app
         awaited: Awaitable[None] = serving(scope, receive, send)
         return awaited
@@ -343,8 +343,8 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
 
 
 def _memory(gateway: Gateway) -> ConnectionMemory:
-    """What the connections of clients share. Requests from memory reach the endpoints directly: what stands between
-    listener and endpoints (`GatewayApp`) must decide nothing about them but what is asked here."""
+    """Return what the connections of clients share. Requests that it recognizes go directly to the endpoints, not
+    through `GatewayApp`. So `GatewayApp` may not decide anything about them except what is asked here."""
     state = gateway.state
     counts = gateway.metrics.counters["connection_memory"]
     return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
@@ -353,14 +353,14 @@ def _memory(gateway: Gateway) -> ConnectionMemory:
 def _made_by(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: SiblingWorkers | None = None
 ) -> Any:
-    """The factory of connections, as what uvicorn takes: its types know classes only."""
+    """Return the factory of connections for uvicorn. Its type is Any, because uvicorn's types allow classes only."""
     return http_connections(connections, memory, siblings)
 
 
 def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
-    """The connections of a listener, with their limits."""
+    """Return the counter of a listener's connections, with their limits. `other`: limits beside those of clients."""
     trusted = gateway.identity.proxies
-    # A reverse proxy's connections are those of many clients. Where none is named, one on this machine may be one.
+    # A reverse proxy connects for many clients. If none is configured, a process on this machine may be one.
     stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__
     return Connections(replace(gateway.limits, **other), gateway.metrics.limited, uncounted=stands_for_many)
 
@@ -376,7 +376,7 @@ def _operators(gateway: Gateway, settings: Settings) -> _Beside:
             _limited(
                 gateway,
                 settings,
-                # Where few files may be open, those of idle operators leave some for servers and the store.
+                # If few files may be open, idle operators must leave some to servers and the store.
                 connections=(most := min(OPERATORS_CONNECTIONS, room_for_connections())),
                 peer_connections=min(gateway.limits.peer_connections, max(1, most // 2)),
             )

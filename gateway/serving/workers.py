@@ -1,4 +1,4 @@
-"""Several gateways on one port of one machine: each is a replica like any other, in a process of its own."""
+"""Run several gateway processes (workers) on one port. Each is a replica like those on other machines."""
 
 import contextlib
 import os
@@ -29,13 +29,14 @@ _READY_WITHIN_S: Final = 60.0
 
 
 def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int:
-    """Run `mcp-session-gateway ARGUMENTS` several times on one socket, until SIGTERM or SIGINT; the exit code.
+    """Run `mcp-session-gateway ARGUMENTS` in `count` processes on one socket, until SIGTERM or SIGINT. Return the exit
+    code.
 
-    A worker that dies is started again. If this process dies, however it dies, its workers stop.
+    A worker that dies is replaced. If this process dies for any reason, its workers stop.
 
     Raises:
         ConfigurationError: the store cannot be shared by processes.
-        OSError: the address cannot be had.
+        OSError: the address cannot be listened on.
     """
     store = settings.gateway.store
     if not backend_for(store).is_shared:
@@ -80,7 +81,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
 def _tend(
     workers: list[subprocess.Popen[bytes]], start: Callable[[int], subprocess.Popen[bytes]], stopping: threading.Event
 ) -> None:
-    """Start another for each worker that dies, until it is time to stop."""
+    """Replace each worker that dies, until `stopping` is set."""
     while not stopping.wait(_AGAIN_S):
         for place, worker in enumerate(workers):
             if worker.poll() is not None:
@@ -89,7 +90,7 @@ def _tend(
 
 
 def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
-    """Wait until all workers serve. False if one has ended, which has logged why."""
+    """Wait until all workers serve. Return False if one has ended, if `stopping` is set, or after `_READY_WITHIN_S`."""
     os.set_blocking(ready, False)
     serving = 0
     deadline = time.monotonic() + _READY_WITHIN_S
@@ -117,7 +118,8 @@ def _listening(settings: Settings) -> Iterator[tuple[socket.socket, str]]:
 
 
 def inherited_listener() -> socket.socket | None:
-    """The socket this process was given, if it is a worker. It stops when the process that started it is gone."""
+    """Return the listening socket of this worker, and have it stop when its parent dies. Return None if this process is
+    no worker."""
     number = os.environ.pop(LISTENER, "")
     if not number:
         return None
@@ -129,22 +131,22 @@ def inherited_listener() -> socket.socket | None:
 
 
 def worker_number() -> int:
-    """Which worker this process is, from 0; 0 as well when it is alone."""
+    """Return the number of this worker, from 0; also 0 if this process is no worker."""
     return int(os.environ.get(_NUMBER, "0"))
 
 
 def worker_count() -> int:
-    """How many workers serve beside each other, this process among them."""
+    """Return the number of workers of the parent; 1 if this process is no worker."""
     return int(os.environ.get(_COUNT, "1"))
 
 
 def _until_orphaned(lifeline: int) -> None:
-    os.read(lifeline, 1)  # nothing is ever written: this returns at the end
+    os.read(lifeline, 1)  # nothing is ever written: this returns when the parent dies
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def report_ready(otherwise: Callable[[], None]) -> None:
-    """Report that this process serves: to its parent; `otherwise`, to whoever has started it."""
+    """Report to the parent that this worker serves. Call `otherwise` if this process is no worker."""
     number = os.environ.pop(_READY, "")
     if number:
         os.write(int(number), b".")
@@ -154,5 +156,5 @@ def report_ready(otherwise: Callable[[], None]) -> None:
 
 
 def announce(url: str) -> None:
-    """Print the line that people and tools wait for."""
+    """Print `ready URL`, for which people and programs wait."""
     print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201
