@@ -104,7 +104,7 @@ def main() -> int:
     options = {
         "api_keys": {"bench": sha256(KEY)},
         "limits": {"exchanges": 100_000},
-        "tasks": {"at_once": ["*"], "max_per_session": 1_000_000, "max_per_principal": 1_000_000},
+        "tasks": {"at_once": ["*"], "max_per_session": 1_000_000},
     }
     table = Table("tasks", "", box=None)
     with running_redis() as redis, tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ trail, and what clients may find out before they have a credential.
 import ipaddress
 import itertools
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
@@ -176,14 +177,28 @@ KeyDigestSettings = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_one_o
 class AuditSettings(Frozen):
     """Where audit events are written, in addition to the log."""
 
-    to: tuple[Literal["store", "stderr"], ...] = ("store",)
-    """`store`, `stderr` or both. The store keeps the newest 10,000 events (in memory 2,000) of each of five
-    categories: operators' actions, sessions of named principals, refusals of named principals, their tool calls, and
-    events of unauthenticated clients."""
-    file: str = ""
-    """A file that also gets the events, as lines of JSON. It is reopened for every write, so it can be rotated."""
+    to: tuple[str, ...] = ("store",)
+    """`store`, `stderr`, the absolute path of a file, or several of these. The store keeps the newest 10,000 events (in
+    memory 2,000) of each of five categories: operators' actions, sessions of named principals, refusals of named
+    principals, their tool calls, and events of unauthenticated clients. A file gets them as lines of JSON. It is
+    reopened for every write, so it can be rotated."""
     calls: bool = False
     """Also record each tool call: principal, workspace, trust, tool, outcome and duration, never the arguments."""
+
+    @field_validator("to")
+    @classmethod
+    def _are_places(cls, places: tuple[str, ...]) -> tuple[str, ...]:
+        for place in places:
+            if place not in ("store", "stderr") and not place.startswith("/"):
+                raise ValueError(f"{place!r} is neither store, stderr nor the absolute path of a file")
+        if sum(place.startswith("/") for place in places) > 1:
+            raise ValueError("give one file")
+        return places
+
+    @property
+    def file(self) -> Path | None:
+        """The file that gets the events."""
+        return next((Path(place) for place in self.to if place.startswith("/")), None)
 
 
 class AdminSettings(Frozen):
@@ -223,13 +238,6 @@ def _has_more(parts: SplitResult) -> bool:
     return bool(parts.query or parts.fragment or parts.username or parts.password)
 
 
-def _web_address(url: str) -> str:
-    parts = urlsplit(url)
-    if url and (parts.scheme not in ("http", "https") or not parts.hostname):
-        raise ValueError(f"{url!r} is no web address: write it as https://example.com/path")
-    return url
-
-
 class CardSettings(Frozen):
     """The card of one server: what everyone may know of it."""
 
@@ -241,8 +249,6 @@ class CardSettings(Frozen):
     """The version of the server."""
     title: Annotated[str, Field(max_length=100)] = ""
     """A name for people."""
-    website: Annotated[str, AfterValidator(_web_address)] = ""
-    """A page about the server."""
 
 
 class DiscoverySettings(Frozen):

@@ -76,6 +76,8 @@ def _of_object(path: str, values: BaseModel, default: Any, origins: Origins | No
 
 def _one(path: str, value: Any, default: Any, origins: Origins | None) -> EffectiveSetting:
     given = () if origins is None else origins.places_of(path)
+    if origins is not None and not given and value != default:  # a word in place of the object around it, as `off`
+        given = origins.places_of(path.rpartition(".")[0])
     origin = given[-1] if given else DEFAULT if value == default else _BY_PROGRAM
     return EffectiveSetting(name=f"gateway.{path}", value=shown_value(path.rpartition(".")[2], value), origin=origin)
 

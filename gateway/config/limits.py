@@ -9,9 +9,6 @@ from transports.inbound.limits import Limits, room_for_connections
 
 __all__ = ["LimitSettings", "TaskSettings"]
 
-_BYTES_OF_A_HEADER: Final = 512
-"""Of the room for heads, for each header that a request may have."""
-
 
 def _null(value: Any) -> Any:
     """Return None for the text `null`: variables have no other."""
@@ -55,10 +52,6 @@ class LimitSettings(Frozen):
     2025-11-25 continue with `Last-Event-ID`. 0: never. Only you know how long yours waits."""
     shutdown_grace_s: Seconds = 2.0
     """Time to wait for a child to exit after its stdin is closed, and again after SIGTERM. Then it is killed."""
-    head_bytes: Annotated[int, Field(ge=1_024)] = 64 << 10
-    """Maximum size of a request's request line and headers, of which there may be one for each 512 bytes of it (128);
-    larger ones, and more headers, get 431. Each header costs some work, however short it is. Browsers and proxies send
-    less."""
     client_timeout_s: Seconds = 30.0
     """Maximum time for each 64 KiB of a request body, and for its last part; then 408. A slow upload may take any time
     in total, at about 2 KiB/s or more. A client that reads nothing of an answer for this long is cut off. The headers
@@ -92,8 +85,6 @@ class LimitSettings(Frozen):
         """As the listeners take them."""
         connections = self.connections or room_for_connections()
         return Limits(
-            head_bytes=self.head_bytes,
-            headers=max(8, self.head_bytes // _BYTES_OF_A_HEADER),
             head_timeout_s=self.client_timeout_s / 3,
             body_bytes=self.body_bytes,
             body_timeout_s=self.client_timeout_s,
@@ -116,7 +107,7 @@ class TaskSettings(Frozen):
     and those for which a client of 2025-11-25 asks for a task. Other clients notice nothing."""
     after_s: Seconds = 5.0
     """A tool call without an answer becomes a task after this long. Shorter than what proxies wait, and longer than
-    most calls take."""
+    most calls take. Clients are asked to poll 2.5 times as often (each 2 s), but at most ten times a second."""
     at_once: tuple[Pattern, ...] = ()
     """Tools whose calls become tasks at once: patterns for `server/tool` or `server__tool`, for example `builds/*`. A
     pattern that matches no tool is a warning. A tool whose `execution.taskSupport` is `required` needs no pattern."""
@@ -127,8 +118,6 @@ class TaskSettings(Frozen):
     asks for one (`params.task`), whether it is offered or not."""
     ttl_s: Seconds = 3_600.0
     """How long the outcome of a task is kept. While a task works, its record is kept in any case."""
-    poll_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 2_000
-    """How often a client is asked to poll, in milliseconds."""
     call_timeout_s: Seconds = 3_600.0
     """Maximum time for a task without an answer or a progress message from the server, in place of
     `limits.call_timeout_s`. Then the call is cancelled."""
@@ -138,12 +127,21 @@ class TaskSettings(Frozen):
     """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
     max_per_session: Annotated[int, Field(ge=1)] = 100
     """Maximum number of tasks of one session that are stored. Beyond it, a slow call becomes no task and is answered as
-    ever; a call of 2025-11-25 that asks for a task is refused (-32018)."""
-    max_per_principal: Annotated[int, Field(ge=1)] = 1_000
-    """The same for one principal; anonymous clients are counted by their network."""
+    ever; a call of 2025-11-25 that asks for a task is refused (-32018). One principal may have ten times as many, and
+    1,000 in any case; anonymous clients are counted by their network."""
     principal_bytes: Annotated[int, Field(ge=64 << 20)] = 256 << 20
     """Maximum size of what the tasks of one principal have stored, about; anonymous clients are counted by their
     network. Beyond it, a task whose result does not fit fails, and its error says so."""
+
+    @property
+    def poll_ms(self) -> int:
+        """How often a client is asked to poll, in milliseconds."""
+        return max(100, round(400 * self.after_s))
+
+    @property
+    def max_per_principal(self) -> int:
+        """Maximum number of tasks of one principal that are stored."""
+        return max(1_000, 10 * self.max_per_session)
 
     def outcome_ttl_s(self, asked_s: float) -> float:
         """Return how long the outcome of a task is kept, in seconds, if its client has asked for

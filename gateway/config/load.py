@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
 from gateway.config.hosts.files import Adapted, adapted, read_document
 from gateway.config.hosts.placeholders import Place
+from gateway.config.sandbox import sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
 
 __all__ = [
@@ -34,11 +35,15 @@ __all__ = [
 
 _PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
+    "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
+    "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
+    "gateway.discovery.cards.*.website": "a card has no website",
     "gateway.limits.batch_messages": "a batch has at most 64 messages",
     "gateway.limits.body_timeout_s": "it is gateway.limits.client_timeout_s",
     "gateway.limits.cached_bytes": "at most 8 MiB of results of each server are kept",
     "gateway.limits.head_timeout_s": "it is a third of gateway.limits.client_timeout_s",
-    "gateway.limits.headers": "a request has at most one header for each 512 bytes of gateway.limits.head_bytes",
+    "gateway.limits.head_bytes": "the request line and the headers have at most 64 KiB together",
+    "gateway.limits.headers": "a request has at most 128 headers",
     "gateway.limits.in_flight_bytes": "it is eight times gateway.limits.body_bytes",
     "gateway.limits.name_chars": "names have at most 256 characters",
     "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
@@ -46,10 +51,17 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.record_bytes": "the record of a session has at most 64 KiB from its client",
     "gateway.limits.uri_chars": "URIs have at most 8,192 characters",
     "gateway.limits.write_timeout_s": "it is gateway.limits.client_timeout_s",
+    "gateway.packages.fresh_s": "a package whose command names no exact version is fetched again after a day",
     "gateway.packages.timeout_s": "a package is fetched within 600 s",
+    "gateway.policy.sandbox": "it is gateway.sandbox",
+    "gateway.session.default_session_for": "give the list as gateway.session.default_session",
+    "gateway.session.unreturned_stop_s": "it is 300 s; a server's own idle_stop_s changes it for that server",
+    "gateway.stall_log_s": "what blocks the event loop for longer than 0.25 s is logged",
+    "gateway.tasks.max_per_principal": "it is ten times gateway.tasks.max_per_session, and 1,000 at least",
+    "gateway.tasks.poll_ms": "clients are asked to poll 2.5 times in gateway.tasks.after_s",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
 }
-"""Settings of earlier versions, and what holds now."""
+"""Settings of earlier versions, and what holds now. `*` is any name."""
 OTHER_NAMES: Final = frozenset(
     {"ADMIN_KEY", "API_KEY", "CREDENTIAL", "KEYS", "KEYS_FILE", "TOKEN", "URL"}
     | {"WORKER_COUNT", "WORKER_ENVIRONMENT", "WORKER_LIFELINE", "WORKER_LISTENER", "WORKER_NUMBER", "WORKER_READY"}
@@ -114,9 +126,10 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the kind of a variable: settings with settings inside are given field by field, others as they stand."""
+    """Return the kind of a variable: settings with settings inside are given field by field or by one word, others as
+    they stand."""
     has_fields = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return dict[str, Any] | None if has_fields else Any
+    return dict[str, Any] | str | None if has_fields else Any
 
 
 _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-eval"}
@@ -250,6 +263,8 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
+        if key == "sandbox" and isinstance(value, dict):
+            below = sandbox_table(below)  # else a variable for one field would replace the profile
         merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 
@@ -262,7 +277,7 @@ def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) 
         what = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             known = _names_at(model, fault["loc"][:-1])
-            gone = GONE.get(".".join(map(str, fault["loc"])))
+            gone = next((now for name, now in GONE.items() if _is_named(name, fault["loc"])), None)
             what = (
                 f"this setting is gone: {gone}"
                 if gone
@@ -277,6 +292,11 @@ def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) 
             what = f"must be a number{_unit(str(fault['loc'][-1]))}"
         lines.append(": ".join(part for part in (place, where, what) if part))
     return "\n".join(lines)
+
+
+def _is_named(setting: str, loc: tuple[int | str, ...]) -> bool:
+    parts = setting.split(".")
+    return len(parts) == len(loc) and all(part in ("*", str(at)) for part, at in zip(parts, loc, strict=True))
 
 
 _LIST_FAULTS: Final = frozenset({"tuple_type", "list_type", "set_type", "frozen_set_type"})

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from gateway.config.model import Frozen, Pattern, Seconds, Trust
-from gateway.config.sandbox import SandboxByTrust, SandboxTable
 
 __all__ = [
     "PolicySettings",
@@ -116,9 +115,6 @@ class PolicySettings(Frozen):
     in it are redacted as far as they can be recognized. Operators find the last lines in the log and the console."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
     """Log a warning for a call that takes longer."""
-    sandbox: SandboxByTrust = SandboxTable()
-    """What the processes of all servers may touch, as in a server's own `sandbox`, which wins: `off`, `standard`,
-    `strict`, or a table. A list is the launcher of the processes of sandboxed sessions."""
     session_rate: Rate = RateSettings(per_s=500, burst=5_000)
     """Rate limit of one session; 0 switches it off. Calls beyond it wait for their turn, and are refused only if dozens
     wait ([rates](policy.md#rates-and-quotas)). An agent makes a few calls per second, a script without pauses some

@@ -2,8 +2,8 @@
 packages that commands of sandboxed servers name.
 
 A sandbox is put together from layers, the nearest first: what the server's table has for the session's trust, the
-rest of that table, the same two of `gateway.policy.sandbox`, then `gateway.sandbox`. The nearest layer that sets a
-profile, a limit, `watch` or `required` decides it. Grants of all layers add up.
+rest of that table, then the same two of `gateway.sandbox`. The nearest layer that sets a profile, a limit, `watch` or
+`required` decides it. Grants of all layers add up.
 """
 
 import os
@@ -31,6 +31,7 @@ __all__ = [
     "SandboxTable",
     "is_of_another_host",
     "sandbox_of",
+    "sandbox_table",
 ]
 
 Profile = Literal["off", "standard", "strict"]
@@ -72,8 +73,8 @@ Amount = Annotated[int, Field(ge=0)] | None
 
 
 class SandboxSettings(Frozen):
-    """A sandbox. What is not set comes from the next layer: the table around it, `gateway.policy.sandbox`,
-    `gateway.sandbox`, then the profile. Grants (`read`, `write`, `reach`, `sockets`, `listen`) of all layers add up."""
+    """A sandbox. What is not set comes from the next layer: the table around it, `gateway.sandbox`, then the profile.
+    Grants (`read`, `write`, `reach`, `sockets`, `listen`) of all layers add up."""
 
     profile: Profile | None = None
     """`off`: no sandbox. `standard`: servers that work without a sandbox work in it; they read the system, their own
@@ -138,7 +139,7 @@ class SandboxTable(SandboxSettings):
     """For all other sessions."""
 
 
-def _table(value: Any) -> Any:
+def sandbox_table(value: Any) -> Any:
     """Return the table for a profile's name, which is for all sessions, or a list, which is a launcher for sessions
     that are not of direct trust."""
     if isinstance(value, list | tuple):
@@ -146,8 +147,8 @@ def _table(value: Any) -> Any:
     return _one(value)
 
 
-SandboxByTrust = Annotated[SandboxTable, BeforeValidator(_table)]
-"""`sandbox` of a server and of the policy: a profile, a table, or a launcher for sandboxed sessions as a list."""
+SandboxByTrust = Annotated[SandboxTable, BeforeValidator(sandbox_table)]
+"""`sandbox` of a server and of the gateway: a profile, a table, or a launcher for sandboxed sessions as a list."""
 
 
 def is_of_another_host(value: Any) -> bool:
@@ -193,14 +194,12 @@ class Sandbox:
         return ("prlimit", *given, "--") if given and not self.has_walls else ()
 
 
-def sandbox_of(
-    where: str, own: SandboxTable, policy: SandboxTable, default: Profile | None, trust: str, command: str = ""
-) -> Sandbox:
-    """Return the sandbox of a server for sessions of that trust. `where` is the setting of `own`. `command` is the
-    server's: a container engine has the profile `off` unless `own` names another."""
+def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: str, command: str = "") -> Sandbox:
+    """Return the sandbox of a server for sessions of that trust. `where` is the setting of `own`, and `everywhere` that
+    of all servers. `command` is the server's: a container engine has the profile `off` unless `own` names another."""
     key: Trust = "direct" if trust == "direct" else "sandboxed"
-    settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.policy.sandbox", policy, key)]
-    profile, chosen_by, launcher = _chosen(settings, default, command)
+    settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.sandbox", everywhere, key)]
+    profile, chosen_by, launcher = _chosen(settings, command)
     tables = [table for layers in settings for table in layers.values()]
 
     def first(name: str, otherwise: Any) -> Any:
@@ -223,9 +222,7 @@ def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxS
     return ({} if inner is None else {f"{where}.{trust}": inner}) | {where: table}
 
 
-def _chosen(
-    settings: list[dict[str, SandboxSettings]], default: Profile | None, command: str
-) -> tuple[Profile, str, tuple[str, ...]]:
+def _chosen(settings: list[dict[str, SandboxSettings]], command: str) -> tuple[Profile, str, tuple[str, ...]]:
     """Return the profile, what chose it, and the launcher: all by the nearest setting that has one of them."""
     for layers in settings:
         launcher, launched_by = next(((one.launcher, at) for at, one in layers.items() if one.launcher), ((), ""))
@@ -236,19 +233,17 @@ def _chosen(
             return "off", f"{launched_by}, whose launcher is the sandbox", launcher
         if PurePosixPath(command).name in CONTAINER_ENGINES:
             return "off", "the command, whose container is the sandbox", ()
-    return default or DEFAULT_PROFILE, "the default" if default is None else "gateway.sandbox", ()
+    return DEFAULT_PROFILE, "the default", ()
 
 
 class PackageSettings(Frozen):
     """The packages that `npx` and `uvx` commands of sandboxed servers name. The gateway fetches each of them once for
-    all sessions, which can read and execute it but not change it ([packages](packages.md))."""
+    all sessions, which can read and execute it but not change it. One whose command names no exact version is fetched
+    again after a day ([packages](packages.md))."""
 
     folder: str = ""
     """The folder that keeps them. Gateways of one user on one machine may share it. Empty:
     `mcp-session-gateway/packages` in `$XDG_CACHE_HOME`, by default `~/.cache`."""
-    fresh_s: Annotated[float, Field(ge=0, le=31_536_000)] = 86_400.0
-    """How long a package whose command names no exact version is used before the gateway asks the registry for a newer
-    one. Sessions start with the earlier one meanwhile. 0: never again."""
     reach: tuple[str, ...] = ()
     """Hosts beyond public ones that a fetch may connect to, such as a private registry: `10.1.0.5:4873`,
     `registry.example.com:443`."""

@@ -6,7 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from gateway.config.model import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
 from session_store.session import checked_metadata
@@ -16,6 +25,7 @@ __all__ = [
     "BUILT_IN",
     "CORRELATION_ID",
     "DEFAULT_CONTEXT_ENV",
+    "FIELD_CHARS",
     "TEMP_DIR",
     "ContextSettings",
     "EnvironmentMap",
@@ -41,6 +51,13 @@ _TAKEN_HEADERS: Final = frozenset(
 METADATA_FIELDS: Final = ("principal", "agent", "workspace", "trust", "endpoint")
 
 
+def _clients_or_not(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return known(value)
+    except ValidationError:
+        raise ValueError("must be true, false or a list of names of clients") from None
+
+
 class SessionSettings(Frozen):
     """How long sessions live, how clients name their session, and what new sessions are given."""
 
@@ -57,11 +74,10 @@ class SessionSettings(Frozen):
     key_headers: tuple[str, ...] = ("MCP-Gateway-Session-Key",)
     """Headers in which a client can name its session by a key of its own choice; the first one that a request has
     counts. Add a header that clients send already, such as `Mcp-Client-Session-Id` or a host's conversation id."""
-    default_session: bool = True
-    """A 2026-07-28 client that sends a credential and is known to bring no session back gets the session of its
-    principal and client name ([which clients](clients.md#the-default-session)). Never applies to anonymous clients."""
-    default_session_for: tuple[str, ...] = ()
-    """Further clients that bring no session back, by client name or by the product in their `User-Agent`."""
+    default_session: Annotated[tuple[str, ...] | bool, WrapValidator(_clients_or_not)] = True
+    """Whether a 2026-07-28 client that sends a credential and is known to bring no session back gets the session of its
+    principal and client name ([which clients](clients.md#the-default-session)). A list names further such clients, by
+    client name or by the product in their `User-Agent`. Never applies to anonymous clients."""
     reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
     """How `initialize` can resume a session, other than by a session token: by `cookie`, by `principal`, or by both.
     Empty by default, so that two windows of one user do not share a session by accident."""
@@ -75,10 +91,6 @@ class SessionSettings(Frozen):
     """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots."""
     trust: Trust = "direct"
     """Trust of sessions for which neither a credential nor a rule sets one."""
-    unreturned_stop_s: Annotated[float, Field(ge=0, le=31_536_000)] = 300.0
-    """Stop the idle child processes of a 2026-07-28 session to which its client has not come back, after this long. A
-    client that does come back finds its session, and the first result reports the restart. 0 never stops them. A server
-    with an `idle_stop_s` of its own keeps to that."""
     metadata: dict[str, str] = Field(default={})
     """Name → text that every new session gets. `{principal}`, `{agent}`, `{workspace}`, `{trust}` and `{endpoint}` are
     replaced. At most 10 KiB. Values that look like credentials are redacted."""
@@ -109,6 +121,8 @@ class SessionSettings(Frozen):
         return metadata
 
 
+FIELD_CHARS: Final = 1_024
+"""The maximum length of the value of a field of the context: servers get it in headers, and each log line has it."""
 CORRELATION_ID: Final = "correlation_id"
 TEMP_DIR: Final = "temp_dir"
 BOUND: Final = (
@@ -184,13 +198,11 @@ class FieldSettings(Frozen):
     announced: str = ""
     """The path in `_meta` of the request that opens the session, as in `session.workspace_path`."""
     metadata: str = ""
-    """The name in the session's metadata. A value that is longer than `max_chars` is cut."""
+    """The name in the session's metadata. A value that is longer than 1,024 characters is cut."""
     session_key: bool = False
     """The session key that the client has chosen. Empty for anonymous clients, whose key is a credential."""
     value: str = ""
     """A fixed value."""
-    max_chars: Annotated[int, Field(ge=1, le=4_096)] = 256
-    """Maximum length of a value. A request with a longer one is refused."""
     to: frozenset[Literal["meta", "log", "audit"]] = frozenset()
     """Where the field is shown, besides the variables and arguments that name it. `meta`: in the context that servers
     get in `_meta`, in assertions and from `current_session()`. `log`: in the log line of each request. `audit`: in
@@ -219,8 +231,8 @@ class FieldSettings(Frozen):
             raise ValueError(fault)
         if self.client_header and not self.header:
             raise ValueError("client_header needs header")
-        if len(self.value) > self.max_chars:
-            raise ValueError(f"value is longer than {self.max_chars} characters (max_chars)")
+        if len(self.value) > FIELD_CHARS:
+            raise ValueError(f"value is longer than {FIELD_CHARS} characters")
         return self
 
 

@@ -28,7 +28,7 @@ from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import Origins, explained, gathered
 from gateway.config.model import Frozen
 from gateway.config.policy import PolicySettings
-from gateway.config.sandbox import AbsolutePath, PackageSettings, Profile
+from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
 from gateway.config.secrets import PeerTlsSettings, SecretSettings
 from gateway.config.sessions import (
     BOUND,
@@ -103,8 +103,6 @@ class GatewaySettings(Frozen):
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
     """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none.
     So no flood of calls fills the log."""
-    stall_log_s: Annotated[float, Field(ge=0, le=60)] = 0.25
-    """Log what blocks the event loop for longer than this ([details](operating.md#stalls)). 0 watches nothing."""
     tracing: bool = False
     """Send OpenTelemetry spans to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()
@@ -113,8 +111,9 @@ class GatewaySettings(Frozen):
     """Name → where the value of `${secret:NAME}` in a server's `env` or `headers` comes from."""
     auth: AuthSettings = AuthSettings()
     """How callers authenticate, in addition to API keys."""
-    sandbox: Profile | None = None
-    """The profile of the servers for which neither their own `sandbox` nor `policy.sandbox` names one. If not set:
+    sandbox: SandboxByTrust = SandboxTable()
+    """What the processes of all servers may touch, as in a server's own `sandbox`, which wins: `off`, `standard`,
+    `strict`, or a table. A list is the launcher of the processes of sandboxed sessions. If no profile is set:
     `standard`."""
     cgroup: Literal["off"] | AbsolutePath | None = None
     """Where each sandboxed server gets a cgroup of its own ([cgroups](sandbox.md#cgroups)): the folder of a cgroup that

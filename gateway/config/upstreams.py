@@ -129,7 +129,7 @@ class UpstreamSettings(BaseModel):
     gets no others. A name matches with and without `notifications/` in front."""
     sandbox: SandboxByTrust = SandboxTable()
     """What the server's processes may touch: `off`, `standard`, `strict`, or a table. A list is the launcher of the
-    processes of sandboxed sessions. What is not set comes from `gateway.policy.sandbox`."""
+    processes of sandboxed sessions. What is not set comes from `gateway.sandbox`."""
     warm: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes to prestart for new sessions that resemble earlier ones. For servers that start slowly."""
     lists_fresh_s: Annotated[float, Field(ge=0, le=3_600)] = 0
@@ -139,8 +139,8 @@ class UpstreamSettings(BaseModel):
     not for a `url`. 0: not at all."""
     idle_stop_s: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
     """Stop a child that was idle for this long. The next call starts it again, and its result reports the restart. By
-    default only in sessions to which no client has come back (`gateway.session.unreturned_stop_s`), because a restart
-    loses what a server holds in memory. 0 never stops it."""
+    default it stops after five minutes in a 2026-07-28 session to which no client has come back, and never in others,
+    because a restart loses what a server holds in memory. 0 never stops it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.config.sessions import CORRELATION_ID, ContextSettings, EnvironmentValue, FieldSettings
+from gateway.config.sessions import CORRELATION_ID, FIELD_CHARS, ContextSettings, EnvironmentValue, FieldSettings
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import RESERVED
 from session_store import Context, Session, Source
@@ -183,7 +183,7 @@ class SessionFacts:
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
         """Return the value of one of the operator's fields, and its source."""
         if field.metadata:
-            found = session.metadata.get(field.metadata, "")[: field.max_chars]
+            found = session.metadata.get(field.metadata, "")[:FIELD_CHARS]
             return (found, self._source_of_metadata(field.metadata)) if found else (field.value, "configured")
         given = session.context.field(name)
         return ("", "configured") if given is None else (given.value, given.source)

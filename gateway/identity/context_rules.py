@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gateway.config.model import any_matches
 from gateway.config.policy import RuleSettings
-from gateway.config.sessions import FieldSettings
+from gateway.config.sessions import FIELD_CHARS, FieldSettings
 from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source
@@ -190,8 +190,8 @@ class ContextRules:
             elif vouched.get(name):
                 value, source = vouched[name], AUTHENTICATED
                 why = f"the claim {field.claim}" if field.claim else f"the header {field.header} of the proxy"
-            if len(value) > field.max_chars:
-                raise bad_context(f"context field {name} is longer than {field.max_chars} characters")
+            if len(value) > FIELD_CHARS:
+                raise bad_context(f"context field {name} is longer than {FIELD_CHARS} characters")
             if value and not field.metadata:
                 reasons.append(Reason(f"fields.{name}", why))
                 yield ContextField(name, value, source)

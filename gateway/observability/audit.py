@@ -80,8 +80,7 @@ class Audit:
         settings = settings or AuditSettings()
         self.calls = settings.calls
         self._to_store = "store" in settings.to
-        file = Path(settings.file) if settings.file else None
-        self._lines = AuditLines(file, to_stderr="stderr" in settings.to)
+        self._lines = AuditLines(settings.file, to_stderr="stderr" in settings.to)
         self._waiting: deque[AuditEvent] = deque()
         self._for_store: deque[AuditEvent] = deque()
         # Counted separately: many refusals of unauthenticated clients must not displace those of named principals.

@@ -24,7 +24,10 @@ __all__ = ["BEAT_S", "LoopWatch"]
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.05
-"""Time between two beats. Each costs a few microseconds."""
+"""Seconds between two beats. Each costs a few microseconds."""
+
+STALL_S: Final = 0.25
+"""A stall of this length is logged. Under load the loop is late by some milliseconds."""
 
 HANGS_S: Final = 5.0
 """A stall of this length is logged before it ends."""
@@ -39,12 +42,12 @@ process, the beat runs first."""
 
 
 class LoopWatch:
-    """Watches the event loop on which it is started. A stall of more than `stall_s` seconds is logged.
+    """Watches the event loop on which it is started, and logs stalls of more than `stall_s` seconds.
 
     The log line names the blocking function only if the loop runs in the main thread and nothing else uses SIGALRM.
     """
 
-    def __init__(self, metrics: Metrics, stall_s: float) -> None:
+    def __init__(self, metrics: Metrics, stall_s: float = STALL_S) -> None:
         self._metrics = metrics
         self._stall_s = stall_s
         self._beat_at = 0.0

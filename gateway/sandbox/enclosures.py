@@ -106,12 +106,11 @@ class Enclosures:
 
 def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> Enclosures:
     """Return the sandboxes of a server of the configuration. `workers` is how many processes serve it."""
-    policy = options.policy.sandbox
     return Enclosures(
         name,
         entry,
         {
-            trust: sandbox_of(f"mcpServers.{name}", entry.sandbox, policy, options.sandbox, trust, entry.command)
+            trust: sandbox_of(f"mcpServers.{name}", entry.sandbox, options.sandbox, trust, entry.command)
             for trust in TRUSTS
         },
         inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},

@@ -39,6 +39,8 @@ AT_ONCE: Final = 2
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 300.0
 _POLL_S: Final = 0.2
+_FRESH_S: Final = 86_400.0
+"""The age at which a package whose command names no exact version is fetched again."""
 """How often it is looked whether another gateway has ended its fetch."""
 
 _OF_FETCHES: Final = re.compile(
@@ -114,8 +116,7 @@ class Packages:
                 release = folder.use(package)
             except OSError:
                 continue
-            fresh_s = self._settings.fresh_s
-            if fresh_s and not command.is_pinned and not 0 <= self._clock() - package.fetched_at < fresh_s:
+            if not command.is_pinned and not 0 <= self._clock() - package.fetched_at < _FRESH_S:
                 self._refresh(server, folder, request)
             return PackageInUse(
                 argv=(*package.argv, *command.args),

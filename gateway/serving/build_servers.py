@@ -85,7 +85,6 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     factory = UpstreamFactory(
         options.limits,
         fork_server,
-        unreturned_stop_s=options.session.unreturned_stop_s,
         resources=resources,
         records=sessions.records,
         permits=policy.permitted_uris,

@@ -135,7 +135,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
         events=events,
         live=live,
         metrics=metrics,
-        loop_watch=LoopWatch(metrics, options.stall_log_s) if options.stall_log_s else None,
+        loop_watch=LoopWatch(metrics),
         request_log=RequestLog(
             metrics,
             lines_per_s=options.log_calls_per_s,
@@ -296,7 +296,6 @@ def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
         domains=tuple(name[1:] for name in names if name.startswith("*.")),
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
-        head_bytes=options.limits.head_bytes,
         single=frozenset((*proxies_say, *fields, *keys)),
     )
 

@@ -112,8 +112,7 @@ class Lifecycle:
             stack.push_async_callback(servers.link_resources.folders.close)
             if any(entry.settings.command for entry in servers.upstreams):
                 await servers.link_resources.folders.clean()
-            if base.loop_watch is not None:
-                stack.enter_context(base.loop_watch.running())
+            stack.enter_context(base.loop_watch.running())
             await stack.enter_async_context(servers.fork_server)
             stack.push_async_callback(servers.packages.close)
             if http.membership is not None:

@@ -107,7 +107,7 @@ class Foundation:
     events: EventWriter
     live: LiveSessions
     metrics: Metrics
-    loop_watch: LoopWatch | None
+    loop_watch: LoopWatch
     request_log: RequestLog
     audit: Audit
     activity: Activity

@@ -57,13 +57,12 @@ class Documents:
             yield (ALL if server == ALL_SERVERS else f"/servers/{server}{ALL}"), card
 
     def _card(self, path: str, card: CardSettings) -> dict[str, Any]:
-        more = {"title": card.title, "websiteUrl": card.website}
         return {
             "$schema": _SCHEMA,
             "name": card.name,
             "version": card.version,
             "description": card.description,
-            **{key: value for key, value in more.items() if value},
+            **({"title": card.title} if card.title else {}),
             "remotes": [{"type": "streamable-http", "url": self._base + path}],
         }
 

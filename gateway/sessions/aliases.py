@@ -35,8 +35,9 @@ class Aliases:
     def __init__(
         self, settings: SessionSettings, carriers: Carriers, returns: Returns, endpoints: Container[str]
     ) -> None:
-        self._has_default = settings.default_session
-        self._default_for = frozenset(settings.default_session_for)
+        default = settings.default_session
+        self._has_default = default is not False
+        self._default_for = frozenset() if isinstance(default, bool) else frozenset(default)
         self._carriers = carriers
         self._returns = returns
         self._endpoints = endpoints

@@ -39,6 +39,9 @@ SUSPENDED_S: Final = 55.0
 """Time for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers give up after
 about 60 s."""
 
+UNRETURNED_STOP_S: Final = 300.0
+"""Idle time after which a process stops, if its session's client has not come back."""
+
 CACHED_BYTES: Final = 8 << 20
 """Size limit of the fresh results that are kept of each server: lists, and resources that were read."""
 
@@ -46,9 +49,8 @@ CACHED_BYTES: Final = 8 << 20
 class UpstreamFactory:
     """Make the upstream objects of configured servers.
 
-    `unreturned_stop_s` is the idle time after which a process stops, if its session's client has not come back; 0:
-    never. `resources` makes the resources of links to one server. `permits` returns those of a server's resource URIs
-    that a context may subscribe to.
+    `resources` makes the resources of links to one server. `permits` returns those of a server's resource URIs that a
+    context may subscribe to.
     """
 
     def __init__(
@@ -56,14 +58,12 @@ class UpstreamFactory:
         limits: LimitSettings,
         fork_server: ForkServer,
         *,
-        unreturned_stop_s: float,
         resources: Callable[[str, UpstreamSettings], SessionResources],
         records: SessionRecorder,
         permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
         quotes: Quotes = "own",
     ) -> None:
         self._limits = limits
-        self._default_unreturned_stop_s = unreturned_stop_s
         self._fork_server = fork_server
         self._resources = resources
         self._records = records
@@ -85,14 +85,16 @@ class UpstreamFactory:
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
 
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream, known: KnownFacts) -> ConfiguredUpstream:
-        limits = self._limits
+        limits, idle_stop_s = self._limits, settings.idle_stop_s
+        # Only processes stop if their client has not come back: other links cost too little for a restart.
+        unreturned_stop_s = UNRETURNED_STOP_S if settings.command and idle_stop_s is None else idle_stop_s
         deadlines = Deadlines(
             start_s=limits.start_timeout_s,
             noise_s=limits.noise_timeout_s,
             call_s=limits.call_timeout_s,
             suspended_s=SUSPENDED_S,
-            idle_stop_s=settings.idle_stop_s or None,
-            unreturned_stop_s=self._unreturned_stop_s(settings),
+            idle_stop_s=idle_stop_s or None,
+            unreturned_stop_s=unreturned_stop_s or None,
         )
         links = UpstreamLinks(
             name,
@@ -132,13 +134,6 @@ class UpstreamFactory:
             ),
             deadlines=deadlines,
         )
-
-    def _unreturned_stop_s(self, settings: UpstreamSettings) -> float | None:
-        """Return the idle time after which a process stops, if its session's client has not come back; None: never.
-        Only processes stop so: other links cost too little for a restart."""
-        if settings.idle_stop_s is not None or not settings.command:
-            return settings.idle_stop_s or None
-        return self._default_unreturned_stop_s or None
 
     def _transport(self, name: str, settings: UpstreamSettings) -> Upstream:
         limits = self._limits

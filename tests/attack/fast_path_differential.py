@@ -372,7 +372,7 @@ def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
                 "log_calls_per_s": 1_000_000,
                 "sandbox": "off",
                 "admin": {"listen": "127.0.0.1:0", "keys": {"olga": sha256(_KEY)}},
-                "audit": {"file": str(folder / "audit"), "calls": seed % 2 == 1},
+                "audit": {"to": ["store", str(folder / "audit")], "calls": seed % 2 == 1},
                 "policy": {**UNLIMITED, **_POLICIES[seed % len(_POLICIES)]},
             }
             command = (sys.executable, "-m", "tests.attack.differential_server", str(folder / "record"))

@@ -99,7 +99,7 @@ def test_a_refused_value_of_every_kind_is_in_the_trail(http: httpx.Client) -> No
 @requirement("wall.audit")
 def test_a_forged_token_at_the_stdio_front_is_in_the_trail(tmp_path: Path) -> None:
     file, config = tmp_path / "audit.jsonl", tmp_path / "mcp.json"
-    config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": {"audit": {"file": str(file)}}}))
+    config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": {"audit": {"to": ["store", str(file)]}}}))
     env = {**os.environ, "MCP_SESSION_TOKEN": "f" * 24 + "." + "A" * 43}
     command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
     ended = subprocess.run(command, input="", text=True, env=env, cwd=ROOT, timeout=60, capture_output=True)

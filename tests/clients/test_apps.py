@@ -69,7 +69,7 @@ def gateway(packages: Path, page_url: str) -> Iterator[RunningGateway]:
         "allowed_origins": [page_url],
         "api_keys": {"alice": sha256(KEYS["alice"])},
         "limits": {"list_timeout_s": 30},  # Node takes a while to start, the more so beside other tests
-        "session": {"default_session_for": ["app-host"]},  # a page cannot be told from other clients
+        "session": {"default_session": ["app-host"]},  # a page cannot be told from other clients
     }
     with running_gateway(servers, options=options) as running:
         yield running

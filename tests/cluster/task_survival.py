@@ -60,7 +60,7 @@ def arena(redis: RunningRedis, ledger: Path, count: int = 3, **tasks: Any) -> It
         "api_keys": {"survivor": sha256(KEY)},
         "policy": UNLIMITED,
         "log_level": "warning",
-        "tasks": {"after_s": 0.3, "poll_ms": 200, **tasks},
+        "tasks": {"after_s": 0.3, **tasks},
     }
     with replicas(redis.url, servers, count, **options) as gateways:
         yield gateways

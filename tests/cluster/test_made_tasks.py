@@ -47,7 +47,7 @@ def two(redis_server: RunningRedis, ledger: Path) -> Iterator[list[RunningGatewa
 def alone(tmp_path: Path, ledger: Path) -> Alone:
     """Starts a gateway that has its store for itself."""
     servers = {"work": server((*WORK, "legacy"), env={"LEDGER": str(ledger)})}
-    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3, "poll_ms": 100}}
+    options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/sessions.db", "tasks": {"after_s": 0.3}}
     return functools.partial(running_gateway, servers, options=options, must_stop=False)
 
 

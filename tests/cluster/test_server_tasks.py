@@ -42,7 +42,7 @@ def gateway_of(store: str, servers: dict[str, HttpTasks]) -> contextlib.Abstract
         "store": store,
         "api_keys": {"survivor": sha256(KEY)},
         "policy": UNLIMITED,
-        "tasks": {"after_s": 0.1, "poll_ms": 100},
+        "tasks": {"after_s": 0.1},
     }
     entries = {era: {"url": app.url} for era, app in servers.items()}
     return running_gateway(entries, options=options, env=SIGNED, must_stop=False)

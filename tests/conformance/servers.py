@@ -121,7 +121,7 @@ def _served(run: Run, everything: Mapping[str, Any]) -> Iterator[str]:
     # The suite asks about the protocol, and its servers lie in folders of its own.
     options: dict[str, Any] = {"limits": {"poll_after_s": 1.0}, "sandbox": "off"}
     if run.made:
-        options["tasks"] = {"after_s": 3.0, "at_once": MADE_AT_ONCE, "poll_ms": 100}
+        options["tasks"] = {"after_s": 3.0, "at_once": MADE_AT_ONCE}
     servers = {"everything": everything}
     if run.balanced:
         with running_topology(servers, options) as topology:

@@ -165,7 +165,7 @@ def test_calls_and_refusals_are_told_to_a_file_and_the_store(
     options = {
         "store": redis_server.url,
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
-        "audit": {"calls": True, "file": str(file), "to": ["store", "stderr"]},
+        "audit": {"calls": True, "to": ["store", "stderr", str(file)]},
         "policy": {"session_rate": {"per_s": 0.01, "burst": 5}, "rules": [{"trust": "sandboxed"}]},
     }
     servers = {"demo": server(DEMO, tools={"recall": {"direct_only": True}}), "probe": server(PROBE)}

@@ -309,8 +309,10 @@ def test_a_client_that_brings_nothing_back_meets_its_default_session(
 def everybody() -> Iterator[InProcessGateway]:
     """Serves anonymous clients, and gives idle processes of sessions that nobody came back to up at once."""
     servers = {"main": server(PROBE), "kept": server(PROBE, idle_stop_s=0)}
-    with in_process_gateway(servers, options={"session": {"unreturned_stop_s": 0.3}, "policy": UNLIMITED}) as gateway:
-        yield gateway
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.upstreams.factory.UNRETURNED_STOP_S", 0.3)
+        with in_process_gateway(servers, options={"policy": UNLIMITED}) as gateway:
+            yield gateway
 
 
 @requirement("cli.session-key-anonymous", "cli.session-key-refused")

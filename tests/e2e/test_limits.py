@@ -152,10 +152,8 @@ def test_a_sandboxed_sessions_child_sees_its_context_and_nothing_else(http: http
         pytest.skip("this kernel lets nobody make namespaces, so no sandbox of this kind can run here")
     options = {
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
-        "policy": {
-            "sandbox": {"direct": "off", "sandboxed": {"launcher": bubblewrap()}},
-            "rules": [{"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "box"}],
-        },
+        "sandbox": {"direct": "off", "sandboxed": {"launcher": bubblewrap()}},
+        "policy": {"rules": [{"principals": ["api-key:bob"], "trust": "sandboxed", "workspace": "box"}]},
     }
     with running_gateway({"demo": server(DEMO), "probe": server(PROBE)}, options=options) as gateway:
         boxed, free = (Modern(gateway.url, http, headers=bearer(KEYS[name])) for name in ("bob", "alice"))
@@ -201,7 +199,8 @@ def container(folder: Path) -> list[str]:
 def test_a_sandboxed_sessions_child_runs_in_a_container(http: httpx.Client, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hunter2\n")
     options = {
-        "policy": {"sandbox": container(tmp_path), "rules": [{"trust": "sandboxed", "workspace": "box"}]},
+        "sandbox": container(tmp_path),
+        "policy": {"rules": [{"trust": "sandboxed", "workspace": "box"}]},
         "secrets": {"token": {"file": str(tmp_path / "token")}},
     }
     env = {"TOKEN": "${secret:token}", "PLAIN": "yes"}

@@ -46,7 +46,6 @@ def gateway(ledger: Path) -> Iterator[InProcessGateway]:
         "after_s": AFTER_S,
         "at_once": ["*/slow_*"],
         "result_bytes": 4_096,
-        "poll_ms": 150,
         "max_per_session": 3,
     }
     options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
@@ -96,7 +95,7 @@ def test_a_slow_call_becomes_a_task_with_the_result_that_the_call_had_had(
 ) -> None:
     end = tmp_path / "end"
     task = client.call(f"{era}__work", job=2, until=str(end))
-    assert (task["resultType"], task["status"], task["pollIntervalMs"]) == ("task", "working", 150), task
+    assert (task["resultType"], task["status"], task["pollIntervalMs"]) == ("task", "working", 100), task
     working = client.get(task["taskId"])
     assert (working["resultType"], working["status"]) == ("complete", "working")
     end.touch()
@@ -223,7 +222,7 @@ def test_a_weaker_credential_of_the_same_principal_reaches_no_task_of_a_stronger
     options = {
         "auth": issuer.settings(claims=claims),
         "session": {"trust": "sandboxed"},
-        "tasks": {"after_s": 0.2, "poll_ms": 150},
+        "tasks": {"after_s": 0.2},
     }
     servers = {
         "guarded": server((*WORK, "legacy"), permissions=["notes.write"], direct_only=True),

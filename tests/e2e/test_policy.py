@@ -340,7 +340,7 @@ def test_a_restricted_server_gets_only_the_methods_that_are_named(http: httpx.Cl
         "hidden": server((*vendor, "legacy", "hidden"), **hidden),
         "named": server((*vendor, "modern", "named"), **hidden, **named),
     }
-    options = {"session": {"trust": "sandboxed"}, "audit": {"file": str(audit)}}
+    options = {"session": {"trust": "sandboxed"}, "audit": {"to": ["store", str(audit)]}}
     with in_process_gateway(servers, options=options) as gateway:
         for name, method, why in (
             ("open", "echo", ""),

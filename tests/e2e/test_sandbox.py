@@ -47,7 +47,8 @@ def test_a_session_sees_its_own_folder_and_what_it_was_granted(http: httpx.Clien
     by_trust = {"direct": "standard", "sandboxed": "strict"}
     options = {
         "api_keys": {name: sha256(key) for name, key in KEYS.items()},
-        "policy": {"sandbox": by_trust, "rules": [{"principals": ["api-key:guest"], "trust": "sandboxed"}]},
+        "sandbox": by_trust,
+        "policy": {"rules": [{"principals": ["api-key:guest"], "trust": "sandboxed"}]},
     }
     with in_process_gateway({"box": entry, "free": {**entry, "sandbox": "off"}}, options=options) as gateway:
         ada, other, guest = (Legacy(gateway.url, http, headers=bearer(KEYS[name])) for name in ("ada", "ada", "guest"))

@@ -165,7 +165,10 @@ def test_a_store_on_a_disk_that_stands_still_answers_503_and_holds_up_nobody_els
     source = ROOT / "tests" / "support" / "stalling_disk.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
     env = {"LD_PRELOAD": str(shim), "STALL_WHILE": str(flag), "STALL_NAME": "sessions.db", "PYTHONPATH": str(ROOT)}
-    options = {"store": f"sqlite:///{tmp_path}/sessions.db", "audit": {"file": str(tmp_path / "sessions.db.audit")}}
+    options = {
+        "store": f"sqlite:///{tmp_path}/sessions.db",
+        "audit": {"to": ["store", str(tmp_path / "sessions.db.audit")]},
+    }
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"demo": server(DEMO)}, "gateway": options}))
     # Not forked from a process that has loaded the gateway: what is preloaded counts when a program starts.

@@ -49,7 +49,7 @@ _SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("mcpServers.NAME.tools.PATTERN", upstreams.ToolSettings),
     ("mcpServers.NAME.prompts.PATTERN, resource_uris.PATTERN", upstreams.ItemSettings),
     ("mcpServers.NAME.methods.PATTERN", upstreams.MethodSettings),
-    ("mcpServers.NAME.sandbox, gateway.policy.sandbox", sandbox.SandboxTable),
+    ("mcpServers.NAME.sandbox, gateway.sandbox", sandbox.SandboxTable),
 ]
 _TUNING: list[tuple[str, type[BaseModel]]] = [
     ("gateway.limits", limits.LimitSettings),

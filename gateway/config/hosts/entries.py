@@ -189,7 +189,7 @@ def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
     if of_another or given.get("sandboxEnabled"):
         if of_another:
             del entry["sandbox"]
-        found.warn(f"{where}: the sandbox of that host is not applied; the server runs as policy.sandbox says")
+        found.warn(f"{where}: the sandbox of that host is not applied; the server runs as gateway.sandbox says")
     ignored = []
     for name in given:
         if name in OURS | READ_BY_US or name == "sandboxEnabled":

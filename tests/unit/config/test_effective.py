@@ -17,6 +17,7 @@ GATEWAY: dict[str, Any] = {
     "secrets": {"files": {"file": "/run/secrets/files"}},
     "policy": {"rules": [{"workspace": "w", "env": {"PLAIN": SECRET}}]},
     "session": {"idle_ttl_s": 50},
+    "sandbox": "strict",
     "allowed_hosts": ["a.example"],
 }
 SERVER: dict[str, Any] = {
@@ -56,6 +57,8 @@ def test_each_setting_has_the_place_that_wins(tmp_path: Path, monkeypatch: pytes
     assert (ttl.value, ttl.origin) == ("70", "the variable MCP_GATEWAY_SESSION__IDLE_TTL_S")
     assert (port.value, port.origin) == ("98", "--port on the command line")
     assert found["gateway.store"].origin == str(tmp_path / "mcp.json") == found["mcpServers.far.url"].origin
+    profile, read = found["gateway.sandbox.profile"], found["gateway.sandbox.read"]
+    assert (profile.value, profile.origin, read.origin) == ("strict", str(tmp_path / "mcp.json"), DEFAULT)
     assert found["gateway.host"].origin == DEFAULT == found["gateway.policy.session_rate.per_s"].origin
     assert not found["gateway.host"].is_set
 

@@ -1,12 +1,13 @@
 """`gateway.config.load`: what file, environment and command line make together, and which of them is blamed."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.config.load import GONE, OTHER_NAMES, Origins, unknown_variables, variables
+from gateway.config.load import GONE, OTHER_NAMES, Origins, gathered, unknown_variables, variables
 from gateway.config.settings import GatewaySettings
 from tests.requirements import requirement
 from tests.unit.config.conftest import Refusal
@@ -119,11 +120,36 @@ def test_every_variable_that_the_code_reads_is_known() -> None:
 def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     setting: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, section, name = setting.split(".")
-    assert refusal({"gateway": {section: {name: 7}}}).endswith(f"{setting}: this setting is gone: {GONE[setting]}")
-    variable = f"MCP_GATEWAY_{section}__{name}".upper()
-    monkeypatch.setenv(variable, "7")
-    assert refusal({}) == f"the variable {variable}: {setting}: this setting is gone: {GONE[setting]}"
+    given, names = setting.replace("*", "x"), setting.replace("*", "x").split(".")
+    document: Any = 7
+    for name in reversed(names):
+        document = {name: document}
+    assert refusal(document).endswith(f"{given}: this setting is gone: {GONE[setting]}")
+    if given != setting:
+        return
+    variable = f"MCP_GATEWAY_{'__'.join(names[1:])}".upper()
     misspelt = variable.replace("__", "_")
     told = f"the variable {misspelt}: {variable} is gone: {GONE[setting]}"
     assert unknown_variables([misspelt], GatewaySettings) == ([told], ())
+    monkeypatch.setenv(variable, "7")
+    if len(names) > 2:
+        told = f"the variable {variable}: {setting}: this setting is gone: {GONE[setting]}"
+    assert refusal({}) == told
+
+
+@pytest.mark.parametrize(
+    ("in_file", "variable", "value", "together"),
+    [
+        ("strict", "SANDBOX__READ", '["/srv"]', {"profile": "strict", "read": ["/srv"]}),
+        (["box"], "SANDBOX__READ", '["/srv"]', {"sandboxed": {"launcher": ["box"]}, "read": ["/srv"]}),
+        ({"profile": "strict", "read": ["/srv"]}, "SANDBOX", "standard", "standard"),
+        ("standard", "SANDBOX", '{"profile": "strict"}', {"profile": "strict"}),
+    ],
+)
+def test_a_variable_for_one_field_of_a_sandbox_keeps_the_profile_of_the_file(
+    in_file: Any, variable: str, value: str, together: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"gateway": {"sandbox": in_file}}), encoding="utf-8")
+    monkeypatch.setenv(f"MCP_GATEWAY_{variable}", value)
+    assert gathered(file, {}, GatewaySettings).document["gateway"]["sandbox"] == together

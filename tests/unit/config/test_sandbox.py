@@ -5,30 +5,26 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import DEFAULT_PROFILE, LIMITS, Sandbox, is_of_another_host, sandbox_of
-from gateway.config.settings import Settings
+from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
 from tests.requirements import requirement
 
 BWRAP = ["bwrap", "--"]
 
 
-def sandbox(
-    own: Any = None, policy: Any = None, *, trust: str = "direct", command: str = "x", default: Any = None
-) -> Sandbox:
+def sandbox(own: Any = None, everywhere: Any = None, *, trust: str = "direct", command: str = "x") -> Sandbox:
     entry = UpstreamSettings.model_validate({"command": command, **({} if own is None else {"sandbox": own})})
-    rules = PolicySettings.model_validate({} if policy is None else {"sandbox": policy})
-    return sandbox_of("mcpServers.a", entry.sandbox, rules.sandbox, default, trust, entry.command)
+    gateway = GatewaySettings.model_validate({} if everywhere is None else {"sandbox": everywhere})
+    return sandbox_of("mcpServers.a", entry.sandbox, gateway.sandbox, trust, entry.command)
 
 
 def test_a_profile_is_chosen_by_the_nearest_setting_that_names_one() -> None:
     for found, profile, chosen_by in (
         (sandbox(), DEFAULT_PROFILE, "the default"),
-        (sandbox(default="standard"), "standard", "gateway.sandbox"),
-        (sandbox(policy="strict", default="standard"), "strict", "gateway.policy.sandbox"),
-        (sandbox("off", policy="strict"), "off", "mcpServers.a.sandbox"),
-        (sandbox({"read": ["/srv"]}, policy={"direct": "strict"}), "strict", "gateway.policy.sandbox.direct"),
+        (sandbox(everywhere="strict"), "strict", "gateway.sandbox"),
+        (sandbox("off", "strict"), "off", "mcpServers.a.sandbox"),
+        (sandbox({"read": ["/srv"]}, {"direct": "strict"}), "strict", "gateway.sandbox.direct"),
         (sandbox({"profile": "standard", "direct": "off"}), "off", "mcpServers.a.sandbox.direct"),
     ):
         assert (found.profile, found.chosen_by) == (profile, chosen_by)
@@ -46,8 +42,8 @@ def test_trust_chooses_between_the_two_parts_of_a_table() -> None:
 
 def test_grants_add_up_and_limits_are_the_nearest() -> None:
     own = {"read": ["/srv/a"], "memory_mb": 512, "direct": {"read": ["/srv/d"], "files": 0}}
-    policy = {"read": ["/srv/a", "/etc/ca.pem"], "memory_mb": 64, "processes": 9, "required": True}
-    found = sandbox(own, policy, default="standard")
+    everywhere = {"read": ["/srv/a", "/etc/ca.pem"], "memory_mb": 64, "processes": 9, "required": True}
+    found = sandbox(own, everywhere)
     assert found.read == ("/srv/d", "/srv/a", "/etc/ca.pem") and found.required
     assert (found.memory_mb, found.processes, found.files, found.cpu_s) == (512, 9, 0, 0)
     assert sandbox("strict").memory_mb == LIMITS["strict"]["memory_mb"], "of the profile, if no setting has one"
@@ -76,11 +72,11 @@ def test_the_memory_of_all_processes_is_twice_that_of_one_unless_a_setting_has_i
 
 @requirement("pol.sandbox")
 def test_a_list_is_a_launcher_for_sandboxed_sessions_and_the_whole_sandbox() -> None:
-    for own, policy in ((BWRAP, None), (None, BWRAP)):
-        guest = sandbox(own, policy, trust="sandboxed", default="standard")
+    for own, everywhere in ((BWRAP, None), (None, BWRAP)):
+        guest = sandbox(own, everywhere, trust="sandboxed")
         assert (guest.launcher, guest.profile) == (("bwrap", "--"), "off")
-        assert sandbox(own, policy, default="standard").profile == "standard", "direct trust needs no launcher"
-    assert sandbox("strict", BWRAP, trust="sandboxed").launcher == (), "the server's own setting replaces the policy's"
+        assert sandbox(own, everywhere).profile == "standard", "direct trust needs no launcher"
+    assert sandbox("strict", BWRAP, trust="sandboxed").launcher == (), "the server's own setting wins"
     assert sandbox(["env"], BWRAP, trust="sandboxed").launcher == ("env",)
 
 
@@ -91,9 +87,8 @@ def test_a_launcher_beside_a_profile_runs_within_the_walls() -> None:
 
 
 def test_a_container_is_a_sandbox_of_its_own() -> None:
-    for everywhere in ({"default": "strict"}, {"policy": "standard"}):
-        found = sandbox(**everywhere, command="/usr/bin/docker")
-        assert (found.profile, found.chosen_by) == ("off", "the command, whose container is the sandbox")
+    found = sandbox(everywhere="strict", command="/usr/bin/docker")
+    assert (found.profile, found.chosen_by) == ("off", "the command, whose container is the sandbox")
     assert sandbox("standard", command="podman").profile == "standard", "unless its own setting says so"
 
 
@@ -116,7 +111,7 @@ def test_what_cannot_be_meant_is_refused_with_its_place(given: Any, where: str) 
 def test_a_server_without_a_process_has_no_sandbox() -> None:
     with pytest.raises(ValidationError, match="sandbox needs a command"):
         UpstreamSettings.model_validate({"url": "https://example.com/mcp", "sandbox": "strict"})
-    gateway = {"sandbox": "standard", "policy": {"sandbox": "strict"}}
+    gateway = {"sandbox": "strict"}
     assert Settings.model_validate({"mcpServers": {"a": {"url": "https://example.com/mcp"}}, "gateway": gateway})
 
 

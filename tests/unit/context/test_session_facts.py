@@ -70,7 +70,7 @@ SETTINGS = ContextSettings.model_validate(
     {
         "fields": {
             "team": {"claim": "team", "to": ["meta", "log"]},
-            "ticket": {"metadata": "ticket", "max_chars": 8, "to": ["meta", "audit"]},
+            "ticket": {"metadata": "ticket", "to": ["meta", "audit"]},
             "said": {"metadata": "said", "value": "nothing", "to": ["meta"]},
             "hidden": {"claim": "hidden"},
         }
@@ -96,8 +96,9 @@ def in_meta(one: Session, facts: SessionFacts = FACTS) -> Any:
 
 @requirement("ctx.open")
 def test_a_field_has_its_value_by_name_and_metadata_is_read_when_it_is_told() -> None:
-    one = session(metadata={"ticket": "ABC-123456", "said": "x"})
-    assert [FACTS.value(one, name) for name in ("team", "ticket", "said", "workspace")] == ["red", "ABC-1234", "x", "w"]
+    one = session(metadata={"ticket": "1" * 1_025, "said": "x"})
+    values = [FACTS.value(one, name) for name in ("team", "ticket", "said", "workspace")]
+    assert values == ["red", "1" * 1_024, "x", "w"], "a longer one is cut"
     later = session(metadata={"ticket": "DEF"})
     assert [FACTS.value(later, name) for name in ("ticket", "said")] == ["DEF", "nothing"]
     assert FACTS.value(session(context=Context()), "team") == ""

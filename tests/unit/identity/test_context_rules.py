@@ -108,7 +108,7 @@ def test_a_field_has_the_value_of_its_one_source_and_says_which() -> None:
         "fixed": FieldSettings(value="f"),
         "team": FieldSettings(claim="team", value="nobody"),
         "desk": FieldSettings(header="X-Desk"),
-        "own": FieldSettings(announced="own", max_chars=3),
+        "own": FieldSettings(announced="own"),
     }
     rules = ContextRules([], "direct", fields=fields)
     announced = tuple((name, "a") for name in fields)
@@ -127,8 +127,8 @@ def test_a_field_has_the_value_of_its_one_source_and_says_which() -> None:
     }
     plain = rules.context(GUEST, None, "").fields
     assert plain == (ContextField("fixed", "f", "configured"), ContextField("team", "nobody", "configured"))
-    with pytest.raises(Refused, match="own is longer than 3"):
-        rules.context(GUEST, None, "", (("own", "long"),))
+    with pytest.raises(Refused, match="own is longer than 1024"):
+        rules.context(GUEST, None, "", (("own", "x" * 1_025),))
 
 
 ALICE = Principal(issuer="https://issuer.example", subject="alice")

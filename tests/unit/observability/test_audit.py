@@ -80,7 +80,7 @@ async def test_while_the_store_is_away_strangers_displace_nobody(monkeypatch: py
 @requirement("life.events")
 async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
     file, trail = tmp_path / "audit.jsonl", Silent()
-    audit = Audit(trail, lambda: 0.0, AuditSettings(file=str(file)))
+    audit = Audit(trail, lambda: 0.0, AuditSettings(to=("store", str(file))))
     for number in range(3):
         audit.record("ended", session=f"session-{number}")
         with pytest.raises(StoreUnavailable):
@@ -95,7 +95,7 @@ async def test_a_store_that_is_away_makes_no_line_twice(tmp_path: Path) -> None:
 async def test_a_disk_that_stands_still_holds_nothing_up_and_what_is_lost_is_counted(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     os.mkfifo(file)  # nobody reads it: to open it does not return, as on a disk that stands still
-    audit = Audit(MemoryAuditTrail(), lambda: 0.0, AuditSettings(file=str(file)))
+    audit = Audit(MemoryAuditTrail(), lambda: 0.0, AuditSettings(to=("store", str(file))))
     audit._lines = AuditLines(file, to_stderr=False, most_bytes=1_000)
     for number in range(200):
         audit.record("ended", session=f"session-{number}")

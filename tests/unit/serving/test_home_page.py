@@ -175,8 +175,7 @@ async def test_visits_are_counted_like_requests_without_a_credential(path: str) 
 # -- What everyone may know of the gateway's servers, and nothing more
 
 
-NAMED = {"name": "com.example/search", "description": "Finds pages", "title": "Search"}
-SEARCH = {**NAMED, "website": "https://example.com"}
+SEARCH = {"name": "com.example/search", "description": "Finds pages", "title": "Search"}
 ALL = {"name": "com.example/everything", "description": "All servers", "version": "2.0"}
 BASE = "https://mcp.example.com"
 DISCOVERY = {"url": f"{BASE}/", "publisher": "example.com", "cards": {"search": SEARCH, "*": ALL}}
@@ -214,10 +213,9 @@ async def test_the_catalog_leads_to_the_cards_and_the_cards_to_the_servers() -> 
         cards = [await http.get(httpx.URL(entry["url"]).path) for entry in catalog.json()["entries"]]
         assert [card.headers["content-type"] for card in cards] == [CARD, CARD]
         assert cards[0].json() == {
-            **NAMED,
+            **SEARCH,
             "$schema": "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json",
             "version": "1.0.0",
-            "websiteUrl": "https://example.com",
             "remotes": [{"type": "streamable-http", "url": f"{BASE}/servers/search/mcp"}],
         }
         assert cards[1].json()["remotes"] == [{"type": "streamable-http", "url": f"{BASE}/mcp"}]
@@ -256,7 +254,6 @@ async def test_every_page_may_read_and_keep_them() -> None:
         ({"publisher": "a:b"}, "'a:b' is no domain"),
         ({"cards": {"*": {**SEARCH, "name": "search"}}}, "pattern"),
         ({"cards": {"*": {**SEARCH, "description": "x" * 101}}}, "100"),
-        ({"cards": {"*": {**SEARCH, "website": "javascript:x"}}}, "is no web address"),
     ],
 )
 def test_a_card_that_nobody_could_use_is_refused_at_the_start(discovery: Any, message: str) -> None:

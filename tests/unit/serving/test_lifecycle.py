@@ -11,17 +11,15 @@ import pytest
 from gateway.calls.exchange import Exchange
 from gateway.cluster.ownership import Cluster
 from gateway.config.policy import PolicySettings
-from gateway.config.settings import Settings
 from gateway.errors import STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving import drain as module
 from gateway.serving import lifecycle, own_process
-from gateway.serving.composition import compose
 from gateway.serving.drain import Drain
 from gateway.serving.lifecycle import Lifecycle, StoreWatch
 from gateway.serving.readiness import KNOWN_S, Readiness, ServingState
 from gateway.tasks.made.results import WaitingCalls
-from session_store import KeyRing, MemoryBackend, StoreUnavailable
+from session_store import MemoryBackend, StoreUnavailable
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.tasks.parts import a_task
@@ -295,16 +293,6 @@ async def test_who_has_reached_a_shared_store_stays_ready_without_it(
         clock.pass_time(KNOWN_S)
     process.runs = False
     assert not await process.is_ready(), "it drains, or its peers do not find it"
-
-
-# -- `gateway.serving.composition`: which parts there are for which settings
-
-
-@requirement("ops.stalls")
-def test_the_event_loop_is_watched_unless_that_is_switched_off() -> None:
-    for gateway, is_watched in (({}, True), ({"stall_log_s": 0}, False)):
-        parts = compose(Settings.model_validate({"gateway": gateway}), ring=KeyRing.ephemeral())
-        assert (parts.foundation.loop_watch is not None) is is_watched
 
 
 # -- Whether other processes can read the gateway's memory

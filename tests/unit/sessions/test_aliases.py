@@ -68,4 +68,4 @@ async def test_only_a_client_that_certainly_brings_nothing_back_has_a_default_se
 async def test_an_operator_adds_clients_that_bring_nothing_back() -> None:
     asked = request(MODERN, client="agent", user_agent="somebody's own/1")
     for name, expected in (("agent", True), ("somebody's", True), ("other", False)):
-        assert await has_default(asked, default_session_for=(name,)) is expected, name
+        assert await has_default(asked, default_session=(name,)) is expected, name

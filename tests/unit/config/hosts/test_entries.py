@@ -94,7 +94,7 @@ def test_what_has_no_effect_is_told() -> None:
     given = {"command": "x", "autoApprove": [], "icon": "y", "colour": "red", "oauth": {}, "sandboxEnabled": True}
     _, found = adapt(given)
     assert [(note.level, note.text) for note in found.notes] == [
-        ("warning", "mcpServers.a: the sandbox of that host is not applied; the server runs as policy.sandbox says"),
+        ("warning", "mcpServers.a: the sandbox of that host is not applied; the server runs as gateway.sandbox says"),
         ("warning", "mcpServers.a.oauth: ignored, so the gateway has no credential from there; use headers or env"),
         ("ignored", "mcpServers.a: ignored autoApprove, colour, icon"),
     ]

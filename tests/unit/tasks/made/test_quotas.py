@@ -39,9 +39,10 @@ def tasks(many: int, **fields: Any) -> list[Task]:
 
 
 @requirement("task.make")
-async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() -> None:
+async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
-    quotas = quotas_in(backend, max_per_session=2, max_per_principal=3)
+    monkeypatch.setattr(TaskSettings, "max_per_principal", 3)
+    quotas = quotas_in(backend, max_per_session=2)
     one, two, three = tasks(3)
     elsewhere = [replace(task, session_id="other") for task in (one, two)]
     for task in (one, two, *elsewhere):
@@ -56,9 +57,10 @@ async def test_a_session_and_a_principal_have_so_many_tasks_until_they_expire() 
 
 
 @requirement("task.make")
-async def test_anonymous_clients_are_counted_by_their_network() -> None:
+async def test_anonymous_clients_are_counted_by_their_network(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend(clock=FakeClock(NOW))
-    quotas = quotas_in(backend, max_per_principal=1)
+    monkeypatch.setattr(TaskSettings, "max_per_principal", 1)
+    quotas = quotas_in(backend)
     one, two, other = tasks(3, principal=ANONYMOUS, origin="network")
     other = replace(other, origin="another")
     for task in (one, two, other):
@@ -87,7 +89,7 @@ async def test_the_names_of_a_replica_are_found_by_others() -> None:
 @requirement("task.make")
 async def test_a_task_counts_as_long_as_it_is_kept(tmp_path: Path) -> None:
     month, clock = 30 * 86_400.0, FakeClock(1_700_000_000.0)
-    so_many = {"ttl_s": month, "max_per_principal": 2, "max_per_session": 2}
+    so_many = {"ttl_s": month, "max_per_session": 2}
     async with opened(SqliteBackend(tmp_path / "tasks.db", clock=clock)) as sqlite:
         for backend in (MemoryBackend(clock=clock), sqlite):
             quotas = quotas_in(backend, **so_many)
