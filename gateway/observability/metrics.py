@@ -174,11 +174,6 @@ class Metrics:
         return self.counters["forwarded"]
 
     @property
-    def hand_overs(self) -> Counter[str]:
-        """The number of connections that workers passed to each other, by outcome."""
-        return self.counters["connection_hand_overs"]
-
-    @property
     def limited(self) -> Refusals:
         """The number of connections and requests that a limit refused or closed, by limit."""
         return self.counters["limited"]

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from opentelemetry import trace
@@ -54,14 +54,6 @@ _KNOWN: Final = re.compile(
 the trace id and the parent's flag."""
 
 
-class _Sampler(Protocol):
-    """The part of an OpenTelemetry sampler that is used here."""
-
-    def should_sample(self, parent_context: Context, trace_id: int, name: str) -> Any: ...
-
-    def get_description(self) -> str: ...
-
-
 class GivenIds(threading.local):
     """Generates ids for the SDK (its `IdGenerator`). The id of a trace whose sampling is decided can be set before."""
 
@@ -102,7 +94,7 @@ class Sampling:
     Not used without the SDK's packages.
     """
 
-    def __init__(self, sampler: _Sampler, ids: GivenIds | None) -> None:
+    def __init__(self, sampler: Any, ids: GivenIds | None) -> None:
         self.ids = ids
         self._root = _bound(sampler, None)
         self._children = {flag: _bound(sampler, flag) for flag in (TraceFlags.DEFAULT, TraceFlags.SAMPLED)}
@@ -124,7 +116,7 @@ class Sampling:
         return parent.trace_id & _LOWER < self._children[parent.trace_flags & TraceFlags.SAMPLED]
 
 
-def _bound(sampler: _Sampler, flag: int | None) -> int:
+def _bound(sampler: Any, flag: int | None) -> int:
     """Return the smallest lower half of a trace id that is not sampled. `flag`: that of the parent; None: there is no
     parent."""
 

@@ -10,14 +10,12 @@ from starlette.requests import Request
 
 from gateway.admin.auth import SignInLink
 from gateway.config.settings import Settings
-from gateway.context.link_resources import LinkResourceProvider
-from gateway.context.session_assertions import HEADER, Assertions
+from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
-from gateway.observability.audit import Audit
 from gateway.serving.composition import compose
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.paths import HEALTH, READY
-from session_store import Backend, KeyRing, Session, SessionStore
+from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 
 __all__ = ["Gateway"]
@@ -61,8 +59,7 @@ class Gateway:
         self.paths = (*self.endpoints, *self.fronts, HEALTH, READY)
         self.operator_routes = parts.operating.routes
         self.has_console = link is not None or bool(settings.gateway.admin.keys)
-        asserted = AssertedState(served.assertions, base.backend.sessions, served.link_resources, base.audit)
-        self.state_api = state_api(asserted.of)
+        self.state_api = state_api(self._asserted_state)
 
     @property
     def is_running(self) -> bool:
@@ -125,30 +122,17 @@ class Gateway:
         """Stop waiting for working tasks. They end with the gateway, and their records say what is known."""
         self.parts.drain.hurry()
 
-
-class AssertedState:
-    """Finds the session of a request to the state API, by the assertion that it carries."""
-
-    def __init__(
-        self, assertions: Assertions, store: SessionStore, link_resources: LinkResourceProvider, audit: Audit
-    ) -> None:
-        self._assertions = assertions
-        self._store = store
-        self._link_resources = link_resources
-        self._audit = audit
-
-    async def of(self, request: Request) -> StateAccess:
-        """Return the state of the session that the request's assertion names.
+    async def _asserted_state(self, request: Request) -> StateAccess:
+        """Return the state of the session that the assertion of a request to the state API names.
 
         Raises:
             HTTPException: 401 without a valid assertion, 410 if the session has ended.
         """
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        session_id = self._assertions.session_of(token)
+        session_id = self.assertions.session_of(request.headers.get("authorization", "").removeprefix("Bearer "))
         if session_id is None:
-            self._audit.record("refused", reason="invalid or expired session assertion")
+            self.audit.record("refused", reason="invalid or expired session assertion")
             raise HTTPException(401, f"send the {HEADER} of a request of the last minute as Authorization: Bearer")
-        session = await self._store.peek(session_id)
+        session = await self.parts.foundation.backend.sessions.peek(session_id)
         if session is None:
             raise HTTPException(410, "the session has ended")
-        return self._link_resources.state_of(session)
+        return self.parts.servers.link_resources.state_of(session)

@@ -23,7 +23,7 @@ from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.greeting import PlainWelcome, Welcome, farewell
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
-from gateway.serving.workers import inherited_listener, report_ready, worker_number
+from gateway.serving.workers import bound_socket, inherited_listener, report_ready, url_of, worker_number
 from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections
 from transports.inbound.hand_over import MOST_MOVES, TAKEN
@@ -217,7 +217,7 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says that the gateway is ready.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address cannot be listened on.
         ConfigurationError: the settings cannot be served.
     """
     welcome = welcome or PlainWelcome()
@@ -232,7 +232,7 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
 
     with contextlib.ExitStack() as stack:
         stack.callback(welcome.ended)
-        siblings = inherited_siblings(gateway.metrics.hand_overs)
+        siblings = inherited_siblings(gateway.metrics.counters["connection_hand_overs"])
         if siblings is not None:
             stack.callback(siblings.close)
         try:
@@ -274,16 +274,16 @@ def opened(
     connections = _limited(gateway, settings)
     handed = None if siblings is None else HandedConnections(siblings, connections, gateway.state.may_serve)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(inherited_listener() or _listener(options.host, options.port))
+        listener = stack.enter_context(inherited_listener() or bound_socket(options.host, options.port))
         operators = None
         if options.admin.listen:
             host, port = host_and_port(options.admin.listen)
             try:
-                beside = stack.enter_context(_listener(host, port and port + worker_number()))
+                beside = stack.enter_context(bound_socket(host, port and port + worker_number()))
             except OSError as error:
                 raise ConfigurationError(f"gateway.admin.listen: {options.admin.listen}: {error.strerror}") from None
             operators = (_operators(gateway, settings), beside)
-            logger.info("operators are served at %s", _url(host, beside, ADMIN))
+            logger.info("operators are served at %s", url_of(host, beside, ADMIN))
         config = _Config(
             app,
             loop=loop,
@@ -298,7 +298,7 @@ def opened(
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
             timeout_keep_alive=ceil(options.limits.idle_timeout_s),
         )
-        told = partial(ready, _url(options.host, listener, ALL))
+        told = partial(ready, url_of(options.host, listener, ALL))
         yield _Server(config, gateway, operators, handed, welcome, told), listener
 
 
@@ -386,18 +386,3 @@ def _operators(gateway: Gateway, settings: Settings) -> _Beside:
         timeout_graceful_shutdown=2,
     )
     return _Beside(config)
-
-
-def _url(host: str, listener: socket.socket, path: str) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{path}"
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener

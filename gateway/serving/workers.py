@@ -8,16 +8,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.serving import own_process
+from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
 
-__all__ = ["LISTENER", "announce", "inherited_listener", "report_ready", "run_workers", "worker_count", "worker_number"]
+__all__ = [
+    "LISTENER",
+    "announce",
+    "bound_socket",
+    "inherited_listener",
+    "report_ready",
+    "run_workers",
+    "url_of",
+    "worker_count",
+    "worker_number",
+]
 
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
 _NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
@@ -43,7 +54,9 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         raise ConfigurationError(
             f"gateway.store: {shown(store)} serves one gateway process; more than one worker needs redis://"
         )
-    with _listening(settings) as (listener, url), contextlib.ExitStack() as stack:
+    host = settings.gateway.host
+    with bound_socket(host, settings.gateway.port) as listener, contextlib.ExitStack() as stack:
+        listener.listen(2_048)
         lifeline, held = os.pipe()
         ready, reports = os.pipe()
         environment = own_process.keep_environment(os.environ)
@@ -67,7 +80,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         workers = [start(number) for number in range(count)]
         served = _all_ready(ready, workers, stopping)
         if served:
-            announce(url)
+            announce(url_of(host, listener, ALL))
             _tend(workers, start, stopping)
         # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
@@ -102,16 +115,21 @@ def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping:
     return serving >= len(workers)
 
 
-@contextlib.contextmanager
-def _listening(settings: Settings) -> Iterator[tuple[socket.socket, str]]:
-    options = settings.gateway
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a TCP socket bound to an address. Raises `OSError`."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
-        listener.listen(2_048)
-        host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
-        yield listener, f"http://{host}:{listener.getsockname()[1]}/mcp"
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(host: str, listener: socket.socket, path: str) -> str:
+    """Return the URL of a path at a bound socket. `host`: the address that it is bound to."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}{path}"
 
 
 # -- in a worker

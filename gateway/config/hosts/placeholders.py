@@ -84,7 +84,7 @@ def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool 
         return _resolved(found[1], place)
 
     if last_word and (word := _LAST_WORD.search(text)):
-        return text[: word.start()] + _variable(word[1], None, place)
+        return text[: word.start()] + variable(word[1], place)
     return _PLACEHOLDER.sub(value, text)
 
 
@@ -93,12 +93,7 @@ def in_braces(text: str, place: Place) -> str:
     here as well."""
     if "{file:" in text:
         raise Unresolved("{file:…} is not read: put the value into a variable, and write {env:VARIABLE}")
-    return _IN_BRACES.sub(lambda found: _variable(found[1], None, place), text)
-
-
-def variable(name: str, place: Place) -> str:
-    """Return the value of an environment variable that a field names, as Codex does. Raises `Unresolved`."""
-    return _variable(name, None, place)
+    return _IN_BRACES.sub(lambda found: variable(found[1], place), text)
 
 
 def _resolved(name: str, place: Place) -> str:
@@ -110,10 +105,11 @@ def _resolved(name: str, place: Place) -> str:
     found = _NAME.fullmatch(name)
     if found is None:
         raise Unresolved(f"${{{name}}} has no meaning here; write $${{{name}}} for the text itself")
-    return _variable(found[1], found[2], place)
+    return variable(found[1], place, found[2])
 
 
-def _variable(name: str, default: str | None, place: Place) -> str:
+def variable(name: str, place: Place, default: str | None = None) -> str:
+    """Return the value of an environment variable. Raises `Unresolved` if it is not set and has no default."""
     if name.startswith(_OURS):
         raise Unresolved(f"{name} is a setting of the gateway, which servers do not get: use a variable of its own")
     value = place.environ.get(name)
@@ -128,11 +124,11 @@ def _variable(name: str, default: str | None, place: Place) -> str:
 
 
 def _input(input_id: str, place: Place) -> str:
-    variable = input_variable(input_id)
-    value = place.environ.get(variable, place.inputs.get(input_id))
+    named = input_variable(input_id)
+    value = place.environ.get(named, place.inputs.get(input_id))
     if value is None:
-        raise Unresolved(f"${{input:{input_id}}} asks a person, and the gateway has none: set the variable {variable}")
-    return _plain(variable, value)
+        raise Unresolved(f"${{input:{input_id}}} asks a person, and the gateway has none: set the variable {named}")
+    return _plain(named, value)
 
 
 def _plain(name: str, value: str) -> str:
