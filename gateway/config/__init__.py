@@ -1,1 +1,1 @@
-"""The operator's settings: their values, their sources, and the keys."""
+"""Define, read and check the operator's settings, and read the keys."""

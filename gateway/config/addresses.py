@@ -1,4 +1,4 @@
-"""Addresses and host names, as operators write them."""
+"""Parse and check the addresses and host names that operators write."""
 
 import asyncio
 import contextlib

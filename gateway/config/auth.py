@@ -1,5 +1,5 @@
-"""Settings of callers, operators and strangers: issuers of tokens, proxies, digests of keys, the console, the audit
-trail, and what clients may find out before they have a credential.
+"""Define the settings of authentication, operators and discovery: issuers of tokens, proxies, digests of keys, the
+console, the audit trail, and what clients without a credential may find out.
 """
 
 import ipaddress
@@ -94,7 +94,7 @@ class ProxySettings(Frozen):
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """The headers that say who calls and what they may, in lower case."""
+        """Return the headers that name the caller and its rights, in lower case."""
         names = (self.subject_header, self.trust_header, self.workspace_header, self.permissions_header)
         return tuple(name.lower() for name in names if name)
 
@@ -150,7 +150,7 @@ class AuthSettings(Frozen):
 
     @property
     def issuers(self) -> tuple[str, ...]:
-        """Who vouches for principals, beside API keys."""
+        """Return the issuers of principals, without that of API keys."""
         proxied = self.proxies is not None and self.proxies.subject_header
         return (*(entry.issuer for entry in self.jwt), *([self.proxies.issuer] if self.proxies and proxied else ()))
 
@@ -197,7 +197,7 @@ class AuditSettings(Frozen):
 
     @property
     def file(self) -> Path | None:
-        """The file that gets the events."""
+        """Return the file that gets the events; None if there is none."""
         return next((Path(place) for place in self.to if place.startswith("/")), None)
 
 
@@ -287,5 +287,5 @@ class DiscoverySettings(Frozen):
 
     @property
     def domain(self) -> str:
-        """The domain in the identifiers."""
+        """Return the domain in the identifiers of the catalog."""
         return self.publisher or urlsplit(self.url).hostname or ""

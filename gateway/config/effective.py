@@ -1,6 +1,7 @@
-"""The settings as they are in effect, each with its value for people and the place that it comes from. Pure.
+"""List the settings in effect, each with its value as text and the place that gives it. Pure: no I/O.
 
-No credential is shown: values of environments and headers are hidden, and so is what has the name or the form of one.
+No credential is shown: values of environments and headers are hidden, and so is every value with the name or form of
+one.
 """
 
 import json
@@ -38,7 +39,7 @@ class EffectiveSetting:
 
     @property
     def is_set(self) -> bool:
-        """True if it is not the default."""
+        """Return whether the value is not the default."""
         return self.origin != DEFAULT
 
 

@@ -1,4 +1,4 @@
-"""What a configuration is told: errors that stop the start, notes of what is ignored, and the name that was meant."""
+"""Report on a configuration: errors that stop the start, notes on ignored parts, and suggestions for unknown names."""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""What one client, one server or one task may cost: units in the names, reasons beside the defaults."""
+"""Define the limits of clients, servers and tasks, with units in their names and reasons beside their defaults."""
 
 from typing import Annotated, Any, Final
 
@@ -70,8 +70,8 @@ class LimitSettings(Frozen):
 
     @property
     def in_flight_bytes(self) -> int:
-        """The bytes of the bodies of one session's calls in flight: a client must send several of the largest at once
-        to reach them."""
+        """Return the maximum total size of the bodies of one session's calls in flight. To reach it, a client must send
+        several of the largest at once."""
         return 8 * self.body_bytes
 
     @property
@@ -82,7 +82,7 @@ class LimitSettings(Frozen):
 
     @property
     def before_authentication(self) -> Limits:
-        """As the listeners take them."""
+        """Return the limits of connections and requests, for the listeners."""
         connections = self.connections or room_for_connections()
         return Limits(
             head_timeout_s=self.client_timeout_s / 3,
@@ -135,12 +135,12 @@ class TaskSettings(Frozen):
 
     @property
     def poll_ms(self) -> int:
-        """How often a client is asked to poll, in milliseconds."""
+        """Return the interval in milliseconds at which clients are asked to poll."""
         return max(100, round(400 * self.after_s))
 
     @property
     def max_per_principal(self) -> int:
-        """Maximum number of tasks of one principal that are stored."""
+        """Return the maximum number of stored tasks of one principal."""
         return max(1_000, 10 * self.max_per_session)
 
     def outcome_ttl_s(self, asked_s: float) -> float:

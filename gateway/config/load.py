@@ -1,7 +1,7 @@
-"""What operators give: a file, variables over it, and the command line over both, put together.
+"""Merge the settings of the file, the environment and the command line; the later ones win.
 
-Knows where each setting came from, for messages to people who have several places to look at; not what settings mean.
-Finds variables `MCP_GATEWAY_…` that mean nothing to the gateway: misspelt settings, and names of others.
+Remember which place gave each setting, for messages. Find variables `MCP_GATEWAY_…` that are no setting: misspelt
+names, and names of other programs.
 """
 
 import json
@@ -137,7 +137,7 @@ _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-
 
 
 class Origins:
-    """The places that settings of `gateway` come from, and what each of them gives."""
+    """The places that give settings of `gateway`, and what each of them gives."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Origins:
 
     @property
     def file(self) -> str:
-        """The file that was read; empty: none was."""
+        """Return the path of the file; empty if none was read."""
         return self._file
 
     def places_of(self, setting: str) -> tuple[str, ...]:

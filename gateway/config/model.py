@@ -1,7 +1,7 @@
-"""What all settings have in common: they are frozen, an unknown name is an error, and patterns are those of shells.
+"""Define the base class of all settings, and match names against shell patterns and regular expressions.
 
-Pure. Strangers' text meets patterns and regular expressions of operators, so RE2 runs both, in time linear in the text
-whatever the pattern; it has no look-around and no backreferences.
+Pure: no I/O. Operators' patterns are matched against text of clients and servers. So RE2 matches both kinds, in time
+linear in the text for every pattern. It has no look-around and no backreferences.
 """
 
 import functools

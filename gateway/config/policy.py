@@ -1,4 +1,4 @@
-"""What sessions are given and what they may do, for all servers: rules, workspaces, rates and quotas."""
+"""Define the policy for the sessions of all servers: rules, workspaces, rates and quotas."""
 
 from math import ceil
 from typing import Annotated, Any, Literal
@@ -68,7 +68,7 @@ class RateSettings(Frozen):
 
     @property
     def at_once(self) -> int:
-        """The number of requests that may come at once."""
+        """Return the number of requests that may come at once."""
         return max(20, ceil(self.per_s)) if self.burst is None else self.burst
 
 
@@ -147,10 +147,10 @@ class PolicySettings(Frozen):
 
     @property
     def makes_read_only(self) -> bool:
-        """Whether there can be read-only sessions."""
+        """Return whether there can be read-only sessions."""
         return bool(self.read_only) or any(rule.read_only for rule in self.rules)
 
     @property
     def hides_unusable(self) -> bool:
-        """Whether tools with unusable schemas are hidden. Where no arguments are checked, no schema is needed."""
+        """Return whether tools with unusable schemas are hidden. If arguments are not checked, no schema is needed."""
         return bool(self.check_arguments) and self.unusable_schemas == "refuse"

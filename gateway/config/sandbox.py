@@ -1,5 +1,4 @@
-"""Settings of sandboxes: what a server's processes may touch, by server, by trust, and for all servers; and of the
-packages that commands of sandboxed servers name.
+"""Define the settings of sandboxes (what a server's processes may touch) and of packages that sandboxed servers use.
 
 A sandbox is put together from layers, the nearest first: what the server's table has for the session's trust, the
 rest of that table, then the same two of `gateway.sandbox`. The nearest layer that sets a profile, a limit, `watch` or
@@ -187,8 +186,8 @@ class Sandbox:
 
     @property
     def prlimit(self) -> tuple[str, ...]:
-        """A command that sets the limits of a process without walls, and then becomes what follows (prlimit(1)). None
-        for `processes`, which the kernel would count for all of its user."""
+        """Return the words before a command that limit its process if it has no walls (prlimit(1)); empty: no limits.
+        `processes` is not among them, because the kernel would count all processes of the user."""
         limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nofile": self.files}
         given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
         return ("prlimit", *given, "--") if given and not self.has_walls else ()
@@ -250,7 +249,7 @@ class PackageSettings(Frozen):
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """Return the folder, with the default if none is set."""
         if self.folder:
             return Path(self.folder).expanduser().absolute()
         own = os.environ.get("XDG_CACHE_HOME", "")

@@ -1,4 +1,4 @@
-"""Secrets of servers, the keys of the gateway, and its certificates: where each comes from, and how it is read."""
+"""Define and read the secrets of servers, the keys of the gateway, and its certificates."""
 
 import contextlib
 import logging

@@ -1,5 +1,5 @@
-"""Settings of sessions: how long they live, how clients name them, what new ones are given, and the fields of their
-context, with the variables in which servers get these.
+"""Define the settings of sessions: how long they live, how clients name them, what new ones get, and the fields of
+their context with the environment variables for servers.
 """
 
 import re
@@ -210,7 +210,7 @@ class FieldSettings(Frozen):
 
     @property
     def is_announced(self) -> bool:
-        """Whether clients choose the value."""
+        """Return whether clients choose the value."""
         return bool(self.announced or self.session_key or self.client_header)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Everything an operator can set: frozen, validated, units in the names, the reason beside each default.
+"""Define all settings of an operator, and load them: frozen, validated, with units in their names.
 
 A configuration is one JSON or TOML file: the `mcpServers` object people already have for their desktop clients, and a
 `gateway` object beside it. `MCP_GATEWAY_…` environment variables win over the file (`__` goes one level down).
@@ -139,7 +139,7 @@ class GatewaySettings(Frozen):
 
     @property
     def origins(self) -> Origins | None:
-        """Where these settings come from. None: a program has made them."""
+        """Return the places that gave these settings; None if a program made them."""
         return self._origins
 
     @model_validator(mode="after")
@@ -158,21 +158,23 @@ class GatewaySettings(Frozen):
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """The settings by which callers have to say who they are, by name."""
+        """Return the names of the settings that require a credential of callers."""
         proxied = self.auth.proxies is not None and bool(self.auth.proxies.subject_header)
         given = {"api_keys": self.api_keys, "auth.jwt": self.auth.jwt, "auth.proxies": proxied}
         return tuple(name for name, value in given.items() if value)
 
     @property
     def is_of_one_person(self) -> bool:
-        """True if clients and operators are on this machine, and clients need no credential."""
+        """Return whether only this machine reaches the gateway, and clients need no credential."""
         return is_loopback(self.host) and not self.credentials
 
     @property
     def rated_policy(self) -> PolicySettings:
-        """The policy with the rates that apply: its own. A gateway that is nobody else's limits no calls unless the
-        operator says so: only this machine reaches it and its store, callers need no credential, and nothing says that
-        they come through a proxy or by another name, or that there are other gateways."""
+        """Return the policy with the rates that apply.
+
+        They are those of the settings. But a gateway of one person has no default rate of calls: only this machine
+        reaches it and its store, callers need no credential, and no proxy, host name or other gateway is configured.
+        """
         is_local = is_loopback(urlsplit(self.store).hostname or "localhost")
         others = self.auth.proxies or self.allowed_hosts or self.advertise or self.internal
         if others or not (self.is_of_one_person and is_local):
@@ -235,18 +237,18 @@ class GatewaySettings(Frozen):
 
     @property
     def issuers(self) -> tuple[str, ...]:
-        """Who vouches for principals: API keys are one of them."""
+        """Return the issuers of principals. API keys count as one."""
         return (*([API_KEY_ISSUER] if self.api_keys else ()), *self.auth.issuers)
 
     @property
     def shortest_ttl_s(self) -> float:
-        """The shortest time for which a session lives without use."""
+        """Return the shortest time for which any session lives without use."""
         times = [rule.idle_ttl_s for rule in self.policy.rules if rule.idle_ttl_s is not None]
         return min([self.session.unconfirmed_ttl_s, self.session.idle_ttl_s, *times])
 
     @property
     def longest_age_s(self) -> float:
-        """The longest time that a session lives."""
+        """Return the maximum age of any session."""
         times = [rule.max_age_s for rule in self.policy.rules if rule.max_age_s is not None]
         return max([self.session.max_age_s, *times])
 
@@ -340,7 +342,7 @@ class Settings(Frozen):
 
     @property
     def workspaces_become_variables(self) -> bool:
-        """Whether a server gets the workspace of its session in an environment variable."""
+        """Return whether any server gets the workspace of its session in an environment variable."""
         started = (entry for entry in self.mcpServers.values() if entry.command and not entry.shared)
         return any(value.field == "workspace" for entry in started for value in self.environment_of(entry).values())
 

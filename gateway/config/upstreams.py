@@ -1,4 +1,4 @@
-"""The entries of `mcpServers`: what to start or reach, and what holds for the items that a server lists."""
+"""Define the entries of `mcpServers`: how to start or reach a server, and restrictions of what it lists."""
 
 import re
 from typing import Annotated, Any, Final, Literal, Self

@@ -170,12 +170,12 @@ class Metrics:
 
     @property
     def forwarded(self) -> Counter[str]:
-        """The number of requests that were forwarded to other replicas, by outcome."""
+        """Return the number of requests that were forwarded to other replicas, by outcome."""
         return self.counters["forwarded"]
 
     @property
     def limited(self) -> Refusals:
-        """The number of connections and requests that a limit refused or closed, by limit."""
+        """Return the number of connections and requests that a limit refused or closed, by limit."""
         return self.counters["limited"]
 
     def record_loop_lag(self, seconds: float) -> None:

@@ -1,1 +1,1 @@
-"""The files of other MCP hosts: which there are, what they mean, and how one of their entries is written."""
+"""Find, read and edit the configuration files of other MCP hosts."""

@@ -1,7 +1,7 @@
-"""Finds the configuration files of MCP hosts on this machine, and the servers in them, and adds an entry to one.
+"""Find the configuration files of MCP hosts on this machine, read the servers in them, and add an entry to a file.
 
-What a file has is kept: comments and layout too. The result is read again before it is written, and counts only if it
-is the old document with the entry.
+The content of the file is kept, with comments and layout. Before it is written, the result is parsed again: it must
+equal the old document with the new entry.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What a client needs to use a gateway: a command, an entry of its configuration file, a link. Pure.
+"""Write what a client needs to use a gateway: a command, an entry for its configuration file, a link. Pure: no I/O.
 
 One table for the command line, the console and the documents. The forms are those of the clients' own documentation,
 which each snippet names. A credential never stands in a snippet: the client reads a variable.
@@ -43,7 +43,7 @@ class ClientFile:
 
     @property
     def text(self) -> str:
-        """The file, if it has this entry only."""
+        """Return the text of a file that has only this entry."""
         if self.language == "toml":
             lines = [f"{key} = {_toml(value)}" for key, value in self.entry.items()]
             return "\n".join([f"[{'.'.join(map(_toml_key, self.at))}]", *lines]) + "\n"

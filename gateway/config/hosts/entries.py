@@ -1,4 +1,4 @@
-"""Translates one server of a host's configuration file into the fields of `mcpServers`.
+"""Translate one server of a host's configuration file into the fields of `mcpServers`.
 
 Hosts agree on `command`, `args`, `env`, `url` and `headers`, and differ in the rest. The tables below are from their
 documentation; configuration.md lists what is read.

@@ -1,4 +1,4 @@
-"""Reads configuration files: TOML, JSON, or JSON with comments and trailing commas, in the forms of MCP hosts.
+"""Read configuration files: TOML, JSON, or JSON with comments and trailing commas, in the forms of MCP hosts.
 
 The file of the gateway itself is one of them: `mcpServers`, as desktop hosts have it, with `gateway` beside it. A file
 is read whole, so its size and its depth are bounded. Error messages hold no part of it: it can contain secrets.

@@ -1,4 +1,4 @@
-"""Replaces placeholders in the servers of a configuration file: `${VAR}`, `${VAR:-x}`, `${env:VAR}`, `$VAR`, ….
+"""Replace placeholders in the servers of a configuration file: `${VAR}`, `${VAR:-x}`, `${env:VAR}`, `$VAR`, ….
 
 Hosts write them in different ways, and all of these are read. What a placeholder stands for is never expanded again.
 """
@@ -44,7 +44,7 @@ class Place:
 
     @property
     def workspace(self) -> Path:
-        """The folder that an editor has open: files in `.vscode`, `.cursor` and the like lie one level below it."""
+        """Return the folder of the project. Files in `.vscode`, `.cursor` and the like lie one level below it."""
         return self.folder.parent if self.folder.name.startswith(".") else self.folder
 
     def predefined(self) -> dict[str, str]:
