@@ -10,11 +10,11 @@ def main() -> None:
     if sys.argv[1:2] == ["demo-server"]:
         _demo()
         return
-    from gateway.serving import own_process
+    from gateway.serving import hidden_process
 
-    own_process.open_closed()
-    own_process.hide()
-    own_process.take_environment()
+    hidden_process.open_closed()
+    hidden_process.hide()
+    hidden_process.take_environment()
     from gateway.cli.main import app
 
     what = "Be a small stdio MCP server that shows what sessions do."

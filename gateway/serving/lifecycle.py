@@ -11,7 +11,7 @@ from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
 from gateway.sandbox.enclosures import own_files
 from gateway.sandbox.server_sandboxes import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
-from gateway.serving.own_process import hide, why_in_sight
+from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.reconciliation import Reconciliation

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.serving import own_process
+from gateway.serving import hidden_process
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
@@ -59,7 +59,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         listener.listen(2_048)
         lifeline, held = os.pipe()
         ready, reports = os.pipe()
-        environment = own_process.keep_environment(os.environ)
+        environment = hidden_process.keep_environment(os.environ)
         for end in (lifeline, held, ready, reports, environment):
             stack.callback(os.close, end)
         inboxes = stack.enter_context(contextlib.closing(Inboxes(count)))
@@ -71,7 +71,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
             own = {**given, **siblings, _NUMBER: str(number), _COUNT: str(count)}
             return subprocess.Popen(
                 [sys.executable, "-m", "gateway", *arguments],
-                env={**own_process.visible_environment(os.environ, environment), **own},
+                env={**hidden_process.visible_environment(os.environ, environment), **own},
                 pass_fds=[listener.fileno(), reports, lifeline, environment, *descriptors],
             )
 

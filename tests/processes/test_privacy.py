@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway.serving import own_process
+from gateway.serving import hidden_process
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 from tests.support.redis_server import RunningRedis
@@ -133,13 +133,13 @@ def test_a_worker_is_started_with_nothing_worth_reading() -> None:
     """Before it could close itself, too: a server may be waiting for it."""
     word = secrets.token_urlsafe(32)
     whole = {"MCP_GATEWAY_KEYS": word, "CLOUD_SECRET": word, "PATH": "/bin", "PYTHONPATH": "/x", "LC_ALL": "C"}
-    held = own_process.keep_environment(whole)
+    held = hidden_process.keep_environment(whole)
     try:
-        seen = own_process.visible_environment(whole, held)
+        seen = hidden_process.visible_environment(whole, held)
         assert word not in "".join(seen.values()) and seen.keys() >= {"PATH", "PYTHONPATH", "LC_ALL"}
         program = (
-            "import os\nfrom gateway.serving import own_process\n"
-            "for _ in range(2): own_process.take_environment()\n"
+            "import os\nfrom gateway.serving import hidden_process\n"
+            "for _ in range(2): hidden_process.take_environment()\n"
             "print(os.environ['MCP_GATEWAY_KEYS'], os.environ['PATH'], sorted(os.listdir('/proc/self/fd')))"
         )
         env = {**seen, "PYTHONPATH": str(ROOT)}

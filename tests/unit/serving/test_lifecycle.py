@@ -14,7 +14,7 @@ from gateway.config.policy import PolicySettings
 from gateway.errors import STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving import drain as module
-from gateway.serving import lifecycle, own_process
+from gateway.serving import hidden_process, lifecycle
 from gateway.serving.drain import Drain
 from gateway.serving.lifecycle import Lifecycle, StoreWatch
 from gateway.serving.readiness import KNOWN_S, Readiness, ServingState
@@ -300,12 +300,14 @@ async def test_who_has_reached_a_shared_store_stays_ready_without_it(
 
 @requirement("wall.secrets")
 def test_it_says_when_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_process, "_prctl", lambda option: 0)
+    monkeypatch.setattr(hidden_process, "_prctl", lambda option: 0)
     monkeypatch.setattr("os.geteuid", lambda: 1_000)
-    assert own_process.why_in_sight() == ""
+    assert hidden_process.why_in_sight() == ""
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert own_process.why_in_sight() == "Running as root: servers can read the gateway's memory. Use a dedicated user."
-    monkeypatch.setattr(own_process, "_prctl", lambda option: 1)
-    assert "PR_SET_DUMPABLE" in own_process.why_in_sight()
+    assert (
+        hidden_process.why_in_sight() == "Running as root: servers can read the gateway's memory. Use a dedicated user."
+    )
+    monkeypatch.setattr(hidden_process, "_prctl", lambda option: 1)
+    assert "PR_SET_DUMPABLE" in hidden_process.why_in_sight()
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "Only Linux" in own_process.why_in_sight()
+    assert "Only Linux" in hidden_process.why_in_sight()
