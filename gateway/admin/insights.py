@@ -25,9 +25,9 @@ from gateway.admin.reports import (
     UsageRow,
 )
 from gateway.admin.session_list import SessionFinder
-from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures, read_record
-from gateway.observability.figures import merged as figures_together
 from gateway.observability.metrics import BUCKETS_S, quantile
+from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures, read_record
+from gateway.observability.usage_counts import merged as figures_together
 from session_store import Backend, HistoryRecord, Session, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from gateway.observability.figures import Figures
 from gateway.observability.outcome import EndedCall
 from gateway.observability.timelines import Timelines
+from gateway.observability.usage_counts import Figures
 from session_store import AuditEvent, Backend, Session, StoreUnavailable, TimelinePart
 
 __all__ = ["WRITTEN_EVERY_S", "Activity"]

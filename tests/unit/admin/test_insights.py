@@ -9,8 +9,8 @@ import pytest
 from gateway.admin.insights import Insights, points_of, usage_of
 from gateway.admin.operators import PastQuery
 from gateway.admin.replicas import Replicas
-from gateway.observability.figures import FigureRecord, ToolFigures, WhoFigures
 from gateway.observability.metrics import BUCKETS_S
+from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures
 from session_store import HistoryRecord, TimelineEntry, TimelineHead, TimelinePart
 from session_store.ports.timelines import MAX_SESSIONS
 from session_store.sqlite import SqliteBackend

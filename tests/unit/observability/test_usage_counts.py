@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from gateway.observability.figures import (
+from gateway.observability.outcome import OK, TOOL_ERROR, EndedCall
+from gateway.observability.usage_counts import (
     MOST_CLIENTS_EACH,
     MOST_TOOLS,
     MOST_WHO,
@@ -14,7 +15,6 @@ from gateway.observability.figures import (
     merged,
     read_record,
 )
-from gateway.observability.outcome import OK, TOOL_ERROR, EndedCall
 from session_store import MemoryBackend, Principal, Session, StoreUnavailable
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session
