@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from gateway.observability.frame_bodies import FrameBodies
+from gateway.observability.redacted_bodies import FrameBodies
 from transports.inbound_port import Refused
 from transports.jsonrpc import InvalidMessage, Message, encode, parse
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observability.frame_bodies import MOST_BODY_BYTES, MOST_CHARS, FrameBodies
+from gateway.observability.redacted_bodies import MOST_BODY_BYTES, MOST_CHARS, FrameBodies
 from tests.requirements import requirement
 from transports.jsonrpc import encode
 
