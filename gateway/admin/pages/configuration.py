@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 from gateway.admin.pages.page import ConsolePage
-from gateway.config.effective import Section, effective
+from gateway.config.effective_settings import Section, effective
 
 __all__ = ["PAGE"]
 

@@ -1,4 +1,4 @@
-"""`gateway.config.effective`: what is in effect, where it comes from, and that no credential is shown."""
+"""`gateway.config.effective_settings`: what is in effect, where it comes from, and that no credential is shown."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.effective import DEFAULT, EffectiveSetting, effective
+from gateway.config.effective_settings import DEFAULT, EffectiveSetting, effective
 from gateway.config.settings import Settings, load
 from tests.requirements import requirement
 
