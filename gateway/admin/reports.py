@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
-from gateway.observability.observed import Counted, Failure
+from gateway.observability.observed_call import Counted, Failure
 from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from session_store import Session, TimelineEntry, TimelineHead

@@ -32,7 +32,7 @@ from gateway.context.session_facts import RESTARTED_KEY, trace_meta, traced_erro
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, error_of
 from gateway.identity.credential_claims import CredentialClaims
-from gateway.observability.observed import Failure, ObservedCall
+from gateway.observability.observed_call import Failure, ObservedCall
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
 from gateway.protocol.cache_hints import of_one_session
 from gateway.protocol.capabilities import Caller

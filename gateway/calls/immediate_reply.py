@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.calls.live_session import LiveSession
-from gateway.observability.observed import LogFacts
+from gateway.observability.observed_call import LogFacts
 from session_store.session import redact
 from transports.inbound_port import HeaderList
 from transports.reply_queue import Frame, ReplyQueue

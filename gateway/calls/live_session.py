@@ -19,7 +19,7 @@ from gateway.calls.session_frames import SessionFrames
 from gateway.calls.streams import LostStreams, Outbox
 from gateway.calls.usage import Usage
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
-from gateway.observability.observed import Counted, Failure
+from gateway.observability.observed_call import Counted, Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from session_store import EventStreams, Session, StoreUnavailable, TimelineEntry
 from transports.era import Era

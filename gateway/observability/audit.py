@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gateway.config.auth import AuditSettings
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import Durations
-from gateway.observability.observed import ObservedCall
+from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from gateway.observability.visible import visible_json

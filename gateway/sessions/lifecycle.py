@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.observability.audit import Audit
-from gateway.observability.observed import Counted
+from gateway.observability.observed_call import Counted
 from gateway.policy.quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.inbound_port import Refused

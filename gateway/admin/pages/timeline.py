@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from gateway.admin.formatting import took
 from gateway.admin.reports import SessionRow, TimelineRow
-from gateway.observability.observed import Failure
+from gateway.observability.observed_call import Failure
 from gateway.sandbox.refusals import RefusedRow
 
 __all__ = ["explained", "notes_of", "picture_of"]

@@ -18,7 +18,7 @@ from gateway.calls.owned_tasks import OwnedTask
 from gateway.calls.suspended_call import AskingServer, SuspendedCall
 from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
 from gateway.identity.credential_claims import CredentialClaims
-from gateway.observability.observed import LogFacts
+from gateway.observability.observed_call import LogFacts
 from gateway.protocol.extensions import object_of
 from gateway.protocol.tasks import TaskAtServer, is_task
 from gateway.tasks.answers import legacy_task

@@ -11,7 +11,7 @@ from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import live_session_of
 from gateway.config.limits import TaskSettings
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
-from gateway.observability.observed import LogFacts
+from gateway.observability.observed_call import LogFacts
 from gateway.observability.outcome import TOOL_ERROR, outcome_of
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.exchange import TaskExchange, TaskQuestions

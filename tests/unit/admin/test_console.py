@@ -42,7 +42,7 @@ from gateway.admin.rest import Rest
 from gateway.admin.tried_calls import ToolCatalog
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
-from gateway.observability.observed import Failure
+from gateway.observability.observed_call import Failure
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures
 from gateway.protocol.listing import Tools
 from gateway.sandbox.refusals import RefusedRow

@@ -32,7 +32,7 @@ from gateway.admin.reports import (
     row_of,
 )
 from gateway.admin.session_selection import HeldPage, HeldRow, Selection, facts_of
-from gateway.observability.observed import Failure
+from gateway.observability.observed_call import Failure
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, StoreUnavailable, Task
 from session_store.session import redact
 from session_store.testing import BOB, FakeClock, a_session, a_task

@@ -11,7 +11,7 @@ from gateway.admin.reports import row_of
 from gateway.admin.session_selection import LiveFacts, facts_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings
-from gateway.observability.observed import Failure
+from gateway.observability.observed_call import Failure
 from gateway.sessions.lifecycle import CHECKED_AT_ONCE, ENDED
 from gateway.sessions.opening import metadata_of
 from session_store import MemoryBackend, SessionStore, StoreUnavailable
