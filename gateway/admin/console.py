@@ -21,7 +21,7 @@ from gateway.admin.operations import Operations
 from gateway.admin.operators import OperatorError
 from gateway.admin.pages import console_pages
 from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
-from gateway.observability.visible import visible
+from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable
 from transports.inbound.http import Guard, read_body

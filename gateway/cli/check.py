@@ -12,8 +12,8 @@ from gateway.cli.options import ConfigOption, JsonOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.observability.visible import as_json as to_json
-from gateway.observability.visible import visible_line
+from gateway.observability.escaped_text import as_json as to_json
+from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
     from gateway.upstreams.upstream import ConfiguredUpstream

@@ -12,8 +12,8 @@ from gateway.cli.configuration import configuration
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.terminal import Terminal
 from gateway.doctor.findings import Finding
-from gateway.observability.visible import as_json as to_json
-from gateway.observability.visible import visible
+from gateway.observability.escaped_text import as_json as to_json
+from gateway.observability.escaped_text import visible
 
 __all__ = ["doctor"]
 

@@ -20,7 +20,7 @@ from gateway.context.announcements import Announced, Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
-from gateway.observability.visible import as_json, visible_line
+from gateway.observability.escaped_text import as_json, visible_line
 from gateway.policy.decisions import ANNOTATIONS
 from gateway.protocol.listing import named, operation_of
 from gateway.serving.gateway import Gateway

@@ -16,7 +16,7 @@ from gateway.admin.local_gateways import announced, runtime_folder
 from gateway.cli.terminal import Terminal
 from gateway.config.hosts.client_snippets import snippet
 from gateway.config.settings import GatewaySettings
-from gateway.observability.visible import visible_line
+from gateway.observability.escaped_text import visible_line
 from gateway.serving.gateway import Gateway
 from gateway.serving.greeting import Greeting, ServerLine, greeting_of, link_for, local_gateway, server_lines
 from gateway.serving.workers import announce

@@ -18,7 +18,7 @@ from gateway.cli.options import AtGateway, JsonOption, options
 from gateway.cli.output import print_event, replicas_table, sessions_table
 from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
-from gateway.observability.visible import as_json, visible_line
+from gateway.observability.escaped_text import as_json, visible_line
 
 __all__ = ["app", "tail", "top"]
 

@@ -12,7 +12,7 @@ from gateway.admin.formatting import amount, clock, readable, span
 from gateway.admin.operators import Page
 from gateway.admin.reports import ReplicaReport, SessionRow, SessionTotals, TaskRow
 from gateway.cli.terminal import Terminal
-from gateway.observability.visible import as_json, visible, visible_line
+from gateway.observability.escaped_text import as_json, visible, visible_line
 
 __all__ = [
     "facts_table",

@@ -21,7 +21,7 @@ from gateway.config.faults import located
 from gateway.config.hosts.files import served_name
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
-from gateway.observability.visible import as_json, visible_line
+from gateway.observability.escaped_text import as_json, visible_line
 from gateway.protocol.methods import METHODS
 from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.learning import Learnt, united

@@ -19,7 +19,7 @@ from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
 from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
-from gateway.observability.visible import as_json, visible_line
+from gateway.observability.escaped_text import as_json, visible_line
 from session_store import AuditEvent
 
 __all__ = ["SHOWN_ENTRIES", "app", "environment_lines", "timeline_lines", "timeline_table"]

@@ -12,7 +12,7 @@ from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import facts_table, tasks_table
 from gateway.cli.source import run_at
 from gateway.cli.terminal import Terminal
-from gateway.observability.visible import as_json
+from gateway.observability.escaped_text import as_json
 
 __all__ = ["app"]
 

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from gateway.observability.visible import visible
+from gateway.observability.escaped_text import visible
 
 __all__ = ["Terminal"]
 

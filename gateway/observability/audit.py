@@ -17,12 +17,12 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.config.auth import AuditSettings
+from gateway.observability.escaped_text import visible_json
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import Durations
 from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
-from gateway.observability.visible import visible_json
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.ports.accounting import part_of
 from session_store.session import redact

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.observability.escaped_text import visible, visible_line
 from gateway.observability.outcome import EndedCall
-from gateway.observability.visible import visible, visible_line
 from gateway.protocol.methods import METHODS
 from session_store import Principal
 from session_store.context import current_session_id

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.observability.visible import visible
+from gateway.observability.escaped_text import visible
 from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from transports.jsonrpc import InvalidMessage, decode_exact
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gateway.observability.escaped_text import shortened_line
 from gateway.observability.outcome import OK, EndedCall, Outcome
-from gateway.observability.visible import shortened_line
 from session_store import (
     AuditEvent,
     Session,

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.observability.escaped_text import shortened_line
 from gateway.observability.metrics import BUCKETS_S
 from gateway.observability.outcome import OK, EndedCall
-from gateway.observability.visible import shortened_line
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
 

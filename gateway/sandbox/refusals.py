@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from cachetools import TTLCache
 
+from gateway.observability.escaped_text import visible_line
 from gateway.observability.metrics import SANDBOX_REFUSALS
-from gateway.observability.visible import visible_line
 
 __all__ = ["MOST_ROWS_OF_ALL", "ProcessRefusals", "Refusal", "Refusals", "RefusedRow", "SessionRefusals", "sentence"]
 

@@ -16,7 +16,7 @@ from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, ar
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.reports import Attempt, ToolRow, TriedCall
 from gateway.admin.tried_calls import body_of, left
-from gateway.observability.visible import as_json, visible
+from gateway.observability.escaped_text import as_json, visible
 from transports.inbound.http import peer_of
 
 __all__ = ["PAGE", "parts_of"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.output import print_event
-from gateway.observability.visible import MOST_INDENTED, as_json, visible, visible_line
+from gateway.observability.escaped_text import MOST_INDENTED, as_json, visible, visible_line
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, shows_only_text
 
