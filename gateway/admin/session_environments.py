@@ -116,8 +116,9 @@ def _shown(sources: Sources, name: str, origin: Origin, where: str, value: str |
     if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):
         return None
     if where == "session_id":
-        value = redact(value)
-    return scrubbed_text(value)[:_MOST_CHARS]
+        return redact(value)
+    # A principal such as `api-key:alice` has the form of a credential after its name, and is none.
+    return (value if where.startswith("principal") else scrubbed_text(value))[:_MOST_CHARS]
 
 
 def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> list[Variable]:

@@ -28,6 +28,7 @@ SOURCES = Sources(
     names={
         "MCP_SESSION_ID": EnvironmentValue(field="session_id"),
         "MCP_SESSION_FILES": EnvironmentValue(field="temp_dir"),
+        "MCP_SESSION_PRINCIPAL": EnvironmentValue(field="principal"),
         "TICKET": EnvironmentValue(field="ticket"),
         "LANG": EnvironmentValue(field="workspace"),
     },
@@ -37,7 +38,7 @@ SOURCES = Sources(
 GIVEN = {
     "HOME": "/run/o/1/home", "TMPDIR": "/run/o/1/tmp", "PYENV_ROOT": "/opt/pyenv", "npm_config_x": SECRET,
     "MCP_SESSION_ID": "abcdefgh-the-secret-rest", "MCP_SESSION_FILES": "/run/t/1", "TICKET": SECRET, "LANG": "w",
-    "RULED": SECRET, "KEY": SECRET, "TOKEN": f"x-{SECRET}-{SECRET}",
+    "RULED": SECRET, "KEY": SECRET, "TOKEN": f"x-{SECRET}-{SECRET}", "MCP_SESSION_PRINCIPAL": "api-key:alice",
     SOCKET_VARIABLE: "/run/s/1", ACCESS_VARIABLE: SECRET, FACTS_VARIABLE: f'{{"id": "{SECRET}"}}',
 }  # fmt: skip
 
@@ -54,6 +55,7 @@ def test_each_variable_has_its_source_and_secrets_are_never_shown() -> None:
         "LANG": ("configuration", "mcpServers.files.env", None),
         "MCP_SESSION_FILES": ("session", "temp_dir", "/run/t/1"),
         "MCP_SESSION_ID": ("session", "session_id", "abcdefgh"),
+        "MCP_SESSION_PRINCIPAL": ("session", "principal", "api-key:alice"),
         "PATH": ("inherited", "the gateway's own environment", "/usr/bin"),
         "PLAIN": ("configuration", "mcpServers.files.env", None),
         "PYENV_ROOT": ("sandbox", "the profile of the sandbox", "/opt/pyenv"),
