@@ -17,6 +17,7 @@ from gateway.cli.configuration import FILE
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.source import endpoint_here
 from gateway.cli.terminal import Terminal
+from gateway.config.addresses import base_url
 from gateway.config.faults import did_you_mean
 from gateway.config.hosts.client_files import FoundServers, add_entry, found_servers, write_file
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
@@ -197,12 +198,11 @@ def connect(
 ) -> None:
     """Print how a client connects to the gateway, or write it into the client's file."""
     try:
-        url = url or endpoint_here(config)
-    except OperatorError as error:
-        raise complain(str(error)) from None
+        url = f"{base_url(url or endpoint_here(config))}/mcp"
     except ConfigurationError as error:
         raise complain(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
-    url = url if url.rstrip("/").endswith("/mcp") else f"{url.rstrip('/')}/mcp"
+    except (OperatorError, ValueError) as error:
+        raise complain(str(error)) from None
     if not client:
         for one in snippets(url, name=name, needs_token=token):
             _out.print(f"{one.client:<12} {one.title}")

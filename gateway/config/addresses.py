@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 __all__ = [
     "HostNames",
     "ListenAddress",
+    "base_url",
     "host_and_port",
     "host_names",
     "is_loopback",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _ANY_NAME: Final = "*"
+_MOST_CHARS: Final = 500
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/@\[\]]+")
 _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
@@ -51,6 +53,24 @@ def url_here(host: str, port: int) -> str:
     """Return the URL at which this machine reaches what listens on that address."""
     host = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}"
+
+
+def base_url(given: str) -> str:
+    """Return the URL of a gateway, as a person gives it, without `/mcp` and slashes at its end.
+
+    Raises:
+        ValueError: no client can use it.
+    """
+    url = given.strip().rstrip("/").removesuffix("/mcp")
+    fault = "give the address as https://HOST or http://HOST:PORT, without credentials"
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError(fault) from None
+    is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+    if not is_usable or len(url) > _MOST_CHARS or not url.isprintable() or " " in url:
+        raise ValueError(fault)
+    return url
 
 
 def _checked_address(address: str) -> str:

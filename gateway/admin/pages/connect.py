@@ -1,25 +1,25 @@
 """How clients connect: commands, entries of configuration files and links."""
 
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 from gateway.admin.operators import OperatorError
 from gateway.admin.pages.page import BASE_URL, ConsolePage
-from gateway.config.addresses import is_loopback, url_here
+from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
 from gateway.config.settings import Settings
 
 __all__ = ["PAGE"]
 
-_MOST_CHARS: Final = 500
-
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     settings, given = operators.settings, request.query_params
-    base = _base(given.get("base", "") or _known_base(settings, request))
+    try:
+        base = base_url(given.get("base", "") or _known_base(settings, request))
+    except ValueError as error:
+        raise OperatorError(str(error)) from None
     server = given.get("server", "")
     path = f"/servers/{server}/mcp" if server in settings.mcpServers else "/mcp"
     needs_token = not settings.gateway.allows_anonymous
@@ -34,7 +34,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "variable": TOKEN_VARIABLE,
         "clients": [(name, found[name].title.partition(" (")[0]) for name in CLIENTS],
         "chosen": found.get(client, found[CLIENTS[0]]),
-        "is_local": is_loopback(urlsplit(base).hostname or ""),
+        "is_local": is_of_this_machine(base),
     }
 
 
@@ -42,19 +42,6 @@ def _known_base(settings: Settings, request: Request) -> str:
     """Return where the browser has this gateway; with a listener of the console's own, where the gateway listens."""
     gateway = settings.gateway
     return url_here(gateway.host, gateway.port) if gateway.admin.listen else str(request.scope[BASE_URL])
-
-
-def _base(url: str) -> str:
-    """Return the URL without `/mcp` and slashes at its end. Raises `OperatorError`: no client can use it."""
-    url = url.strip().rstrip("/").removesuffix("/mcp")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
-    except ValueError:
-        usable = False
-    if not usable or len(url) > _MOST_CHARS or not url.isprintable() or " " in url:
-        raise OperatorError("give the address as https://HOST or http://HOST:PORT, without credentials")
-    return url
 
 
 PAGE: Final = ConsolePage(

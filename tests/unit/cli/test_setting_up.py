@@ -140,6 +140,13 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
 
 
 @requirement("first.clients")
+@pytest.mark.parametrize("url", ["127.0.0.1:9000", "localhost/mcp", "ftp://a.example", "https://me:pw@a.example/mcp"])
+def test_connect_refuses_a_url_that_no_client_can_use(here: Path, url: str) -> None:
+    assert "give the address as https://HOST" in refused("connect", "cursor", "--write", "--url", url)
+    assert not (here / ".cursor").exists()
+
+
+@requirement("first.clients")
 def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
     here.chmod(0o700)
