@@ -22,10 +22,11 @@ from gateway.observability.queued_output import dropped_lines
 from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_source import Start
 from gateway.version import __version__
+from session_store.ports.accounting import StepName
 
 __all__ = ["PrometheusExporter"]
 
-_EVENTS = frozenset({"created", "resumed", "expired", "evicted", "ended", "refused", "warned"})
+_EVENTS = frozenset(get_args(StepName)) - {"operated"}
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 

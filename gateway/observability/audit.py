@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Literal
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -24,16 +24,15 @@ from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
-from session_store.ports.accounting import part_of
+from session_store.ports.accounting import SessionEnd, StepName, part_of
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["Audit", "AuditLines", "Repeated"]
+__all__ = ["ENDS", "Audit", "AuditLines", "Repeated"]
 
 logger = logging.getLogger(__name__)
 
-Ended = Literal["ended", "expired", "evicted"]
-ENDS: Final[tuple[Ended, ...]] = ("ended", "expired", "evicted")
+ENDS: Final[tuple[SessionEnd, ...]] = get_args(SessionEnd)
 """The events with which a session ends."""
 
 _MOST_WAITING: Final = 20_000
@@ -72,7 +71,7 @@ class Audit:
     ) -> None:
         self._noted = noted
         self.counts: Counter[str] = Counter()  # events since the process began, by name
-        self.durations: dict[Ended, Durations] = {how: Durations() for how in ENDS}  # of sessions, by how they ended
+        self.durations: dict[SessionEnd, Durations] = {how: Durations() for how in ENDS}  # of sessions that ended
         self.lost = 0
         self._trail = trail
         self._clock = clock
@@ -90,7 +89,7 @@ class Audit:
 
     def record(
         self,
-        event: Literal["created", "resumed", "expired", "evicted", "ended", "refused", "operated", "warned"],
+        event: StepName,
         *,
         session: Session | str = "",
         era: str = "",
@@ -121,7 +120,7 @@ class Audit:
         self._noted(recorded, None if isinstance(session, str) else session)
         self._add_and_log(recorded)
 
-    def over(self, how: Ended, session: Session, reason: str, calls: int | None) -> None:
+    def over(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
         """Record the end of a session. `calls`: the calls that its replica answered; None if not known."""
         now = self._clock()
         lasted_s = round(max(0.0, now - session.created_at), 3)

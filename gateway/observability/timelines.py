@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gateway.observability.audit import ENDS
 from gateway.observability.escaped_text import shortened_line
 from gateway.observability.outcome import OK, EndedCall, Outcome
 from session_store import (
@@ -48,7 +49,6 @@ _KINDS: Final[dict[str, TimelineKind]] = {
     "task": "task",
 }
 """Events of the audit trail that become entries, and the kind of the entry."""
-_ENDS: Final = frozenset({"ended", "expired", "evicted"})
 INITIALIZED_AGAIN: Final = "initialized again"
 """The reason of an event `resumed` if the session did not move: its client repeated the handshake."""
 
@@ -200,7 +200,7 @@ class Timelines:
             server, _, name = event.tool.partition("/") if is_server else ("", "", event.tool)
         if event.event == "resumed" and event.reason != INITIALIZED_AGAIN:
             kind = "move"
-        if event.event in _ENDS:
+        if event.event in ENDS:
             waiting.ended, waiting.ended_at = event.event, event.at
         entry = TimelineEntry(
             event.at,

@@ -18,16 +18,24 @@ __all__ = [
     "STEPS",
     "AuditEvent",
     "AuditTrail",
+    "EventName",
     "HistoryRecord",
     "HistoryStore",
     "Marks",
     "Part",
     "Quotas",
     "Rates",
+    "SessionEnd",
+    "StepName",
     "by_part",
     "newest",
     "part_of",
 ]
+
+SessionEnd = Literal["expired", "evicted", "ended"]
+StepName = Literal["created", "resumed", SessionEnd, "refused", "operated", "warned"]
+"""The steps of a session's life, refusals, actions of operators, and warnings about clients."""
+EventName = Literal[StepName, "called", "task", "blocked"]
 
 
 class Rates(Protocol):
@@ -90,19 +98,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     at: float
-    event: Literal[
-        "created",
-        "resumed",
-        "expired",
-        "evicted",
-        "ended",
-        "refused",
-        "called",
-        "operated",
-        "warned",
-        "task",
-        "blocked",
-    ]
+    event: EventName
     session: str = ""
     principal: str = ""
     endpoint: str = ""

@@ -1,13 +1,13 @@
 """The newest audit events, with filters."""
 
 from collections.abc import Iterable
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_args
 
 from starlette.requests import Request
 
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
-from session_store import AuditEvent
+from session_store.ports.accounting import EventName
 
 __all__ = ["PAGE", "folded"]
 
@@ -16,7 +16,7 @@ _SHOWN: Final = 1_000
 _SEARCHED: Final = 5_000
 """Among how many of the newest events a filter looks."""
 
-_KINDS: Final[tuple[str, ...]] = get_args(get_type_hints(AuditEvent)["event"])
+_KINDS: Final[tuple[str, ...]] = get_args(EventName)
 _WORDS: Final = ("principal", "tool", "reason", "outcome", "correlation", "client", "workspace", "endpoint")
 _GOOD: Final = ("ok", "working", "completed", "cancelled", "")
 
