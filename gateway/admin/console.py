@@ -18,9 +18,9 @@ from starlette.staticfiles import StaticFiles
 from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
-from gateway.admin.operators import OperatorError
 from gateway.admin.pages import console_pages
 from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
+from gateway.admin.queries import OperatorError
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable

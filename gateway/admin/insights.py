@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.operators import Ambiguous, NoSuch, PastQuery
+from gateway.admin.queries import Ambiguous, NoSuch, PastQuery
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import (

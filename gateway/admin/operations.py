@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.admin.insights import Insights
-from gateway.admin.operators import (
+from gateway.admin.queries import (
     SHORTEST_PREFIX,
     Ambiguous,
     NoSuch,

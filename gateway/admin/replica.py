@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.admin.operators import SessionQuery
+from gateway.admin.queries import SessionQuery
 from gateway.admin.reports import (
     MOST_DEAD,
     DeadProcess,

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Type
 
 import msgspec
 
-from gateway.admin.operators import Ambiguous, NoSuch, UnknownHere
+from gateway.admin.queries import Ambiguous, NoSuch, UnknownHere
 from gateway.admin.replica import QUESTIONS, Replica
 from gateway.admin.reports import ReplicaReport, SessionEnvironment, SessionPart
 from session_store import Backend, Bus, Session, StoreUnavailable

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.operations import Operations
-from gateway.admin.operators import OperatorError, TooLate
+from gateway.admin.queries import OperatorError, TooLate
 from gateway.admin.reports import FramesPage, StderrPage
 from gateway.admin.tried_calls import attempt_in, left
 from gateway.admin.verbs import VERBS, Verb, described

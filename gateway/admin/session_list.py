@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.admin.operators import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
+from gateway.admin.queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of

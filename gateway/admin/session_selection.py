@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.admin.operators import OperatorError, SessionFilter, SessionQuery, Sort
+from gateway.admin.queries import OperatorError, SessionFilter, SessionQuery, Sort
 from gateway.admin.reports import (
     SessionPart,
     SessionRow,

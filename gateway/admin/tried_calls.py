@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from starlette.requests import Request
 
-from gateway.admin.operators import NoSuch, OperatorError
+from gateway.admin.queries import NoSuch, OperatorError
 from gateway.admin.reports import Attempt, CatalogPage, Outcome, ToolRow, TriedCall
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, get_args, get_origi
 
 import msgspec
 
-from gateway.admin.operators import (
+from gateway.admin.queries import (
     About,
     OperatorError,
     Page,

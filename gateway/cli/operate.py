@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.operators import OperatorError, SessionQuery
+from gateway.admin.queries import OperatorError, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.verbs import Operators
 from gateway.cli.options import AtGateway, JsonOption, options

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import amount, clock, readable, span
-from gateway.admin.operators import Page
+from gateway.admin.queries import Page
 from gateway.admin.reports import ReplicaReport, SessionRow, SessionTotals, TaskRow
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible, visible_line

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import took
-from gateway.admin.operators import FILTERS, ONLY, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery, sort_named
+from gateway.admin.queries import FILTERS, ONLY, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery, sort_named
 from gateway.admin.reports import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
 from gateway.admin.verbs import Operators
 from gateway.cli.options import JsonOption, Where, options

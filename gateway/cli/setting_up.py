@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
-from gateway.admin.operators import OperatorError
+from gateway.admin.queries import OperatorError
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import FILE
 from gateway.cli.options import ConfigOption, options

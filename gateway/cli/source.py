@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.admin.operators import Ambiguous, OperatorError
+from gateway.admin.queries import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
 from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gateway.admin.operators import TASK_STATUSES, TaskQuery
+from gateway.admin.queries import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
 from gateway.cli.options import JsonOption, Where, options
 from gateway.cli.output import facts_table, tasks_table

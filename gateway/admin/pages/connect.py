@@ -5,8 +5,8 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.operators import OperatorError
 from gateway.admin.pages.page import BASE_URL, ConsolePage
+from gateway.admin.queries import OperatorError
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
 from gateway.config.settings import Settings

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operators import SessionQuery
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of, charts_of_history, range_of
 from gateway.admin.pages.events import folded
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.queries import SessionQuery
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

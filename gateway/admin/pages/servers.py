@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operators import NoSuch
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of_history, range_of
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.queries import NoSuch
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

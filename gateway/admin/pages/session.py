@@ -10,9 +10,9 @@ import re2
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.operators import NoSuch, TaskQuery
 from gateway.admin.pages.page import OPERATOR, Action, ConsolePage
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
+from gateway.admin.queries import NoSuch, TaskQuery
 from gateway.admin.reports import SessionRow, StderrPage
 from gateway.admin.verbs import Operators
 from gateway.calls.session_frames import StderrLine

@@ -7,7 +7,8 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.operators import (
+from gateway.admin.pages.page import ConsolePage
+from gateway.admin.queries import (
     FILTERS,
     ONLY,
     OperatorError,
@@ -16,7 +17,6 @@ from gateway.admin.operators import (
     SessionQuery,
     sort_named,
 )
-from gateway.admin.pages.page import ConsolePage
 from gateway.admin.reports import SESSION_STATES
 from transports.inbound.http import read_body
 

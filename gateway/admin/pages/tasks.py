@@ -5,8 +5,8 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.operators import TASK_STATUSES, TaskQuery
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.queries import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
 
 __all__ = ["PAGE"]

@@ -11,9 +11,9 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.operators import OperatorError
 from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.queries import OperatorError
 from gateway.admin.reports import Attempt, ToolRow, TriedCall
 from gateway.admin.tried_calls import body_of, left
 from gateway.observability.escaped_text import as_json, visible

@@ -27,8 +27,8 @@ from gateway.admin.auth import (
     TooManyAttempts,
 )
 from gateway.admin.console import Console
-from gateway.admin.operators import NoSuch
 from gateway.admin.pages import console_pages
+from gateway.admin.queries import NoSuch
 from gateway.admin.reports import (
     HiddenTools,
     ProcessFacts,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.admin.insights import Insights, points_of, usage_of
-from gateway.admin.operators import PastQuery
+from gateway.admin.queries import PastQuery
 from gateway.admin.replicas import Replicas
 from gateway.observability.metrics import BUCKETS_S
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures

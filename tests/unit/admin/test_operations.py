@@ -9,7 +9,7 @@ import pytest
 
 from gateway.admin import session_list
 from gateway.admin.operations import Operations, operations_on, task_row
-from gateway.admin.operators import (
+from gateway.admin.queries import (
     Ambiguous,
     NoSuch,
     Only,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.admin.operators import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery, sort_named
+from gateway.admin.queries import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery, sort_named
 from gateway.admin.reports import SessionState
 from gateway.admin.session_selection import LiveFacts, Selection, cursor_of, facts_of, matches
 from gateway.admin.verbs import VERBS, Verb, described

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
-from gateway.admin.operators import OperatorError
+from gateway.admin.queries import OperatorError
 from gateway.cli import main, sessions, source
 from gateway.cli.options import AtGateway, Overrides, Where, options
 from gateway.cli.source import gateway_at

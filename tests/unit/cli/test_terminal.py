@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from gateway.admin.operators import Page
+from gateway.admin.queries import Page
 from gateway.admin.reports import HiddenTools, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow, Variable
 from gateway.cli.greeting import StatusLine, progress_line, rendered
 from gateway.cli.output import facts_table, none_line, sessions_table, totals_line

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gateway.admin.operations import task_row
-from gateway.admin.operators import TaskQuery
+from gateway.admin.queries import TaskQuery
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import OUTCOME_UNKNOWN
