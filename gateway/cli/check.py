@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, required_configuration
+from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, JsonOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import located
@@ -64,7 +64,7 @@ def check(
     except ConfigurationError as error:
         message = located(str(error), configuration(config))
         if not as_json:
-            raise complain(message) from None
+            raise error_exit(message) from None
         typer.echo(to_json({"good": False, "faults": message.splitlines()}))
         raise typer.Exit(2) from None
     ignored = [note.text for note in loaded.notes if note.level == "ignored"]
@@ -78,7 +78,7 @@ def check(
     typer.echo(to_json(found | {"ignored": ignored}) if as_json else _summary(file, settings, unanswered, offline))
     for kind, lines in (("warning", warnings), ("ignored", ignored)):
         for line in () if as_json else lines:
-            _err.complain(kind, line)
+            _err.print_labelled(kind, line)
 
 
 def _summary(config: Path, settings: Settings, unanswered: list[str], offline: bool) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 import typer
 from msgspec.structs import replace
 
-from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, with_command
+from gateway.cli.error_exit import error_exit
 from gateway.cli.options import Caller, ConfigOption, options
 from gateway.config.faults import located
 from gateway.config.model import sample_of
@@ -301,7 +301,7 @@ def explain(
         settings = load(config).settings
         found = asyncio.run(explanation(settings, caller, tool=tool, offline=offline))
     except ConfigurationError as error:
-        raise complain(located(str(error), config)) from None
+        raise error_exit(located(str(error), config)) from None
     if as_json_:
         typer.echo(as_json(found, indent=2))
         return
@@ -370,7 +370,7 @@ def show_manifest(
         configure_logging("error")
         typer.echo(as_json(asyncio.run(manifest(settings, caller)), indent=2))
     except ConfigurationError as error:
-        raise complain(located(str(error), config)) from None
+        raise error_exit(located(str(error), config)) from None
 
 
 async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:

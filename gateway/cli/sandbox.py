@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration
+from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, JsonOption, NamedConfigOption, options
 from gateway.config.faults import located
 from gateway.config.hosts.files import served_name
@@ -64,11 +64,11 @@ def learn(
         if probe().gate:
             raise ConfigurationError(f"a server cannot be watched on this machine: {probe().gate}")
     except ConfigurationError as error:
-        raise complain(located(str(error), config)) from None
+        raise error_exit(located(str(error), config)) from None
     try:
         found, code = asyncio.run(_learn(settings, seconds))
     except ProcessFailed as error:
-        raise complain(f"{name} could not be started: {error}") from None
+        raise error_exit(f"{name} could not be started: {error}") from None
     entry: dict[str, Any] = {"command": settings.command, "args": [*settings.args]}
     if settings.env:
         entry["env"] = dict.fromkeys(settings.env, "...")  # values are often secrets
@@ -246,7 +246,7 @@ def explain(
             raise ConfigurationError(f"server {name!r} has no command, so the gateway starts no process for it")
         enclosures = enclosures_of(name, entry, settings.gateway)
     except ConfigurationError as error:
-        raise complain(located(str(error), config)) from None
+        raise error_exit(located(str(error), config)) from None
     package = package_folder(settings.gateway.packages, entry)
     delegation = look(settings.gateway.cgroup)
     every = server_sandboxes({name: enclosures}, delegation=delegation)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration, with_command
+from gateway.cli.error_exit import error_exit
 from gateway.cli.main import uncollected
 from gateway.cli.options import CommandArgument, ConfigOption, NamedConfigOption, Overrides, VerboseOption, options
 from gateway.config.faults import ConfigurationError, Note, located
@@ -54,12 +54,12 @@ def run(
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
         serve(settings, welcome)
     except ConfigurationError as error:
-        raise complain(located(str(error), found)) from None
+        raise error_exit(located(str(error), found)) from None
     except OSError as error:
         where = f"{settings.gateway.host}:{settings.gateway.port}"
         taken = ": give another port with --port, or --port 0 for a free one"
         do = taken if error.errno == errno.EADDRINUSE else ""
-        raise complain(f"cannot listen on {where}: {error.strerror or error}{do}") from None
+        raise error_exit(f"cannot listen on {where}: {error.strerror or error}{do}") from None
 
 
 @options
@@ -83,7 +83,7 @@ def stdio(
         _log(loaded.notes)
         serve_stdio(settings)
     except ConfigurationError as error:
-        raise complain(located(str(error), config)) from None
+        raise error_exit(located(str(error), config)) from None
 
 
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":

@@ -12,8 +12,8 @@ import typer
 from pydantic import ValidationError
 
 from gateway.admin.queries import OperatorError
-from gateway.cli.complaint import complain
 from gateway.cli.configuration import FILE
+from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, options
 from gateway.cli.source import endpoint_here
 from gateway.cli.terminal import Terminal
@@ -72,27 +72,27 @@ def init(
 ) -> None:
     """Write a commented configuration, with the servers that clients on this machine have."""
     if (file.exists() or file.is_symlink()) and not force:
-        raise complain(f"{file} exists: add a server to it with `mcp-session-gateway add`, or give --force")
+        raise error_exit(f"{file} exists: add a server to it with `mcp-session-gateway add`, or give --force")
     if file.suffix == ".toml":
-        raise complain(f"{file}: init writes JSON with comments: give a name that ends with .json")
+        raise error_exit(f"{file}: init writes JSON with comments: give a name that ends with .json")
     found = FoundServers() if empty else found_servers(Path.cwd(), Path.home(), os.environ)
     for note in found.notes:
-        _out.complain("ignored", note)
+        _out.print_labelled("ignored", note)
     if not found.entries:
         found.entries["demo"] = {"command": sys.executable, "args": ["-m", "gateway", "demo-server"]}
     try:
         write_file(file, _TEMPLATE.format(given=_given(file), servers=_written(found)))
     except OSError as error:
-        raise complain(f"{file}: {error.strerror or error}") from None
+        raise error_exit(f"{file}: {error.strerror or error}") from None
     except UnicodeError:
-        raise complain(
+        raise error_exit(
             f"{file}: a file of another client has half a character: give --empty, and add servers"
         ) from None
     _out.print(f"{file}: {_count(len(found.entries), 'server')}")
     for name in found.entries:
         _out.print(f"  {name}  {_origin(found, name)}")
     for name, fields in found.secrets.items():
-        _out.complain("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
+        _out.print_labelled("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
     _tell_faults(file)
     _out.print(f"Next: mcp-session-gateway run{_given(file)}")
 
@@ -126,7 +126,7 @@ def _tell_faults(file: Path) -> None:
         load(file)
     except ConfigurationError as error:
         for line in str(error).splitlines():
-            _out.complain("warning", line)
+            _out.print_labelled("warning", line)
 
 
 @options
@@ -142,9 +142,9 @@ def add(
 ) -> None:
     """Add a server to a configuration."""
     if bool(command) == bool(url):
-        raise complain("give a command after --, or --url: mcp-session-gateway add files -- npx -y SOME-SERVER")
+        raise error_exit("give a command after --, or --url: mcp-session-gateway add files -- npx -y SOME-SERVER")
     if command and (fault := command_fault(command[0], None)):
-        raise complain(f"the command after -- {fault}: give its words without quotes around all of them")
+        raise error_exit(f"the command after -- {fault}: give its words without quotes around all of them")
     entry: dict[str, Any] = {"url": url} if url else {}
     if command:
         entry = {"command": command[0]} | ({"args": command[1:]} if command[1:] else {})
@@ -157,9 +157,9 @@ def add(
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, found["loc"]))
-        raise complain(": ".join(filter(None, (where, found["msg"].removeprefix("Value error, "))))) from None
+        raise error_exit(": ".join(filter(None, (where, found["msg"].removeprefix("Value error, "))))) from None
     except ConfigurationError as error:
-        raise complain(str(error)) from None
+        raise error_exit(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
     _out.print(f"Next: mcp-session-gateway run{_given(config)}")
 
@@ -169,7 +169,7 @@ def _pairs(option: str, given: Iterable[str], separator: str) -> dict[str, str]:
     for one in given:
         key, found, value = one.partition(separator)
         if not (key and found):
-            raise complain(f"{option} {one!r}: write NAME{separator}VALUE")
+            raise error_exit(f"{option} {one!r}: write NAME{separator}VALUE")
         pairs[key.strip()] = value.strip() if separator == ":" else value
     return pairs
 
@@ -200,9 +200,9 @@ def connect(
     try:
         url = f"{base_url(url or endpoint_here(config))}/mcp"
     except ConfigurationError as error:
-        raise complain(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
+        raise error_exit(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
     except (OperatorError, ValueError) as error:
-        raise complain(str(error)) from None
+        raise error_exit(str(error)) from None
     if not client:
         for one in snippets(url, name=name, needs_token=token):
             _out.print(f"{one.client:<12} {one.title}")
@@ -210,20 +210,22 @@ def connect(
         return
     if client not in CLIENTS:
         known = ", ".join(CLIENTS)
-        raise complain(f"there is no client {client!r}{did_you_mean(client, CLIENTS)}\nknown are {known}")
+        raise error_exit(f"there is no client {client!r}{did_you_mean(client, CLIENTS)}\nknown are {known}")
     found = snippet(client, url, name=name or name_for(url), needs_token=token)
     if not write:
         if found.file is not None and found.text == found.file.text:
-            _err.complain("file", found.file.path)
+            _err.print_labelled("file", found.file.path)
         typer.echo(found.text, nl=False)
         return
     if found.file is None:
-        raise complain(f"{found.title} has no file: run `mcp-session-gateway connect {client}`, and use what it prints")
+        raise error_exit(
+            f"{found.title} has no file: run `mcp-session-gateway connect {client}`, and use what it prints"
+        )
     path = Path(found.file.path).expanduser()
     try:
         written = add_entry(path, found.file)
     except ConfigurationError as error:
-        raise complain(str(error)) from None
+        raise error_exit(str(error)) from None
     _out.print(f"{path}: {found.file.at[-1]} {'added' if written else 'was there already'}")
 
 

@@ -10,8 +10,8 @@ from typing import Final
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.queries import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
-from gateway.cli.complaint import complain
 from gateway.cli.configuration import configuration
+from gateway.cli.error_exit import error_exit
 from gateway.cli.options import AtGateway, Where
 from gateway.config.addresses import url_here
 from gateway.config.faults import ConfigurationError
@@ -116,6 +116,6 @@ def run_at(where: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> No
     except Ambiguous as error:
         names = [f"  {row.session}  {row.principal}  {row.client or '?'}" for row in error.candidates[:10]]
         more = ["  …"] if len(error.candidates) > 10 else []
-        raise complain("\n".join([str(error), *names, *more])) from None
+        raise error_exit("\n".join([str(error), *names, *more])) from None
     except (OperatorError, StoreError, ValueError) as error:
-        raise complain(str(error)) from None
+        raise error_exit(str(error)) from None

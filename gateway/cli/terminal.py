@@ -37,7 +37,7 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
-    def complain(self, kind: str, message: str) -> None:
+    def print_labelled(self, kind: str, message: str) -> None:
         """Print a line with its kind in colour."""
         style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))

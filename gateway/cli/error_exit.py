@@ -1,0 +1,15 @@
+"""End a command with an error on stderr."""
+
+import typer
+
+__all__ = ["error_exit"]
+
+
+def error_exit(message: str) -> typer.Exit:
+    """Print each line of the message as an error on stderr. Return the exception that exits with status 2."""
+    from gateway.cli.terminal import Terminal  # loads rich, which a command that succeeds may not need
+
+    err = Terminal(stderr=True)
+    for line in message.splitlines():
+        err.print_labelled("error", line)
+    return typer.Exit(2)
