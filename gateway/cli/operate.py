@@ -16,7 +16,7 @@ from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.verbs import Operators
 from gateway.cli.options import AtGateway, JsonOption, options
 from gateway.cli.output import print_event, replicas_table, sessions_table
-from gateway.cli.source import run_at
+from gateway.cli.target import run_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 
@@ -44,8 +44,8 @@ def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> No
 def list_replicas(gateway: AtGateway, in_json: JsonOption = False) -> None:
     """List live replicas. * marks the replica that answered this request."""
 
-    async def work(source: Operators) -> None:
-        found = await source.replicas()
+    async def work(operators: Operators) -> None:
+        found = await operators.replicas()
         if in_json:
             typer.echo(as_json(msgspec.to_builtins(found)))
         else:
@@ -59,9 +59,9 @@ def list_replicas(gateway: AtGateway, in_json: JsonOption = False) -> None:
 def drain(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
     """Drain a replica: it becomes not ready and hands its sessions to the other replicas."""
 
-    async def work(source: Operators) -> None:
+    async def work(operators: Operators) -> None:
         with Terminal(stderr=True).status(f"{replica} hands over its sessions"):
-            name = await source.drain(replica)
+            name = await operators.drain(replica)
         typer.echo(as_json({"drained": name}) if in_json else visible_line(f"drained {name}"))
 
     _run(gateway, work)
@@ -72,8 +72,8 @@ def drain(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False
 def admit(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
     """Let a drained replica accept sessions again."""
 
-    async def work(source: Operators) -> None:
-        name = await source.admit(replica)
+    async def work(operators: Operators) -> None:
+        name = await operators.admit(replica)
         typer.echo(as_json({"admitted": name}) if in_json else visible_line(f"admitted {name}"))
 
     _run(gateway, work)
@@ -103,16 +103,16 @@ def top(
 ) -> None:
     """Show replicas, failing sessions and busy sessions, updated continuously."""
 
-    async def look(source: Operators) -> _Seen:
+    async def look(operators: Operators) -> _Seen:
         replicas, failing, busy = await asyncio.gather(
-            source.replicas(),
-            source.sessions(SessionQuery(only="failing", limit=_MOST)),
-            source.sessions(SessionQuery(only="busy", limit=_MOST)),
+            operators.replicas(),
+            operators.sessions(SessionQuery(only="failing", limit=_MOST)),
+            operators.sessions(SessionQuery(only="busy", limit=_MOST)),
         )
         return _Seen(replicas, failing.sessions, busy.sessions)
 
-    async def work(source: Operators) -> None:
-        seen = await look(source)
+    async def work(operators: Operators) -> None:
+        seen = await look(operators)
         if in_json:
             typer.echo(as_json(msgspec.to_builtins(seen)))
         elif once:
@@ -121,7 +121,7 @@ def top(
             with Live(seen.screen(), console=_out, auto_refresh=False, screen=True) as live:
                 while True:
                     await asyncio.sleep(_EVERY_S)
-                    live.update((await look(source)).screen(), refresh=True)
+                    live.update((await look(operators)).screen(), refresh=True)
 
     _run(gateway, work)
 
@@ -134,8 +134,8 @@ def tail(
 ) -> None:
     """Follow the session events of all replicas. With gateway.audit.calls, tool calls are included."""
 
-    async def work(source: Operators) -> None:
-        async for event in source.follow(session):
+    async def work(operators: Operators) -> None:
+        async for event in operators.follow(session):
             print_event(event, in_json=in_json)
         raise OperatorError(
             "the event stream has ended, because that gateway drains or stops: give --url of another gateway"

@@ -18,8 +18,8 @@ __all__ = [
     "JsonOption",
     "NamedConfigOption",
     "Overrides",
+    "Target",
     "VerboseOption",
-    "Where",
     "options",
 ]
 
@@ -65,14 +65,14 @@ class AtGateway:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where(AtGateway):
-    """Where a command looks: at a running gateway, or into a store."""
+class Target(AtGateway):
+    """The place that a command of operators asks: a running gateway, or a store."""
 
     store: Annotated[
         str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The store's URL, as the gateway has it.")
     ] = ""
 
-    def preferring(self, typed: Set[str]) -> "Where":
+    def preferring(self, typed: Set[str]) -> "Target":
         """Return the one place that counts, if both are known: an option on the command line wins over a variable.
 
         Raises:
@@ -157,7 +157,7 @@ def options(command: Command) -> Command:
             for name, parameter in signature.parameters.items()
         }
         # A place depends on what was typed.
-        values = {name: one.preferring(typed) if isinstance(one, Where) else one for name, one in values.items()}
+        values = {name: one.preferring(typed) if isinstance(one, Target) else one for name, one in values.items()}
         return command(**values)
 
     parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]

@@ -15,9 +15,9 @@ from gateway.admin.formatting import took
 from gateway.admin.queries import FILTERS, ONLY, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery, sort_named
 from gateway.admin.reports import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
 from gateway.admin.verbs import Operators
-from gateway.cli.options import JsonOption, Where, options
+from gateway.cli.options import JsonOption, Target, options
 from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
-from gateway.cli.source import run_at
+from gateway.cli.target import run_at
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 from session_store import AuditEvent
@@ -94,47 +94,47 @@ class Listing:
         )
 
 
-def _facts(source: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
+def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
     """Return the fields that this source knows of."""
-    left_out = {*without, *(() if source.sees_calls else _SEEN_BY_GATEWAYS)}
+    left_out = {*without, *(() if operators.sees_calls else _SEEN_BY_GATEWAYS)}
     return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 
 
 @app.command("list")
 @options
-def list_sessions(where: Where, listing: Listing, which: Which, in_json: JsonOption = False) -> None:
+def list_sessions(target: Target, listing: Listing, which: Which, in_json: JsonOption = False) -> None:
     """List live sessions that have every given value, with totals of all of them."""
 
-    async def work(source: Operators) -> None:
-        page = await source.sessions(listing.session_query(which.session_filter()))
+    async def work(operators: Operators) -> None:
+        page = await operators.sessions(listing.session_query(which.session_filter()))
         if in_json:
-            without = () if source.sees_calls else ("state_keys",)
-            rows = [_facts(source, row, *without) for row in page.sessions]
-            totals = None if page.totals is None or not source.sees_calls else msgspec.to_builtins(page.totals)
+            without = () if operators.sees_calls else ("state_keys",)
+            rows = [_facts(operators, row, *without) for row in page.sessions]
+            totals = None if page.totals is None or not operators.sees_calls else msgspec.to_builtins(page.totals)
             found = {"sessions": rows, "after": page.after or None, "totals": totals, "is_reading": page.is_reading}
             typer.echo(as_json(found))
             return
         if page.sessions:
-            _out.print(sessions_table(page.sessions, with_calls=source.sees_calls))
+            _out.print(sessions_table(page.sessions, with_calls=operators.sees_calls))
         else:
             _out.print(none_line(page, is_all=listing.is_all and which.session_filter() is None))
-        if page.totals is not None and source.sees_calls:
+        if page.totals is not None and operators.sees_calls:
             _out.print(totals_line(page))
         if page.after:
             _out.print(f"more: --after {page.after}")
 
-    run_at(where, work)
+    run_at(target, work)
 
 
 @app.command("show")
 @options
-def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
+def show_session(target: Target, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
     """Show one session: its record, the keys of its state, and its timeline, also for a day after its end. With --url
     also its processes and failures, what its servers were given, and why it sees what it sees."""
 
-    async def work(source: Operators) -> None:
-        facts, environment = await _live(source, session_id)
-        timeline = await source.timeline(session_id)
+    async def work(operators: Operators) -> None:
+        facts, environment = await _live(operators, session_id)
+        timeline = await operators.timeline(session_id)
         if facts is None:
             facts = msgspec.to_builtins(timeline.head)
         if in_json:
@@ -147,51 +147,51 @@ def show_session(where: Where, session_id: IdArgument = "", in_json: JsonOption 
         _out.print("\n".join(("", "timeline", *timeline_lines(timeline.entries))))
         _out.print(timeline_table(timeline.entries))
 
-    run_at(where, work)
+    run_at(target, work)
 
 
-async def _live(source: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
+async def _live(operators: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
     """Return the facts and the environment of a session; nothing of one that is not live."""
     try:
-        facts = _facts(source, await source.session(prefix))
-        return facts, await source.environment(prefix) if source.sees_calls else None
+        facts = _facts(operators, await operators.session(prefix))
+        return facts, await operators.environment(prefix) if operators.sees_calls else None
     except NoSuch:
         return None, None
 
 
 @app.command("end")
 @options
-def end_session(where: Where, which: Which, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
+def end_session(target: Target, which: Which, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
     """End one session at once, on every replica; or all sessions that have every given value."""
 
-    async def work(source: Operators) -> None:
+    async def work(operators: Operators) -> None:
         chosen = which.session_filter()
         if chosen is not None:
             if session_id:
                 raise OperatorError("give either the ID of one session, or --principal, --client and the like")
-            count = await source.end_all(chosen)
+            count = await operators.end_all(chosen)
             typer.echo(json.dumps({"ended": count}) if in_json else f"ended {count} session{'' if count == 1 else 's'}")
             return
-        ended = await source.end(session_id)
+        ended = await operators.end(session_id)
         typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 
-    run_at(where, work)
+    run_at(target, work)
 
 
 @app.command("events")
 @options
 def events(
-    where: Where,
+    target: Target,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 50,
     in_json: JsonOption = False,
 ) -> None:
     """List recent session events, newest first."""
 
-    async def work(source: Operators) -> None:
-        for event in await source.events(limit):
+    async def work(operators: Operators) -> None:
+        for event in await operators.events(limit):
             print_event(_EMPTY_EVENT | event, in_json=in_json)
 
-    run_at(where, work)
+    run_at(target, work)
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:

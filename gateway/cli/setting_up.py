@@ -15,7 +15,7 @@ from gateway.admin.queries import OperatorError
 from gateway.cli.configuration import FILE
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, options
-from gateway.cli.source import endpoint_here
+from gateway.cli.target import endpoint_here
 from gateway.cli.terminal import Terminal
 from gateway.config.addresses import base_url
 from gateway.config.faults import did_you_mean

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
 from gateway.admin.queries import OperatorError
-from gateway.cli import main, sessions, source
-from gateway.cli.options import AtGateway, Overrides, Where, options
-from gateway.cli.source import gateway_at
+from gateway.cli import main, sessions, target
+from gateway.cli.options import AtGateway, Overrides, Target, options
+from gateway.cli.target import gateway_at
 from tests.requirements import requirement
 
 
@@ -25,13 +25,13 @@ class Size:
     width: Annotated[int, typer.Option("--broad", help="How broad.")] = 2
 
 
-def _drawn(name: str, size: Size, where: AtGateway, loud: bool = False) -> None:
+def _drawn(name: str, size: Size, target: AtGateway, loud: bool = False) -> None:
     """Draw something."""
-    typer.echo(f"{name} {size.height} {size.width} {where.url} {loud}")
+    typer.echo(f"{name} {size.height} {size.width} {target.url} {loud}")
 
 
-def _looked_at(where: Where) -> None:
-    typer.echo(where.url or where.store or "nowhere")
+def _looked_at(target: Target) -> None:
+    typer.echo(target.url or target.store or "nowhere")
 
 
 def _said(command: Callable[..., None], *arguments: str, **env: str) -> str:
@@ -77,7 +77,7 @@ def test_an_empty_value_is_refused_before_anything_is_done(
     arguments: tuple[str, ...], empty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(source, "source_of", asked.append)
+    monkeypatch.setattr(target, "open_target", asked.append)
     ran = CliRunner().invoke(sessions.app, [*arguments, "--url", "http://here"], env={"MCP_GATEWAY_STORE": ""})
     assert ran.exit_code == 2 and f"'{empty}'" in ran.output and "is empty" in ran.output and not asked, ran.output
 

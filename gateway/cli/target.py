@@ -12,7 +12,7 @@ from gateway.admin.queries import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
 from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
-from gateway.cli.options import AtGateway, Where
+from gateway.cli.options import AtGateway, Target
 from gateway.config.addresses import url_here
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import load
@@ -29,24 +29,24 @@ _NONE: Final = (
 
 
 @asynccontextmanager
-async def source_of(where: AtGateway) -> AsyncIterator[Operators]:
+async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
     """Open the operators' model at that place.
 
     Raises:
         OperatorError, StoreError: no place is given, or it cannot be used.
     """
-    if not isinstance(where, Where) or where.url or not where.store:
+    if not isinstance(target, Target) or target.url or not target.store:
         from gateway.cli.rest_client import RestClient  # loads the HTTP client
 
-        found = gateway_at(where, or_else=", or --store to the gateway's store" if isinstance(where, Where) else "")
+        found = gateway_at(target, or_else=", or --store to the gateway's store" if isinstance(target, Target) else "")
         async with RestClient(found.url, found.key).open() as client:
             yield client
         return
-    backend = backend_for(where.store, BackendOptions(exclusive=False, create=False))
+    backend = backend_for(target.store, BackendOptions(exclusive=False, create=False))
     if not backend.is_durable:
         raise OperatorError(
-            f"{shown(where.store)} keeps sessions in the gateway's memory, which other processes cannot read: give the "
-            "URL of a sqlite or redis store, or use --url with the gateway's URL"
+            f"{shown(target.store)} keeps sessions in the gateway's memory, which other processes cannot read: give "
+            "the URL of a sqlite or redis store, or use --url with the gateway's URL"
         )
     await backend.open()
     try:
@@ -104,12 +104,12 @@ def endpoint_here(config: Path | None) -> str:
     )
 
 
-def run_at(where: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
+def run_at(target: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
     """Run a command on the model at that place. An error is printed, and ends the command with exit code 2."""
 
     async def running() -> None:
-        async with source_of(where) as source:
-            await work(source)
+        async with open_target(target) as operators:
+            await work(operators)
 
     try:
         asyncio.run(running())
