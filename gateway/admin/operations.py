@@ -41,7 +41,7 @@ from gateway.admin.reports import (
 )
 from gateway.admin.session_list import SEARCH_LIMIT, SessionFinder, SessionList
 from gateway.admin.session_selection import facts_of, fits
-from gateway.admin.tried_calls import EndsSessions, Left, TriedCalls, Where
+from gateway.admin.tried_calls import EndsSessions, Left, SessionScope, TriedCalls
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.sessions.lifecycle import ENDED
@@ -403,7 +403,7 @@ class SessionWatches:
         self._finder = finder
         self._replicas = replicas
         self._record = record
-        self.where: Where = options.admin.frames or ("any" if options.is_of_one_person else "own")
+        self.where: SessionScope = options.admin.frames or ("any" if options.is_of_one_person else "own")
 
     async def switch_on(self, prefix: str, by: str) -> FramesPage:
         """Watch a session for 10 minutes from now on. Raises `TooLate`: the session is live on no replica now."""

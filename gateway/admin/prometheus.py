@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin.replica import Held, Replica
+from gateway.admin.replica import Replica, ReplicaCounts
 from gateway.calls.lifecycles import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, Durations
@@ -38,7 +38,7 @@ class PrometheusExporter:
         self._audit = audit
         self._replicas = 0
         self._store_s: float | None = None
-        self._counted = Held({})
+        self._counted = ReplicaCounts({})
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)

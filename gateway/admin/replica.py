@@ -22,7 +22,7 @@ from gateway.admin.reports import (
     SessionEnvironment,
     SessionPart,
 )
-from gateway.admin.session_selection import HeldPage, held_page, in_flight_of, part_of, suspended_of
+from gateway.admin.session_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.session_frames import SeenFrame, StderrLine
@@ -38,7 +38,7 @@ from session_store.redaction import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
-__all__ = ["QUESTIONS", "Held", "Replica", "Seen"]
+__all__ = ["QUESTIONS", "Replica", "ReplicaCounts", "ReplicaSources"]
 
 _MOST_CHARS: Final = 300
 
@@ -113,7 +113,7 @@ class Environments(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ReplicaSources:
     """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
     a session, by how its id begins. `unwritten`: what is not in the store yet of the timeline of such a session.
     `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended.
@@ -127,7 +127,7 @@ class Seen:
     watches: FrameWatches = field(default_factory=FrameWatches)
 
 
-class Held(msgspec.Struct):
+class ReplicaCounts(msgspec.Struct):
     """What a replica holds: numbers of sessions, exchanges in flight, suspended exchanges among them, standalone
     streams, and running processes by server."""
 
@@ -150,7 +150,7 @@ class Replica:
         metrics: Metrics,
         cluster: Cluster | None,
         serving: Serving,
-        seen: Seen,
+        seen: ReplicaSources,
         cancel_task: Callable[[str, str], bool] = lambda name, reason: False,
     ) -> None:
         self.name = name
@@ -207,9 +207,9 @@ class Replica:
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
-    async def held(self) -> Held:
+    async def held(self) -> ReplicaCounts:
         """Count what this replica holds now, in steps, so that calls do not wait for the count."""
-        held = Held(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
+        held = ReplicaCounts(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
                 held.sessions += 1
@@ -261,9 +261,9 @@ class Replica:
         return [one for one in session_ids if self._live.get(one) is not None]
 
     @question("listing")
-    async def listing(self, query: SessionQuery) -> HeldPage:
+    async def listing(self, query: SessionQuery) -> ListingPage:
         """List what this replica serves of the sessions that are asked for."""
-        return await held_page(self._live, query, time)
+        return await listing_page(self._live, query, time)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:

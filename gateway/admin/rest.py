@@ -16,7 +16,7 @@ from gateway.admin.operations import Operations
 from gateway.admin.queries import OperatorError, TooLate
 from gateway.admin.reports import FramesPage, StderrPage
 from gateway.admin.tried_calls import attempt_in, left
-from gateway.admin.verbs import VERBS, Verb, described
+from gateway.admin.verbs import VERBS, Verb, openapi
 from session_store import StoreUnavailable
 from transports.inbound.http import peer_of
 
@@ -160,4 +160,4 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
 
 def description() -> dict[str, Any]:
     """Return the interface in OpenAPI 3.1."""
-    return described(API, VERBS)
+    return openapi(API, VERBS)

@@ -33,9 +33,9 @@ from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import ConnectOptions
 
 __all__ = [
-    "Given",
+    "EnvironmentSources",
     "SessionEnvironments",
-    "Sources",
+    "VariableSources",
     "about_era",
     "about_isolation",
     "about_session",
@@ -59,7 +59,7 @@ _MOST_NAMES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class VariableSources:
     """What decides the variables of one server's process for one session. A later one wins.
 
     `inherited`: from the gateway's environment. `sandbox`: what the sandbox sets; None if there is none. `names`: the
@@ -100,7 +100,7 @@ class Sources:
         return "package", "what npx or uvx would set"
 
 
-def variables_of(sources: Sources, given: Mapping[str, str] | None) -> Iterator[Variable]:
+def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> Iterator[Variable]:
     """Return the variables in order of name. `given` is what the gateway gave a process that runs, beside what it
     inherits and the server's `env`; None: no process runs, and only the names are known."""
     present = {**sources.inherited, **(given or {})}
@@ -111,7 +111,7 @@ def variables_of(sources: Sources, given: Mapping[str, str] | None) -> Iterator[
         yield Variable(name=name, origin=origin, where=where, value=value)
 
 
-def _shown(sources: Sources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
+def _shown(sources: VariableSources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
     """Return a value as operators see it; None: it is not shown."""
     if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):
         return None
@@ -138,7 +138,7 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class EnvironmentSources:
     """What decides what sessions are given: the configuration, and the parts that apply it. `served` are the names of
     the servers behind each endpoint, `enclosures` the sandboxes of servers by name. `delegation` says where their
     cgroups are, `unusable` returns the tools of a server whose schemas cannot be used, and why."""
@@ -156,7 +156,7 @@ class Given:
 class SessionEnvironments:
     """Explains sessions on the replica of that name. `live` are those that it serves."""
 
-    def __init__(self, replica: str, given: Given, live: LiveSessions) -> None:
+    def __init__(self, replica: str, given: EnvironmentSources, live: LiveSessions) -> None:
         self._replica = replica
         self._given = given
         self._live = live
@@ -271,7 +271,7 @@ class SessionEnvironments:
             self._given.delegation(),
             None if given is None else given.walls,
         )
-        sources = Sources(
+        sources = VariableSources(
             where=f"mcpServers.{name}.env",
             inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
             sandbox=None if enclosure is None else enclosure.env,
@@ -292,7 +292,7 @@ class SessionEnvironments:
 
 
 def _folders(
-    sources: Sources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
+    sources: VariableSources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
 ) -> dict[str, str]:
     """Return the working folder of a process, its HOME, and its folder for temporary files. What is made when it starts
     is named by a variable before."""

@@ -18,7 +18,7 @@ from gateway.admin.queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, Sess
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
 from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of
-from gateway.admin.session_selection import Place, Selection, cursor_of, facts_of
+from gateway.admin.session_selection import Selection, SortKey, cursor_of, facts_of
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 
@@ -198,7 +198,7 @@ class SessionList:
         now = self._clock()
         for session in detached:
             selection.add(session, facts_of(session), row_of(session, None, now))
-        found: dict[str, tuple[Place, SessionRow]] = {place[1]: (place, row) for place, row in selection.first()}
+        found: dict[str, tuple[SortKey, SessionRow]] = {place[1]: (place, row) for place, row in selection.first()}
         found |= {row.id: (row.place, row.row) for page in pages for row in page.rows}
         totals = _sum([selection.totals, *(page.totals for page in pages)])
         chosen, more = _cut(sorted(found.values(), key=lambda one: one[0]), query)
@@ -254,7 +254,7 @@ class SessionList:
         return list({session.id: session for session in found if session is not None}.values())
 
 
-def _cut(found: list[tuple[Place, T]], query: SessionQuery) -> tuple[list[tuple[Place, T]], str]:
+def _cut(found: list[tuple[SortKey, T]], query: SessionQuery) -> tuple[list[tuple[SortKey, T]], str]:
     """Return the sessions of a page, and where the next one begins."""
     if not query.limit or len(found) <= query.limit:
         return found[: query.limit], ""

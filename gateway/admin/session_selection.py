@@ -26,23 +26,23 @@ from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
 
 __all__ = [
-    "HeldPage",
-    "HeldRow",
+    "ListingPage",
+    "ListingRow",
     "LiveFacts",
-    "Place",
     "Selection",
+    "SortKey",
     "cursor_of",
     "facts_of",
     "fits",
-    "held_page",
     "in_flight_of",
+    "listing_page",
     "matches",
     "part_of",
     "suspended_of",
 ]
 
 T = TypeVar("T")
-Place = tuple[float, str]
+SortKey = tuple[float, str]
 """Where a session stands in the order of a list: what it is sorted by, lowest first, and its id."""
 
 
@@ -80,7 +80,7 @@ class Selection(Generic[T]):
         self._query = query
         self._words = query.query.lower().split()
         self._after = _parsed(query.after)
-        self._found: list[tuple[Place, T]] = []
+        self._found: list[tuple[SortKey, T]] = []
 
     def add(self, session: Session, facts: LiveFacts, item: T) -> None:
         """Take a session, and what is returned for it. Each is given once."""
@@ -98,7 +98,7 @@ class Selection(Generic[T]):
         if self._after is None or place > self._after:
             self._found.append((place, item))
 
-    def first(self) -> list[tuple[Place, T]]:
+    def first(self) -> list[tuple[SortKey, T]]:
         """Return the first sessions behind `query.after`: one more than a page has. Others are forgotten, so a long
         list is asked for its first ones now and then."""
         self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=lambda found: found[0])
@@ -155,12 +155,12 @@ def _key(sort: Sort, session: Session, facts: LiveFacts) -> float:
     return 0.0
 
 
-def cursor_of(place: Place) -> str:
+def cursor_of(place: SortKey) -> str:
     """Say where the next page begins, if the last session of this one stands there. The id is not whole."""
     return f"{place[0]!r}~{redact(place[1])}" if place[0] else redact(place[1])
 
 
-def _parsed(after: str) -> Place | None:
+def _parsed(after: str) -> SortKey | None:
     if not after:
         return None
     number, _, begins = after.rpartition("~")
@@ -171,22 +171,22 @@ def _parsed(after: str) -> Place | None:
         raise OperatorError("after: give what the page before has as its `after`, in the same order") from None
 
 
-class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
+class ListingRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session and where it stands in the order of the list. `id` is the full id."""
 
     id: str
-    place: Place
+    place: SortKey
     row: SessionRow
 
 
-class HeldPage(msgspec.Struct, frozen=True, kw_only=True):
+class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
     """The first sessions of a list that one replica serves, and the totals of all of its sessions that match."""
 
-    rows: list[HeldRow] = []
+    rows: list[ListingRow] = []
     totals: SessionTotals = msgspec.field(default_factory=SessionTotals)
 
 
-async def held_page(live: LiveSessions, query: SessionQuery, now: Callable[[], float]) -> HeldPage:
+async def listing_page(live: LiveSessions, query: SessionQuery, now: Callable[[], float]) -> ListingPage:
     """Return the part of this replica. The sessions are looked at in steps, so that calls do not wait for it."""
     selection: Selection[LiveSession] = Selection(query)
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
@@ -196,10 +196,10 @@ async def held_page(live: LiveSessions, query: SessionQuery, now: Callable[[], f
         selection.first()
         await others_first()
     rows = [
-        HeldRow(id=one.session.id, place=place, row=row_of(one.session, part_of(one), now()))
+        ListingRow(id=one.session.id, place=place, row=row_of(one.session, part_of(one), now()))
         for place, one in (selection.first() if query.limit else ())
     ]
-    return HeldPage(rows=rows, totals=selection.totals)
+    return ListingPage(rows=rows, totals=selection.totals)
 
 
 def _facts(live: LiveSession) -> LiveFacts:

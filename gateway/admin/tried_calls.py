@@ -40,9 +40,9 @@ from transports.mirrored_headers import argument_headers, encode_value
 __all__ = [
     "EndsSessions",
     "Left",
+    "SessionScope",
     "ToolCatalog",
     "TriedCalls",
-    "Where",
     "answer_to_question",
     "attempt_in",
     "body_of",
@@ -70,7 +70,7 @@ _MOST_NAME: Final = 256
 _MOST_AT_ONCE: Final = 4
 """Calls that one operator tries at once, on one replica."""
 
-Where = Literal["any", "own", "off"]
+SessionScope = Literal["any", "own", "off"]
 """The sessions in which operators may do something: any, those of their own, or none."""
 
 Left = Callable[[], Awaitable[object]]
@@ -164,8 +164,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call reaches its session."""
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """The session of a call: its endpoint and era, and the credentials of the call. `key` names a new session."""
 
     era: Era
     path: str
@@ -176,14 +176,14 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
-class Sending:
-    """One call on its way."""
+class OngoingCall:
+    """A call that is sent, until its outcome is known."""
 
     def __init__(
-        self, ask: InternalRequests, way: Way, name: str, attempt: Attempt, correlation: str, peer: str
+        self, ask: InternalRequests, destination: Destination, name: str, attempt: Attempt, correlation: str, peer: str
     ) -> None:
         self._ask = ask
-        self._way = way
+        self._destination = destination
         self._name = name
         self._attempt = attempt
         self._correlation = correlation
@@ -195,11 +195,15 @@ class Sending:
 
     async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
         """Send the call, and wait for its outcome."""
-        way = self._way
+        destination = self._destination
         headers = call_headers(
-            way.era, token=way.token, name=self._name, version=way.version, correlation=self._correlation
+            destination.era,
+            token=destination.token,
+            name=self._name,
+            version=destination.version,
+            correlation=self._correlation,
         )
-        body = call_body(way.era, self._id, self._name, self._attempt.arguments, key=way.key)
+        body = call_body(destination.era, self._id, self._name, self._attempt.arguments, key=destination.key)
         reply = self._send(headers | mirrored, body)
         reading = asyncio.ensure_future(self._read(reply))
         leaving = asyncio.ensure_future(left()) if left is not None else None
@@ -218,18 +222,20 @@ class Sending:
         return self._outcome("timeout", note=f"No answer within {PATIENCE_S:.0f} s: the call was cancelled.")
 
     def _send(self, headers: dict[str, str], body: bytes) -> Reply:
-        way = self._way
-        return self._ask(way.path, way.principal, way.claims, headers, body, peer=self._peer)
+        destination = self._destination
+        return self._ask(destination.path, destination.principal, destination.claims, headers, body, peer=self._peer)
 
     async def _cancel(self, reply: Reply) -> None:
         """Have the server stop: a modern client closes the connection, a legacy client says so."""
-        if self._way.era is LEGACY:
+        if self._destination.era is LEGACY:
             await self._post(cancel_body(self._id, "the operator does not wait any more"))
         await reply.leave(_CANCELLED_S)
 
     async def _post(self, body: bytes) -> None:
         """Send a message that is no request."""
-        headers = call_headers(self._way.era, token=self._way.token, name="", version=self._way.version)
+        headers = call_headers(
+            self._destination.era, token=self._destination.token, name="", version=self._destination.version
+        )
         reply = self._send(headers, body)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CANCELLED_S):
@@ -257,7 +263,7 @@ class Sending:
         heard = self._asked if "id" in message else self._messages
         if len(heard) < _MOST_MESSAGES:
             heard.append(frame.decode("utf-8", "replace")[:_MOST_CHARS])
-        if "id" in message and self._way.era is LEGACY:
+        if "id" in message and self._destination.era is LEGACY:
             await self._post(answer_to_question(message))
 
     def _of_answer(self, message: dict[str, Any], size: int) -> TriedCall:
@@ -314,10 +320,10 @@ class TriedCalls:
         claims: Callable[[Session], CredentialClaims | None],
         token: Callable[[Session], str],
         records: tuple[Records, EndsSessions],
-        where: Where,
+        where: SessionScope,
     ) -> None:
         self.catalog = catalog
-        self.where: Where = where
+        self.where: SessionScope = where
         self._ask = ask
         self._finder = finder
         self._sessions = sessions
@@ -360,11 +366,11 @@ class TriedCalls:
         peer: str,
         left: Left | None,
     ) -> TriedCall:
-        way = self._fresh(attempt, by) if session is None else self._into(session, attempt)
-        name = self.catalog.name_at(way.path, attempt.server, attempt.tool)
+        destination = self._fresh(attempt, by) if session is None else self._into(session, attempt)
+        name = self.catalog.name_at(destination.path, attempt.server, attempt.tool)
         correlation = secrets.token_hex(16)
-        self._note(attempt, by, session, way, correlation)
-        call = Sending(self._ask, way, name, attempt, correlation, peer)
+        self._note(attempt, by, session, destination, correlation)
+        call = OngoingCall(self._ask, destination, name, attempt, correlation, peer)
         mirrored = self.catalog.headers_for(attempt.server, attempt.tool, attempt.arguments)
         began = monotonic()
         try:
@@ -373,19 +379,19 @@ class TriedCalls:
                 return msgspec.structs.replace(
                     found, session=redact(session.id), kept=True, duration_s=round(monotonic() - began, 4)
                 )
-            return await self._settled(attempt, way, by, found, monotonic() - began)
+            return await self._settled(attempt, destination, by, found, monotonic() - began)
         except BaseException:
             if session is None:
-                await asyncio.shield(self._end_fresh(way, by))
+                await asyncio.shield(self._end_fresh(destination, by))
             raise
 
-    def _fresh(self, attempt: Attempt, by: str) -> Way:
-        """Return the way into a new session of the operator."""
+    def _fresh(self, attempt: Attempt, by: str) -> Destination:
+        """Address a new session of the operator."""
         path = self.catalog.path_of(attempt.server)
-        return Way(era=MODERN, path=path, principal=_principal(by), claims=None, key=secrets.token_urlsafe(24))
+        return Destination(era=MODERN, path=path, principal=_principal(by), claims=None, key=secrets.token_urlsafe(24))
 
-    def _into(self, session: Session, attempt: Attempt) -> Way:
-        """Return the way into a session of somebody else, with the rights that it has."""
+    def _into(self, session: Session, attempt: Attempt) -> Destination:
+        """Address a live session, with the rights that it has."""
         self.catalog.path_of(attempt.server)
         if session.parent:
             raise OperatorError(f"session {redact(session.id)} is part of another: name session {session.parent[:8]}")
@@ -395,7 +401,7 @@ class TriedCalls:
                 f"the rules have changed since the last request of session {redact(session.id)}, so its rights are not "
                 "known: wait for the next request of its client, or try the tool in a fresh session"
             )
-        return Way(
+        return Destination(
             era=LEGACY if session.era == LEGACY else MODERN,
             path=session.endpoint,
             principal=session.principal,
@@ -404,7 +410,9 @@ class TriedCalls:
             version=session.client.protocol_version,
         )
 
-    def _note(self, attempt: Attempt, by: str, session: Session | None, way: Way, correlation: str) -> None:
+    def _note(
+        self, attempt: Attempt, by: str, session: Session | None, destination: Destination, correlation: str
+    ) -> None:
         """Record the attempt before anything happens, with the correlation id that the call has everywhere."""
         where = "in a fresh session" if session is None else f"in a session of {session.principal}"
         tool = f"{attempt.server}/{attempt.tool}"[:_MOST_NAME]
@@ -413,26 +421,28 @@ class TriedCalls:
             CORRELATION.set(correlation)
             self._record(
                 session="" if session is None else session,
-                principal=str(way.principal),
+                principal=str(destination.principal),
                 reason=f"the operator {by} has tried a tool {where}",
                 tool=tool,
             )
 
         contextvars.copy_context().run(record)
 
-    async def _settled(self, attempt: Attempt, way: Way, by: str, found: TriedCall, duration_s: float) -> TriedCall:
+    async def _settled(
+        self, attempt: Attempt, destination: Destination, by: str, found: TriedCall, duration_s: float
+    ) -> TriedCall:
         """Return the outcome of a call in a fresh session, which ends unless it is kept."""
-        session = await self._opened(way)
+        session = await self._opened(destination)
         kept = session is not None and attempt.keep
         if session is not None and not kept:
             kept = not await self._ended(session, by)
         begins = "" if session is None else redact(session.id)
         return msgspec.structs.replace(found, session=begins, kept=kept, duration_s=round(duration_s, 4))
 
-    async def _end_fresh(self, way: Way, by: str) -> None:
+    async def _end_fresh(self, destination: Destination, by: str) -> None:
         """End the session of a call that nobody waits for any more."""
         with contextlib.suppress(StoreUnavailable):
-            session = await self._opened(way)
+            session = await self._opened(destination)
             if session is not None:
                 await self._ended(session, by)
 
@@ -444,9 +454,9 @@ class TriedCalls:
             return False
         return True
 
-    async def _opened(self, way: Way) -> Session | None:
+    async def _opened(self, destination: Destination) -> Session | None:
         """Return the session that a call has opened; None if it was refused before."""
-        return await self._sessions.named(key_alias(way.key, way.principal, way.path))
+        return await self._sessions.named(key_alias(destination.key, destination.principal, destination.path))
 
 
 def _principal(by: str) -> Principal:

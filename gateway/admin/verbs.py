@@ -44,7 +44,7 @@ from gateway.sessions.returns import UnreturningClient
 from gateway.version import __version__
 from session_store import TimelineHead
 
-__all__ = ["VERBS", "Operators", "Verb", "described", "verb"]
+__all__ = ["VERBS", "Operators", "Verb", "openapi", "verb"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -376,7 +376,7 @@ class Operators(Protocol):
         ...
 
 
-def described(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
+def openapi(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
     """Describe the interface of these verbs, below the path `base`, in OpenAPI 3.1."""
     kinds = [kind for one in verbs for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.admin.auth import Access, OperatorHosts, SignInLink
 from gateway.admin.operations import Operations
-from gateway.admin.replica import Replica, Seen
+from gateway.admin.replica import Replica, ReplicaSources
 from gateway.admin.replicas import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
-from gateway.admin.session_environments import Given, SessionEnvironments
+from gateway.admin.session_environments import EnvironmentSources, SessionEnvironments
 from gateway.admin.session_list import SessionFinder
 from gateway.admin.tried_calls import ToolCatalog, TriedCalls
 from gateway.bridge.suspended_calls import ask_modern
@@ -228,7 +228,7 @@ def _replica(
         metrics=base.metrics,
         cluster=base.cluster,
         serving=drain,
-        seen=Seen(
+        seen=ReplicaSources(
             environments=environments,
             unreturning=returns.unreturning,
             refused=servers.refused.of,
@@ -303,7 +303,7 @@ def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
 def _environments(base: Foundation, sessions: SessionParts, servers: Servers) -> SessionEnvironments:
     """Build the part that explains what the sessions of this process may do, and why."""
     names = [upstream.name for upstream in servers.upstreams]
-    given = Given(
+    given = EnvironmentSources(
         settings=base.settings,
         upstreams=servers.upstreams,
         served=served_paths(names),

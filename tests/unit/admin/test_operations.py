@@ -31,7 +31,7 @@ from gateway.admin.reports import (
     SessionPart,
     row_of,
 )
-from gateway.admin.session_selection import HeldPage, HeldRow, Selection, facts_of
+from gateway.admin.session_selection import ListingPage, ListingRow, Selection, facts_of
 from gateway.observability.observed_call import Failure
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, StoreUnavailable, Task
 from session_store.session import redact
@@ -89,17 +89,17 @@ class FakeReplicas:
     async def answer_serves(self, session_ids: list[str]) -> list[str]:
         return [part.id for part in await self.answer_brief_parts(session_ids)]
 
-    async def answer_listing(self, query: SessionQuery) -> HeldPage:
+    async def answer_listing(self, query: SessionQuery) -> ListingPage:
         """The sessions of which parts are known, if they are in the store."""
         selection: Selection[SessionPart] = Selection(query)
         for part in self._parts:
             if (session := self.stored.get(part.id)) is not None:
                 selection.add(session, facts_of(session, part), part)
         rows = [
-            HeldRow(id=part.id, place=place, row=row_of(self.stored[part.id], part, 0.0))
+            ListingRow(id=part.id, place=place, row=row_of(self.stored[part.id], part, 0.0))
             for place, part in selection.first()
         ]
-        return HeldPage(rows=rows, totals=selection.totals)
+        return ListingPage(rows=rows, totals=selection.totals)
 
     async def answer_write_activity(self) -> None:
         self.writes += 1

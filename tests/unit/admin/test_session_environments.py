@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admin.session_environments import (
-    Sources,
+    VariableSources,
     about_era,
     about_isolation,
     about_session,
@@ -21,7 +21,7 @@ from tests.requirements import requirement
 from transports.era import LEGACY, MODERN
 
 SECRET = "hunter2"
-SOURCES = Sources(
+SOURCES = VariableSources(
     where="mcpServers.files.env",
     inherited={"PATH": "/usr/bin", "HOME": "/home/gateway", "LANG": "C"},
     sandbox={"PYENV_ROOT": "/opt/pyenv"},
@@ -72,7 +72,9 @@ def test_each_variable_has_its_source_and_secrets_are_never_shown() -> None:
 def test_of_no_process_the_names_are_known_and_one_of_many_sessions_has_nothing_of_one() -> None:
     found = {one.name: one.value for one in variables_of(SOURCES, None)}
     assert found["PATH"] == "/usr/bin" and found["HOME"] is None and "npm_config_x" not in found
-    shared = Sources(where="mcpServers.files.env", inherited={"PATH": "/bin"}, own={"A": "1"}, is_of_session=False)
+    shared = VariableSources(
+        where="mcpServers.files.env", inherited={"PATH": "/bin"}, own={"A": "1"}, is_of_session=False
+    )
     origins = {one.name: one.origin for one in variables_of(shared, {})}
     assert origins == {"A": "configuration", "PATH": "inherited"}
 
