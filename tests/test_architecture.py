@@ -241,6 +241,7 @@ MAX_MODULE, MAX_TEST_FILE, MAX_CONSTRUCTOR, MAX_PARAMETERS = 600, 600, 8, 6
 OF_LIBRARIES: set[tuple[str, str]] = {
     ("gateway/cli/options.py", "run.__annotations__"),
     ("gateway/cli/options.py", "run.__signature__"),
+    ("gateway/cli/target.py", "command.__signature__"),
     ("gateway/config/model.py", "options.case_sensitive"),
     ("gateway/config/model.py", "options.log_errors"),
     ("gateway/config/model.py", "options.max_mem"),

@@ -1,7 +1,6 @@
 """The commands `replicas`, `top` and `tail`, by the REST interface of a running gateway."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -14,9 +13,9 @@ from rich.text import Text
 from gateway.admin.queries import OperatorError, SessionQuery
 from gateway.admin.reports import ReplicaReport, SessionRow
 from gateway.admin.verbs import Operators
-from gateway.cli.options import AtGateway, JsonOption, options
+from gateway.cli.options import AtGateway, JsonOption
 from gateway.cli.output import print_event, replicas_table, sessions_table
-from gateway.cli.target import run_at
+from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 
@@ -32,51 +31,32 @@ NameArgument = Annotated[
 ]
 
 
-def _run(gateway: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
-    try:
-        run_at(gateway, work)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-
-
 @app.command("list")
-@options
-def list_replicas(gateway: AtGateway, in_json: JsonOption = False) -> None:
+@asks(AtGateway)
+async def list_replicas(operators: Operators, in_json: JsonOption = False) -> None:
     """List live replicas. * marks the replica that answered this request."""
-
-    async def work(operators: Operators) -> None:
-        found = await operators.replicas()
-        if in_json:
-            typer.echo(as_json(msgspec.to_builtins(found)))
-        else:
-            _out.print(replicas_table(found))
-
-    _run(gateway, work)
+    found = await operators.replicas()
+    if in_json:
+        typer.echo(as_json(msgspec.to_builtins(found)))
+    else:
+        _out.print(replicas_table(found))
 
 
 @app.command("drain")
-@options
-def drain(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
+@asks(AtGateway)
+async def drain(operators: Operators, replica: NameArgument, in_json: JsonOption = False) -> None:
     """Drain a replica: it becomes not ready and hands its sessions to the other replicas."""
-
-    async def work(operators: Operators) -> None:
-        with Terminal(stderr=True).status(f"{replica} hands over its sessions"):
-            name = await operators.drain(replica)
-        typer.echo(as_json({"drained": name}) if in_json else visible_line(f"drained {name}"))
-
-    _run(gateway, work)
+    with Terminal(stderr=True).status(f"{replica} hands over its sessions"):
+        name = await operators.drain(replica)
+    typer.echo(as_json({"drained": name}) if in_json else visible_line(f"drained {name}"))
 
 
 @app.command("admit")
-@options
-def admit(replica: NameArgument, gateway: AtGateway, in_json: JsonOption = False) -> None:
+@asks(AtGateway)
+async def admit(operators: Operators, replica: NameArgument, in_json: JsonOption = False) -> None:
     """Let a drained replica accept sessions again."""
-
-    async def work(operators: Operators) -> None:
-        name = await operators.admit(replica)
-        typer.echo(as_json({"admitted": name}) if in_json else visible_line(f"admitted {name}"))
-
-    _run(gateway, work)
+    name = await operators.admit(replica)
+    typer.echo(as_json({"admitted": name}) if in_json else visible_line(f"admitted {name}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +75,9 @@ class _Seen:
         return Group(*parts)
 
 
-@options
-def top(
-    gateway: AtGateway,
+@asks(AtGateway, is_endless=True)
+async def top(
+    operators: Operators,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     in_json: JsonOption = False,
 ) -> None:
@@ -111,34 +91,27 @@ def top(
         )
         return _Seen(replicas, failing.sessions, busy.sessions)
 
-    async def work(operators: Operators) -> None:
-        seen = await look(operators)
-        if in_json:
-            typer.echo(as_json(msgspec.to_builtins(seen)))
-        elif once:
-            _out.print(seen.screen())
-        else:
-            with Live(seen.screen(), console=_out, auto_refresh=False, screen=True) as live:
-                while True:
-                    await asyncio.sleep(_EVERY_S)
-                    live.update((await look(operators)).screen(), refresh=True)
-
-    _run(gateway, work)
+    seen = await look(operators)
+    if in_json:
+        typer.echo(as_json(msgspec.to_builtins(seen)))
+    elif once:
+        _out.print(seen.screen())
+    else:
+        with Live(seen.screen(), console=_out, auto_refresh=False, screen=True) as live:
+            while True:
+                await asyncio.sleep(_EVERY_S)
+                live.update((await look(operators)).screen(), refresh=True)
 
 
-@options
-def tail(
-    gateway: AtGateway,
+@asks(AtGateway, is_endless=True)
+async def tail(
+    operators: Operators,
     session: Annotated[str, typer.Option(help="Only this session: the first 8 characters of its id.")] = "",
     in_json: JsonOption = False,
 ) -> None:
     """Follow the session events of all replicas. With gateway.audit.calls, tool calls are included."""
-
-    async def work(operators: Operators) -> None:
-        async for event in operators.follow(session):
-            print_event(event, in_json=in_json)
-        raise OperatorError(
-            "the event stream has ended, because that gateway drains or stops: give --url of another gateway"
-        )
-
-    _run(gateway, work)
+    async for event in operators.follow(session):
+        print_event(event, in_json=in_json)
+    raise OperatorError(
+        "the event stream has ended, because that gateway drains or stops: give --url of another gateway"
+    )

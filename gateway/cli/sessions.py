@@ -15,9 +15,9 @@ from gateway.admin.formatting import took
 from gateway.admin.queries import FILTERS, ONLY, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery, sort_named
 from gateway.admin.reports import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
 from gateway.admin.verbs import Operators
-from gateway.cli.options import JsonOption, Target, options
+from gateway.cli.options import JsonOption, Target
 from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
-from gateway.cli.target import run_at
+from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 from session_store import AuditEvent
@@ -101,53 +101,45 @@ def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, An
 
 
 @app.command("list")
-@options
-def list_sessions(target: Target, listing: Listing, which: Which, in_json: JsonOption = False) -> None:
+@asks(Target)
+async def list_sessions(operators: Operators, listing: Listing, which: Which, in_json: JsonOption = False) -> None:
     """List live sessions that have every given value, with totals of all of them."""
-
-    async def work(operators: Operators) -> None:
-        page = await operators.sessions(listing.session_query(which.session_filter()))
-        if in_json:
-            without = () if operators.sees_calls else ("state_keys",)
-            rows = [_facts(operators, row, *without) for row in page.sessions]
-            totals = None if page.totals is None or not operators.sees_calls else msgspec.to_builtins(page.totals)
-            found = {"sessions": rows, "after": page.after or None, "totals": totals, "is_reading": page.is_reading}
-            typer.echo(as_json(found))
-            return
-        if page.sessions:
-            _out.print(sessions_table(page.sessions, with_calls=operators.sees_calls))
-        else:
-            _out.print(none_line(page, is_all=listing.is_all and which.session_filter() is None))
-        if page.totals is not None and operators.sees_calls:
-            _out.print(totals_line(page))
-        if page.after:
-            _out.print(f"more: --after {page.after}")
-
-    run_at(target, work)
+    page = await operators.sessions(listing.session_query(which.session_filter()))
+    if in_json:
+        without = () if operators.sees_calls else ("state_keys",)
+        rows = [_facts(operators, row, *without) for row in page.sessions]
+        totals = None if page.totals is None or not operators.sees_calls else msgspec.to_builtins(page.totals)
+        found = {"sessions": rows, "after": page.after or None, "totals": totals, "is_reading": page.is_reading}
+        typer.echo(as_json(found))
+        return
+    if page.sessions:
+        _out.print(sessions_table(page.sessions, with_calls=operators.sees_calls))
+    else:
+        _out.print(none_line(page, is_all=listing.is_all and which.session_filter() is None))
+    if page.totals is not None and operators.sees_calls:
+        _out.print(totals_line(page))
+    if page.after:
+        _out.print(f"more: --after {page.after}")
 
 
 @app.command("show")
-@options
-def show_session(target: Target, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
+@asks(Target)
+async def show_session(operators: Operators, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
     """Show one session: its record, the keys of its state, and its timeline, also for a day after its end. With --url
     also its processes and failures, what its servers were given, and why it sees what it sees."""
-
-    async def work(operators: Operators) -> None:
-        facts, environment = await _live(operators, session_id)
-        timeline = await operators.timeline(session_id)
-        if facts is None:
-            facts = msgspec.to_builtins(timeline.head)
-        if in_json:
-            more = {} if environment is None else {"environment": msgspec.to_builtins(environment)}
-            typer.echo(as_json({**facts, **more, "timeline": msgspec.to_builtins(timeline.entries)}))
-            return
-        _out.print(facts_table(facts))
-        if environment is not None:
-            _out.print("\n".join(("", *environment_lines(environment))))
-        _out.print("\n".join(("", "timeline", *timeline_lines(timeline.entries))))
-        _out.print(timeline_table(timeline.entries))
-
-    run_at(target, work)
+    facts, environment = await _live(operators, session_id)
+    timeline = await operators.timeline(session_id)
+    if facts is None:
+        facts = msgspec.to_builtins(timeline.head)
+    if in_json:
+        more = {} if environment is None else {"environment": msgspec.to_builtins(environment)}
+        typer.echo(as_json({**facts, **more, "timeline": msgspec.to_builtins(timeline.entries)}))
+        return
+    _out.print(facts_table(facts))
+    if environment is not None:
+        _out.print("\n".join(("", *environment_lines(environment))))
+    _out.print("\n".join(("", "timeline", *timeline_lines(timeline.entries))))
+    _out.print(timeline_table(timeline.entries))
 
 
 async def _live(operators: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
@@ -160,38 +152,32 @@ async def _live(operators: Operators, prefix: str) -> tuple[dict[str, Any] | Non
 
 
 @app.command("end")
-@options
-def end_session(target: Target, which: Which, session_id: IdArgument = "", in_json: JsonOption = False) -> None:
+@asks(Target)
+async def end_session(
+    operators: Operators, which: Which, session_id: IdArgument = "", in_json: JsonOption = False
+) -> None:
     """End one session at once, on every replica; or all sessions that have every given value."""
-
-    async def work(operators: Operators) -> None:
-        chosen = which.session_filter()
-        if chosen is not None:
-            if session_id:
-                raise OperatorError("give either the ID of one session, or --principal, --client and the like")
-            count = await operators.end_all(chosen)
-            typer.echo(json.dumps({"ended": count}) if in_json else f"ended {count} session{'' if count == 1 else 's'}")
-            return
-        ended = await operators.end(session_id)
-        typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
-
-    run_at(target, work)
+    chosen = which.session_filter()
+    if chosen is not None:
+        if session_id:
+            raise OperatorError("give either the ID of one session, or --principal, --client and the like")
+        count = await operators.end_all(chosen)
+        typer.echo(json.dumps({"ended": count}) if in_json else f"ended {count} session{'' if count == 1 else 's'}")
+        return
+    ended = await operators.end(session_id)
+    typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 
 
 @app.command("events")
-@options
-def events(
-    target: Target,
+@asks(Target)
+async def events(
+    operators: Operators,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 50,
     in_json: JsonOption = False,
 ) -> None:
     """List recent session events, newest first."""
-
-    async def work(operators: Operators) -> None:
-        for event in await operators.events(limit):
-            print_event(_EMPTY_EVENT | event, in_json=in_json)
-
-    run_at(target, work)
+    for event in await operators.events(limit):
+        print_event(_EMPTY_EVENT | event, in_json=in_json)
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:

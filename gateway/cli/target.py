@@ -1,25 +1,29 @@
-"""Where a command of operators looks: into a store, or at a running gateway."""
+"""Find what a command of operators asks, a running gateway or a store, and run the command on it."""
 
 import asyncio
+import functools
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.admin.local_gateways import local_gateways
 from gateway.admin.queries import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
 from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
-from gateway.cli.options import AtGateway, Target
+from gateway.cli.options import AtGateway, Target, options
 from gateway.config.addresses import url_here
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import load
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 
-__all__ = ["endpoint_here", "gateway_at", "run_at"]
+__all__ = ["asks", "endpoint_here", "gateway_at"]
+
+Work = Callable[..., Awaitable[None]]
 
 _NONE: Final = (
     "no gateway given, and none is found that you have started at a terminal of this machine, on loopback, with each "
@@ -104,18 +108,34 @@ def endpoint_here(config: Path | None) -> str:
     )
 
 
-def run_at(target: AtGateway, work: Callable[[Operators], Awaitable[None]]) -> None:
-    """Run a command on the model at that place. An error is printed, and ends the command with exit code 2."""
+def asks(kind: type[AtGateway], *, is_endless: bool = False) -> Callable[[Work], Callable[..., Any]]:
+    """Make a command of a function that gets the operators' model first. The command has the options of `kind` instead.
 
-    async def running() -> None:
-        async with open_target(target) as operators:
-            await work(operators)
+    An error is printed, and ends the command with exit code 2. If it `is_endless`, Ctrl-C ends it with exit code 0.
+    """
 
-    try:
-        asyncio.run(running())
-    except Ambiguous as error:
-        names = [f"  {row.session}  {row.principal}  {row.client or '?'}" for row in error.candidates[:10]]
-        more = ["  …"] if len(error.candidates) > 10 else []
-        raise error_exit("\n".join([str(error), *names, *more])) from None
-    except (OperatorError, StoreError, ValueError) as error:
-        raise error_exit(str(error)) from None
+    def command_of(work: Work) -> Callable[..., Any]:
+        @functools.wraps(work)
+        def command(target: AtGateway, **given: Any) -> None:
+            async def running() -> None:
+                async with open_target(target) as operators:
+                    await work(operators, **given)
+
+            try:
+                asyncio.run(running())
+            except KeyboardInterrupt:
+                if not is_endless:
+                    raise
+            except Ambiguous as error:
+                names = [f"  {row.session}  {row.principal}  {row.client or '?'}" for row in error.candidates[:10]]
+                more = ["  …"] if len(error.candidates) > 10 else []
+                raise error_exit("\n".join([str(error), *names, *more])) from None
+            except (OperatorError, StoreError, ValueError) as error:
+                raise error_exit(str(error)) from None
+
+        _, *others = inspect.signature(work, eval_str=True).parameters.values()
+        target = inspect.Parameter("target", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+        command.__signature__ = inspect.Signature([target, *others])  # type: ignore[attr-defined]  # what `options` reads
+        return options(command)
+
+    return command_of

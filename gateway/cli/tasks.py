@@ -8,9 +8,9 @@ import typer
 
 from gateway.admin.queries import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
-from gateway.cli.options import JsonOption, Target, options
+from gateway.cli.options import JsonOption, Target
 from gateway.cli.output import facts_table, tasks_table
-from gateway.cli.target import run_at
+from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json
 
@@ -45,44 +45,32 @@ class TaskListing:
 
 
 @app.command("list")
-@options
-def list_tasks(target: Target, listing: TaskListing, in_json: JsonOption = False) -> None:
+@asks(Target)
+async def list_tasks(operators: Operators, listing: TaskListing, in_json: JsonOption = False) -> None:
     """List tasks, newest first, those that are over included until they expire."""
-
-    async def work(operators: Operators) -> None:
-        page = await operators.tasks(listing.task_query())
-        if in_json:
-            typer.echo(as_json({"tasks": msgspec.to_builtins(page.tasks), "after": page.after or None}))
-            return
-        _out.print(tasks_table(page.tasks))
-        if page.after:
-            _out.print(f"more: --after {page.after}")
-
-    run_at(target, work)
+    page = await operators.tasks(listing.task_query())
+    if in_json:
+        typer.echo(as_json({"tasks": msgspec.to_builtins(page.tasks), "after": page.after or None}))
+        return
+    _out.print(tasks_table(page.tasks))
+    if page.after:
+        _out.print(f"more: --after {page.after}")
 
 
 @app.command("show")
-@options
-def show_task(target: Target, task_id: IdArgument, in_json: JsonOption = False) -> None:
+@asks(Target)
+async def show_task(operators: Operators, task_id: IdArgument, in_json: JsonOption = False) -> None:
     """Show one task: who made it, what it calls, and what became of it."""
-
-    async def work(operators: Operators) -> None:
-        facts = msgspec.to_builtins(await operators.task(task_id))
-        if in_json:
-            typer.echo(as_json(facts))
-        else:
-            _out.print(facts_table(facts))
-
-    run_at(target, work)
+    facts = msgspec.to_builtins(await operators.task(task_id))
+    if in_json:
+        typer.echo(as_json(facts))
+    else:
+        _out.print(facts_table(facts))
 
 
 @app.command("cancel")
-@options
-def cancel_task(target: Target, task_id: IdArgument, in_json: JsonOption = False) -> None:
+@asks(Target)
+async def cancel_task(operators: Operators, task_id: IdArgument, in_json: JsonOption = False) -> None:
     """Cancel the call of a task, on whichever replica runs it. Needs --url."""
-
-    async def work(operators: Operators) -> None:
-        cancelled = await operators.cancel_task(task_id)
-        typer.echo(as_json({"cancelled": cancelled}) if in_json else f"cancelled {cancelled}")
-
-    run_at(target, work)
+    cancelled = await operators.cancel_task(task_id)
+    typer.echo(as_json({"cancelled": cancelled}) if in_json else f"cancelled {cancelled}")
