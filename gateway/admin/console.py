@@ -19,7 +19,7 @@ from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
-from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, Answer, ConsolePage
+from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage
 from gateway.admin.queries import OperatorError
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
@@ -80,9 +80,7 @@ class Console:
             if page.is_live:
                 live.append(Route(f"{page.path}/live", self._explained(self._live(name, page)), methods=["GET"]))
             for path, action in page.actions.items():
-                actions.append(Route(path, self._explained(self._action(action)), methods=["POST"]))
-            for path, answer in page.answers.items():
-                actions.append(Route(path, self._explained(self._answer(name, page, answer)), methods=["POST"]))
+                actions.append(Route(path, self._explained(self._action(name, page, action)), methods=["POST"]))
         return [
             Route(_SIGN_IN, self._explained(self._sign_in), methods=["GET", "POST"]),
             Route(f"{_SIGN_IN}/{{token}}", self._explained(self._link), methods=["GET"]),
@@ -203,34 +201,24 @@ class Console:
 
     # -- actions
 
-    def _action(self, action: Action) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            operator = await self._access.operator(request)
-            if operator is None:
-                return Response(status_code=403, headers=_HEADERS)
-            try:
-                return _redirect(request, await action(self._operations, request, operator))
-            except (OperatorError, StoreUnavailable) as error:
-                html = self._html("gone.html", request, operator=operator, path="", live="", message=_message(error))
-                return HTMLResponse(html, 409, headers=_HEADERS)
-
-        return endpoint
-
-    def _answer(self, name: str, page: ConsolePage, answer: Answer) -> Endpoint:
-        """Serve a form that is answered by its page. What the operator has asked for is done once: a page that is
-        loaded again asks for it again, as browsers warn."""
+    def _action(self, name: str, page: ConsolePage, action: Action) -> Endpoint:
+        """Serve a form. It leads to the next page, or is answered by its own page: if that is loaded again, the form is
+        sent again, as browsers warn."""
 
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
             if operator is None:
                 return Response(status_code=403, headers=_HEADERS)
-            template, status = f"pages/{name}", 200
+            template, status, headers = f"pages/{name}", 200, _HEADERS | _WITH_IMAGES
             try:
-                facts = await answer(self._operations, request, operator)
+                facts = await action(self._operations, request, operator)
             except (OperatorError, StoreUnavailable) as error:
                 template, facts, status = _gone(error)
+                headers = _HEADERS
+            if isinstance(facts, str):
+                return _redirect(request, facts)
             html = self._html(template, request, operator=operator, path=page.path, live="", **facts)
-            return HTMLResponse(html, status, headers=_HEADERS | _WITH_IMAGES)
+            return HTMLResponse(html, status, headers=headers)
 
         return endpoint
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 
-__all__ = ["BASE_URL", "OPERATOR", "Action", "Answer", "ConsolePage"]
+__all__ = ["BASE_URL", "OPERATOR", "Action", "ConsolePage"]
 
 
 BASE_URL: Final = "gateway.base_url"
@@ -21,12 +21,10 @@ OPERATOR: Final = "gateway.operator"
 Facts = Callable[[Operations, Request], Awaitable[dict[str, Any]]]
 """Read what the template shows. May raise what `Operators` raises; the console shows such an error as a page."""
 
-Action = Callable[[Operations, Request, str], Awaitable[str]]
-"""Do what a form of the page asks for, in the name of an operator (the last argument), and return the path of the page
-that is shown next. May raise what `Operators` raises."""
-
-Answer = Callable[[Operations, Request, str], Awaitable[dict[str, Any]]]
-"""As `Action`, for what is answered on the page itself: return the variables of its template."""
+Action = Callable[[Operations, Request, str], Awaitable[str | dict[str, Any]]]
+"""Do what a form of the page asks for, in the name of an operator (the last argument). Return the path of the page that
+is shown next; or the variables of the template, if the page itself shows the outcome, where images may be of servers.
+May raise what `Operators` raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,6 @@ class ConsolePage:
     `shortcut`: the letter that opens the page after `g`; empty for none.
     `icon`: how the icon beside the label is drawn: the path of an SVG of 16 by 16, drawn as lines.
     `actions`: what the forms of the page can ask for: routes that accept POST, which begin with `/admin`.
-    `answers`: as `actions`, for forms whose outcome the page shows. Images in it may be of servers.
     `is_live`: False if the page changes by its forms only.
     """
 
@@ -56,7 +53,6 @@ class ConsolePage:
     shortcut: str = ""
     icon: str = ""
     actions: Mapping[str, Action] = field(default_factory=dict)
-    answers: Mapping[str, Answer] = field(default_factory=dict)
     is_live: bool = True
 
     @property

@@ -19,13 +19,9 @@ async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
     }
 
 
-async def _drain(operators: Operators, request: Request, operator: str) -> str:
-    await operators.drain(request.path_params["replica"], operator)
-    return PAGE.path
-
-
-async def _admit(operators: Operators, request: Request, operator: str) -> str:
-    await operators.admit(request.path_params["replica"], operator)
+async def _switch(operators: Operators, request: Request, operator: str) -> str:
+    drains = request.url.path.endswith("/drain")
+    await (operators.drain if drains else operators.admit)(request.path_params["replica"], operator)
     return PAGE.path
 
 
@@ -36,7 +32,7 @@ PAGE: Final = ConsolePage(
     shortcut="r",
     icon="M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",
     facts=_facts,
-    actions={"/admin/replicas/{replica}/drain": _drain, "/admin/replicas/{replica}/admit": _admit},
+    actions={"/admin/replicas/{replica}/drain": _switch, "/admin/replicas/{replica}/admit": _switch},
     title="Replicas",
     head="""\
 <div class="head"><div><h1>Replicas</h1><p>Gateway processes that share one store. A drained replica hands its

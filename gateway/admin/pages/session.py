@@ -10,7 +10,7 @@ import re2
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import OPERATOR, Action, ConsolePage
+from gateway.admin.pages.page import OPERATOR, ConsolePage
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
 from gateway.admin.queries import NoSuch, TaskQuery
 from gateway.admin.reports import SessionRow, StderrPage
@@ -107,22 +107,12 @@ def _whole(lines: Sequence[str], at: int) -> str:
     return " ".join(parts)
 
 
-async def _switch_on(operators: Operations, request: Request, operator: str) -> str:
+async def _switch(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
-    await operators.switch_frames_on(page.session, operator)
+    is_on = request.url.path.endswith("/on")
+    await (operators.switch_frames_on if is_on else operators.switch_frames_off)(page.session, operator)
     return f"/admin/sessions/{page.session}#frames"
 
-
-async def _switch_off(operators: Operations, request: Request, operator: str) -> str:
-    page = await operators.session(request.path_params["session"])
-    await operators.switch_frames_off(page.session, operator)
-    return f"/admin/sessions/{page.session}#frames"
-
-
-_FRAME_ACTIONS: Final[dict[str, Action]] = {
-    "/admin/sessions/{session}/frames/on": _switch_on,
-    "/admin/sessions/{session}/frames/off": _switch_off,
-}
 
 _ONE_SERVER: Final = re.compile(r"/servers/([^/]+)/mcp")
 
@@ -154,7 +144,11 @@ async def _environment_facts(operators: Operations, row: SessionRow | None) -> d
 PAGE: Final = ConsolePage(
     path="/admin/sessions/{session}",
     facts=_facts,
-    actions={"/admin/sessions/{session}/end": _end, **_FRAME_ACTIONS},
+    actions={
+        "/admin/sessions/{session}/end": _end,
+        "/admin/sessions/{session}/frames/on": _switch,
+        "/admin/sessions/{session}/frames/off": _switch,
+    },
     title="Session {{ head.session }}",
     head="""\
 <div class="head"><div><h1>Session <span class="id">{{ head.session }}</span></h1>

@@ -199,7 +199,7 @@ def _json(title: str, value: Any) -> Part:
 PAGE: Final = ConsolePage(
     path="/admin/tools/{server}",
     facts=_facts,
-    answers={"/admin/tools/{server}": _try},
+    actions={"/admin/tools/{server}": _try},
     is_live=False,
     title="{{ tool.name }}",
     live='{% include "tool.html" %}',

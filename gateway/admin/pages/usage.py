@@ -12,30 +12,26 @@ from gateway.admin.verbs import Operators
 __all__ = ["PAGE"]
 
 _ROWS: Final = 200
-_KINDS: Final[dict[str, UsageBy]] = {
-    "principal": "principal",
-    "client": "client",
-    "server": "server",
-    "tool": "tool",
-}
+_KINDS: Final[tuple[UsageBy, ...]] = ("principal", "client", "server", "tool")
 
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     over = range_of(request, "24h")
-    by = _KINDS.get(request.query_params.get("by", ""), "principal")
+    by = next((kind for kind in _KINDS if kind == request.query_params.get("by")), "principal")
     rows = await operators.usage(by, over)
     most = max((row.calls for row in rows), default=0) or 1
-    choices = [(kind, f"{kind.capitalize()}s") for kind in _KINDS]
-    totals = {"calls": sum(row.calls for row in rows), "failed": sum(row.failed for row in rows), "count": len(rows)}
-    facts = {
-        **totals,
+    return {
+        "calls": sum(row.calls for row in rows),
+        "failed": sum(row.failed for row in rows),
+        "count": len(rows),
         "rows": rows[:_ROWS],
         "left_out": max(len(rows) - _ROWS, 0),
         "most": most,
         "by": by,
-        "kinds": choices,
+        "kinds": [(kind, f"{kind.capitalize()}s") for kind in _KINDS],
+        "range": over,
+        "ranges": RANGE_CHOICES,
     }
-    return {**facts, "range": over, "ranges": RANGE_CHOICES}
 
 
 PAGE: Final = ConsolePage(
