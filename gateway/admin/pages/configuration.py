@@ -56,7 +56,7 @@ Values of environments, headers and keys are hidden.</p></div>
 {% if sections %}
 <section class="panel" aria-label="Settings">
 <div class="wide"><table class="settings">
-<thead><tr><th scope="col">Setting</th><th scope="col">Value</th><th scope="col">From</th></tr></thead>
+{{ tables.head(["Setting", "Value", "From"]) }}
 {% for section in sections %}
 <tbody data-key="{{ section.title }}">
 <tr class="group"><th colspan="3" scope="rowgroup"><code>{{ section.title }}</code></th></tr>

@@ -49,12 +49,13 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "events": folded(e for e in events if e["event"] != "called" or e.get("outcome") != "ok")[:_LATEST_EVENTS],
         "not_ready": [r for r in replicas if r.silent or not r.ready],
         "totals": {
-            "sessions": sum(r.sessions for r in replicas),
-            "in_flight": sum(r.in_flight for r in replicas),
-            "processes": sum(r.processes for r in replicas),
-            "calls": sum(r.calls for r in replicas),
-            "failed": sum(r.failed for r in replicas),
-            "restarts": sum(r.restarts for r in replicas),
+            "Sessions": sum(r.sessions for r in replicas),
+            **({"Replicas": len(replicas)} if len(replicas) > 1 else {}),
+            "Processes": sum(r.processes for r in replicas),
+            "In flight": sum(r.in_flight for r in replicas),
+            "Requests": sum(r.calls for r in replicas),
+            "Failed": sum(r.failed for r in replicas),
+            "Restarts": sum(r.restarts for r in replicas),
         },
     }
 
@@ -78,25 +79,14 @@ PAGE: Final = ConsolePage(
 <a href="{{ root }}/admin/replicas">Replicas</a></p>
 {% endif %}
 <dl class="tiles">
-<div><dt>Sessions</dt><dd>{{ "{:,}".format(totals.sessions) }}</dd></div>
-{% if replicas | length > 1 %}<div><dt>Replicas</dt><dd>{{ replicas | length }}</dd></div>{% endif %}
-<div><dt>Processes</dt><dd>{{ "{:,}".format(totals.processes) }}</dd></div>
-<div><dt>In flight</dt><dd>{{ "{:,}".format(totals.in_flight) }}</dd></div>
-<div><dt>Requests</dt><dd>{{ "{:,}".format(totals.calls) }}</dd></div>
-<div><dt>Failed</dt><dd{% if totals.failed %} class="bad"{% endif %}>{{ "{:,}".format(totals.failed) }}</dd></div>
-<div><dt>Restarts</dt><dd>{{ totals.restarts }}</dd></div>
+{{ tables.tiles(totals.items(), bad=["Failed"]) }}
 </dl>
 {{ tables.charts(charts) }}
 {% if unavailable %}
 <section class="panel" aria-labelledby="unavailable">
 <header><h2 id="unavailable">Servers that cannot be used</h2></header>
 <div class="wide"><table>
-<thead><tr>
-<th scope="col">Server</th><th scope="col">State</th>
-{% if replicas | length > 1 %}<th scope="col">Replica</th>{% endif %}
-<th scope="col">Reason</th>
-<th scope="col" class="n">Attempts</th>
-</tr></thead>
+{{ tables.head(["Server", "State"] + (["Replica"] if replicas | length > 1 else []) + ["Reason", "#Attempts"]) }}
 <tbody>
 {% for replica, s in unavailable %}
 <tr>
@@ -120,15 +110,13 @@ failed.</p>{% endif %}
 <section class="panel" aria-labelledby="slow">
 <header><h2 id="slow">Slowest tools</h2><a href="{{ root }}/admin/servers?range={{ range }}">All</a></header>
 {% if tools %}<div class="wide"><table>
-<thead><tr><th scope="col">Tool</th><th scope="col" class="n">Calls</th><th scope="col" class="n">p50</th>
-<th scope="col" class="n">p99</th></tr></thead>
+{{ tables.head(["Tool", "#Calls", "#p50", "#p99"]) }}
 <tbody>
 {% for u in tools %}
 <tr data-key="{{ u.server }}/{{ u.name }}">
 <th scope="row" class="wrap"><a href="{{ root }}/admin/servers?{{ {"server": u.server, "range": range} | urlencode }}">
 {{- u.name }}</a><small>{{ u.server }}</small></th>
-<td class="n">{{ "{:,}".format(u.calls) }}</td><td class="n">{{ u.p50_s | took }}</td><td class="n">{{ u.p99_s | took
-}}</td>
+{{ tables.count(u.calls) }}<td class="n">{{ u.p50_s | took }}</td><td class="n">{{ u.p99_s | took }}</td>
 </tr>
 {% endfor %}
 </tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
@@ -138,15 +126,13 @@ failed.</p>{% endif %}
 <header><h2 id="most-{{ by }}">Most active {{ by }}s</h2>
 <a href="{{ root }}/admin/usage?by={{ by }}&amp;range={{ range }}">All</a></header>
 {% if rows %}<div class="wide"><table>
-<thead><tr><th scope="col">{{ by | capitalize }}</th><th scope="col" class="n">Calls</th>
-<th scope="col" class="n">Failed</th></tr></thead>
+{{ tables.head([by | capitalize, "#Calls", "#Failed"]) }}
 <tbody>
 {% for u in rows %}
 <tr data-key="{{ u.name }}">
 <th scope="row" class="wrap"><a href="{{ root }}/admin/sessions?{{ {"when": "day", by: u.name} | urlencode }}">
 {{- u.name or "unnamed" }}</a></th>
-<td class="n">{{ "{:,}".format(u.calls) }}</td>
-<td class="n{% if u.failed %} bad{% endif %}">{{ "{:,}".format(u.failed) }}</td>
+{{ tables.count(u.calls) }}{{ tables.count(u.failed, bad=true) }}
 </tr>
 {% endfor %}
 </tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
@@ -157,10 +143,7 @@ failed.</p>{% endif %}
 <section class="panel" aria-labelledby="warnings">
 <header><h2 id="warnings">Clients that return to no session</h2></header>
 <div class="wide"><table>
-<thead><tr>
-<th scope="col">Client</th><th scope="col">User-Agent</th><th scope="col">Principal</th>
-<th scope="col" class="n">Sessions</th><th scope="col">Last</th><th scope="col">Setting that mends it</th>
-</tr></thead>
+{{ tables.head(["Client", "User-Agent", "Principal", "#Sessions", "Last", "Setting that mends it"]) }}
 <tbody>
 {% for w in warnings %}
 <tr>

@@ -43,14 +43,9 @@ to the others and takes no new ones.</p></div></div>
 <section class="panel" aria-labelledby="replicas">
 <h2 id="replicas" class="hidden">Replicas</h2>
 <div class="wide"><table>
-<thead><tr>
-<th scope="col">Replica</th><th scope="col">State</th>{% if several %}<th scope="col">Address</th>{% endif %}
-<th scope="col">Version</th>
-<th scope="col" class="n">Up</th><th scope="col">Sessions</th><th scope="col" class="n">Processes</th>
-<th scope="col" class="n">In flight</th><th scope="col" class="n">Requests</th><th scope="col" class="n">Failed</th>
-{% if several %}<th scope="col" class="n">Forwarded</th>{% endif %}<th scope="col" class="n">Memory</th>
-<th scope="col"><span class="hidden">Actions</span></th>
-</tr></thead>
+{% set actions %}<span class="hidden">Actions</span>{% endset %}
+{{ tables.head(["Replica", "State"] + (["Address"] if several else []) + ["Version", "#Up", "Sessions", "#Processes",
+"#In flight", "#Requests", "#Failed"] + (["#Forwarded"] if several else []) + ["#Memory", actions]) }}
 <tbody>
 {% for r in replicas %}
 <tr data-key="{{ r.replica }}">
@@ -67,9 +62,8 @@ to the others and takes no new ones.</p></div></div>
 <td>{% if several %}{{ tables.meter(r.sessions, most) }}{% endif %}
 {{ "{:,}".format(r.sessions) }}</td>
 <td class="n">{{ r.processes }}</td><td class="n">{{ r.in_flight }}</td>
-<td class="n">{{ "{:,}".format(r.calls) }}</td>
-<td class="n{% if r.failed %} bad{% endif %}">{{ "{:,}".format(r.failed) }}</td>
-{% if several %}<td class="n">{{ "{:,}".format(r.forwarded) }}</td>{% endif %}
+{{ tables.count(r.calls) }}{{ tables.count(r.failed, bad=true) }}
+{% if several %}{{ tables.count(r.forwarded) }}{% endif %}
 <td class="n">{{ r.memory_bytes | bytes }}</td>
 <td>
 {% if r.draining %}

@@ -51,13 +51,8 @@ PAGE: Final = ConsolePage(
 <section class="panel" aria-labelledby="servers">
 <header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>
 <div class="wide"><table>
-<thead><tr>
-<th scope="col">Server</th><th scope="col">State</th><th scope="col">Kind</th><th scope="col" class="n">Tools</th>
-<th scope="col" class="n">Calls</th><th scope="col" class="n">Failed</th><th scope="col" class="n">p50</th>
-<th scope="col" class="n">p99</th><th scope="col" class="n">In flight</th><th scope="col" class="n">Processes</th>
-<th scope="col" class="n">Starts</th><th scope="col" class="n">Start takes</th>
-{% if restarted %}<th scope="col">Restarts</th>{% endif %}
-</tr></thead>
+{{ tables.head(["Server", "State", "Kind", "#Tools", "#Calls", "#Failed", "#p50", "#p99", "#In flight", "#Processes",
+"#Starts", "#Start takes"] + (["Restarts"] if restarted else [])) }}
 <tbody>
 {% for s in servers %}
 <tr data-key="{{ s.server }}">
@@ -67,8 +62,7 @@ PAGE: Final = ConsolePage(
 {%- if s.states | length > 1 %}<small>{% for state, count in s.states.items() %}{{ count }} {{ state }}
 {{- "" if loop.last else ", " }}{% endfor %}</small>{% endif %}</td>
 <td>{{ s.kind }}{% if s.shared %}<small>shared</small>{% endif %}</td>
-<td class="n">{{ s.tools or "" }}</td><td class="n">{{ "{:,}".format(s.calls) }}</td>
-<td class="n{% if s.failed %} bad{% endif %}">{{ "{:,}".format(s.failed) }}</td>
+<td class="n">{{ s.tools or "" }}</td>{{ tables.count(s.calls) }}{{ tables.count(s.failed, bad=true) }}
 <td class="n">{% if s.calls %}{{ s.p50_s | took }}{% endif %}</td>
 <td class="n">{% if s.calls %}{{ s.p99_s | took }}{% endif %}</td>
 <td class="n">{{ s.in_flight }}</td><td class="n">{{ s.processes }}</td>

@@ -168,13 +168,20 @@ PAGE: Final = ConsolePage(
 {% import "environment.html" as environments with context %}
 {% import "frames.html" as watched with context %}
 {% set s = session %}
+{% set timeline %}
+<section class="panel" aria-labelledby="timeline">
+<header><h2 id="timeline">Timeline</h2>
+<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
+{{ tables.timeline(picture, entries) }}
+{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
+</section>
+{% endset %}
 {% if not s %}
 <p class="notice" role="status">This session is over{% if head.ended %}: {{ head.ended }}
 {%- if head.ended_at %} at {{ head.ended_at | moment }}{% endif %}{% endif %}. What happened in it is kept for a
 day.</p>
 <dl class="tiles">
-<div><dt>Calls</dt><dd>{{ "{:,}".format(head.calls) }}</dd></div>
-<div><dt>Failed</dt><dd{% if head.failed %} class="bad"{% endif %}>{{ "{:,}".format(head.failed) }}</dd></div>
+{{ tables.tiles([("Calls", head.calls), ("Failed", head.failed)], bad=["Failed"]) }}
 <div><dt>Principal</dt><dd><small>{{ head.principal }}</small></dd></div>
 <div><dt>Workspace</dt><dd><small>{{ head.workspace or "none" }}</small></dd></div>
 <div><dt>Era</dt><dd><small>{{ head.era }}</small></dd></div>
@@ -183,9 +190,7 @@ day.</p>
 {% else %}
 <dl class="tiles">
 <div><dt>State</dt><dd><small>{{ tables.session_state(s) }}</small></dd></div>
-<div><dt>Calls</dt><dd>{{ "{:,}".format(s.calls) }}</dd></div>
-<div><dt>Failed</dt><dd{% if s.failed %} class="bad"{% endif %}>{{ "{:,}".format(s.failed) }}</dd></div>
-<div><dt>In flight</dt><dd>{{ s.in_flight }}</dd></div>
+{{ tables.tiles([("Calls", s.calls), ("Failed", s.failed), ("In flight", s.in_flight)], bad=["Failed"]) }}
 <div><dt>Idle</dt><dd>{{ s.idle_s | span }}</dd></div>
 <div><dt>Age</dt><dd>{{ s.age_s | span }}</dd></div>
 {% if s.state_bytes %}<div><dt>Stored</dt><dd>{{ s.state_bytes | bytes }}</dd></div>{% endif %}
@@ -194,10 +199,7 @@ day.</p>
 <section class="panel" aria-labelledby="failures">
 <header><h2 id="failures">Failures</h2></header>
 <div class="wide"><table>
-<thead><tr>
-<th scope="col">When</th><th scope="col">Request</th><th scope="col">Server</th><th scope="col">Outcome</th>
-<th scope="col">Why</th><th scope="col">Correlation</th>
-</tr></thead>
+{{ tables.head(["When", "Request", "Server", "Outcome", "Why", "Correlation"]) }}
 <tbody>
 {% for f, refused in failures %}
 <tr data-key="{{ f.at }}-{{ f.correlation }}">
@@ -217,10 +219,7 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 <section class="panel" aria-labelledby="blocked">
 <header><h2 id="blocked">Refused by sandboxes</h2></header>
 <div class="wide"><table>
-<thead><tr>
-<th scope="col">Last</th><th scope="col">Server</th><th scope="col">What</th><th scope="col">Why</th>
-<th scope="col" class="n">Times</th><th scope="col">Setting that allows it</th>
-</tr></thead>
+{{ tables.head(["Last", "Server", "What", "Why", "#Times", "Setting that allows it"]) }}
 <tbody>
 {% for r in s.refused %}
 <tr>
@@ -232,12 +231,7 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 </section>
 {% endif %}
 {% if failures %}{{ watched.stderr_panel(stderr, exceptions, frames, may_be_refused) }}{% endif %}
-<section class="panel" aria-labelledby="timeline">
-<header><h2 id="timeline">Timeline</h2>
-<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
-{{ tables.timeline(picture, entries) }}
-{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
-</section>
+{{ timeline }}
 {% if not failures %}{{ watched.stderr_panel(stderr, exceptions, frames, may_be_refused) }}{% endif %}
 {{ watched.frames_panel(head.session, frames) }}
 <section class="panel" aria-labelledby="processes">
@@ -285,13 +279,6 @@ class="badge busy">busy</span>
 {{ tables.tasks_table(tasks) }}
 </section>
 {% endif %}
-{% if not s %}
-<section class="panel" aria-labelledby="timeline">
-<header><h2 id="timeline">Timeline</h2>
-<a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
-{{ tables.timeline(picture, entries) }}
-{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
-</section>
-{% endif %}
+{% if not s %}{{ timeline }}{% endif %}
 """,
 )

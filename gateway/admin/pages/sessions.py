@@ -193,14 +193,10 @@ some are missing here.</p>
 {% endif %}
 {% if t %}
 <dl class="tiles">
-<div><dt>Sessions</dt><dd>{{ "{:,}".format(t.sessions) }}</dd></div>
-{% for name in states if t.states.get(name) %}
-<div><dt>{{ name | capitalize }}</dt><dd>{{ "{:,}".format(t.states[name]) }}</dd></div>
-{% endfor %}
-<div><dt>With failures</dt><dd{% if t.failing %} class="bad"{% endif %}>{{ "{:,}".format(t.failing) }}</dd></div>
-<div><dt>Calls</dt><dd>{{ "{:,}".format(t.calls) }}</dd></div>
-<div><dt>Failed calls</dt><dd{% if t.failed %} class="bad"{% endif %}>{{ "{:,}".format(t.failed) }}</dd></div>
-<div><dt>In flight</dt><dd>{{ "{:,}".format(t.in_flight) }}</dd></div>
+{{ tables.tiles([("Sessions", t.sessions)]) }}
+{% for name in states if t.states.get(name) %}{{ tables.tiles([(name | capitalize, t.states[name])]) }}{% endfor %}
+{{ tables.tiles([("With failures", t.failing), ("Calls", t.calls), ("Failed calls", t.failed),
+("In flight", t.in_flight)], bad=["With failures", "Failed calls"]) }}
 </dl>
 {% if which %}
 <p class="notice" role="status">{{ t.sessions }} session{{ "" if t.sessions == 1 else "s" }} of {{ which }}

@@ -38,17 +38,12 @@ PAGE: Final = ConsolePage(
     live="""\
 {% set t = task %}
 <section class="panel" aria-label="Task">
-<dl class="facts">
-<div><dt>Status</dt><dd>{{ tables.outcome(t.outcome, t.has_failed) }}</dd></div>
-<div><dt>Session</dt><dd>{{ tables.session_link(t.session) }}</dd></div>
-{% for name, value in [
+{{ tables.facts([
+    ("Status", tables.outcome(t.outcome, t.has_failed)), ("Session", tables.session_link(t.session)),
     ("Principal", t.principal), ("Server", t.server), ("Tool", t.tool), ("Endpoint", t.endpoint),
     ("Message", t.message or "none"), ("Age", t.age_s | span), ("Last change", (t.idle_s | span) ~ " ago"),
     ("Kept for", t.expires_in_s | span), ("Runs", t.runs), ("Questions to its client", t.asked),
-] %}
-<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
-{% endfor %}
-</dl>
+]) }}
 {% if t.error %}<p class="notice bad"><b>Error {{ t.error_code }}</b> {{ t.error }}</p>{% endif %}
 </section>
 """,

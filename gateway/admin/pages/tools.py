@@ -50,9 +50,7 @@ not answered, or answer sessions only.</p>
 <section class="panel" aria-label="Tools">
 {% if tools %}
 <div class="wide"><table class="cards">
-<thead><tr>
-<th scope="col">Tool</th><th scope="col">Server</th><th scope="col">Operation</th><th scope="col">What it does</th>
-</tr></thead>
+{{ tables.head(["Tool", "Server", "Operation", "What it does"]) }}
 <tbody>
 {% for t in tools %}
 <tr>

@@ -52,9 +52,7 @@ PAGE: Final = ConsolePage(
     live="""\
 {% if rows %}
 <dl class="tiles">
-<div><dt>{{ by | capitalize }}s</dt><dd>{{ "{:,}".format(count) }}</dd></div>
-<div><dt>Calls</dt><dd>{{ "{:,}".format(calls) }}</dd></div>
-<div><dt>Failed</dt><dd{% if failed %} class="bad"{% endif %}>{{ "{:,}".format(failed) }}</dd></div>
+{{ tables.tiles([(by | capitalize ~ "s", count), ("Calls", calls), ("Failed", failed)], bad=["Failed"]) }}
 </dl>
 {% endif %}
 <section class="panel" aria-label="Usage">
