@@ -44,6 +44,7 @@ from gateway.admin.session_selection import facts_of, fits
 from gateway.admin.tried_calls import EndsSessions, Left, SessionScope, TriedCalls
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings, Settings
+from gateway.observability.audit import Audit
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.returns import UnreturningClient, together
 from gateway.tasks.handles import TaskHandle, claimed
@@ -263,9 +264,7 @@ def operations_on(backend: Backend) -> Operations:
         backend=backend,
         replicas=Replicas(backend),
         ending=_StoreEnding(backend),
-        record=lambda _, session="": (
-            None
-        ),  # ending a session is all that can be done here, and `_StoreEnding` records it
+        record=lambda _, session="": None,  # `_StoreEnding` records the only thing that can be done here
         clock=time.time,
         search_limit=sys.maxsize,
     )
@@ -282,20 +281,9 @@ class _StoreEnding:
         if session is None or not await self._backend.sessions.end(session_id):
             return False
         await self._backend.bus.publish(ENDED, session_id.encode())
-        event = AuditEvent(
-            at=time.time(),
-            event="ended",
-            session=redact(session_id),
-            principal=str(session.principal),
-            endpoint=session.endpoint,
-            era=session.era,
-            reason=reason,
-            workspace=session.context.workspace,
-            trust=session.context.trust,
-            lasted_s=round(max(0.0, time.time() - session.created_at), 3),
-            calls=calls,
-        )
-        await self._backend.audit.record([event])
+        audit = Audit(self._backend.audit, time.time)
+        audit.over("ended", session, reason, calls)
+        await audit.flush()
         return True
 
 

@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import time
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from gateway.admin.reports import (
     SessionEnvironment,
     SessionPart,
 )
+from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.session_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
@@ -33,7 +34,7 @@ from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
-from session_store import Session, TimelinePart
+from session_store import TimelinePart
 from session_store.redaction import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.turns import SCANNED_AT_ONCE, others_first, slices
@@ -41,8 +42,6 @@ from transports.turns import SCANNED_AT_ONCE, others_first, slices
 __all__ = ["QUESTIONS", "Replica", "ReplicaCounts", "ReplicaSources"]
 
 _MOST_CHARS: Final = 300
-
-
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10
 """Of the output of one process, where sessions are listed: the session's own page has all that is kept."""
@@ -96,22 +95,6 @@ class Serving(Protocol):
         ...
 
 
-async def _nothing() -> None:
-    """Write nothing: a process without figures has none."""
-
-
-class Environments(Protocol):
-    """What servers of sessions were given."""
-
-    def held(self, session_id: str) -> SessionEnvironment | None:
-        """Describe a session that this process serves; None if it does not."""
-        ...
-
-    def of(self, session: Session) -> SessionEnvironment:
-        """Describe any session, as far as its record and the configuration say it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSources:
     """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
@@ -119,12 +102,12 @@ class ReplicaSources:
     `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended.
     `environments`: what servers of sessions were given. `watches`: the sessions that operators watch."""
 
-    environments: Environments
-    unreturning: Callable[[], list[UnreturningClient]] = list
-    refused: Callable[[str], list[RefusedRow]] = lambda session: []
-    unwritten: Callable[[str], TimelinePart | None] = lambda session: None
-    write_activity: Callable[[], Awaitable[None]] = _nothing
-    watches: FrameWatches = field(default_factory=FrameWatches)
+    environments: SessionEnvironments
+    unreturning: Callable[[], list[UnreturningClient]]
+    refused: Callable[[str], list[RefusedRow]]
+    unwritten: Callable[[str], TimelinePart | None]
+    write_activity: Callable[[], Awaitable[None]]
+    watches: FrameWatches
 
 
 class ReplicaCounts(msgspec.Struct):
@@ -151,7 +134,7 @@ class Replica:
         cluster: Cluster | None,
         serving: Serving,
         seen: ReplicaSources,
-        cancel_task: Callable[[str, str], bool] = lambda name, reason: False,
+        cancel_task: Callable[[str, str], bool],
     ) -> None:
         self.name = name
         self.environments = seen.environments
@@ -331,7 +314,7 @@ def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
         state=found.state,
         reason=found.reason[:_MOST_CHARS],
         attempts=found.attempts,
-        output=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(found.output_tail)],
+        output=_lines(found.output_tail),
     )
 
 
@@ -351,7 +334,7 @@ def _process(conversation: Conversation, lines: int) -> ProcessFacts:
         memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
         restarts=conversation.links.restarts,
         in_flight=len(conversation.calls),
-        stderr=[scrubbed_text(line)[:_MOST_CHARS] for line in newest(conversation.output_tail, lines)],
+        stderr=_lines(conversation.output_tail, lines),
     )
 
 
@@ -407,8 +390,8 @@ def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Con
     )
 
 
-def _lines(words: Sequence[str]) -> list[str]:
-    return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words)]
+def _lines(words: Sequence[str], most: int = MOST_LINES) -> list[str]:
+    return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words, most)]
 
 
 def _report_of(live: LiveSession) -> FrameReport:
