@@ -53,7 +53,7 @@ class About:
 Limit = Annotated[int, About("Maximum number of items: 50 by default, at most 1000", most=1_000)]
 
 Only = Literal["all", "failing", "busy"]
-ONLY: Final[dict[str, Only]] = {"all": "all", "failing": "failing", "busy": "busy"}
+ONLY: Final[tuple[Only, ...]] = get_args(Only)
 
 
 class OperatorError(Exception):

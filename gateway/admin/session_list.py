@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gateway.admin.queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import SessionPart, SessionRow, SessionTotals, row_of
+from gateway.admin.reports import SessionPart, SessionRow, row_of
 from gateway.admin.session_selection import Selection, SortKey, cursor_of, facts_of
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
@@ -113,17 +113,17 @@ class SessionFinder:
     """Finds the session that an operator means by the beginning of its id."""
 
     def __init__(self, sessions: SessionStore, clock: Callable[[], float]) -> None:
-        self._sessions = sessions
+        self.sessions = sessions
         self._clock = clock
 
     async def find(self, prefix: str) -> Session:
         """Find the one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`, `TooShort`."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
-        exact = await self._sessions.peek(prefix) if prefix else None
+        exact = await self.sessions.peek(prefix) if prefix else None
         if exact is not None:
             return exact
-        page = await self._sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
+        page = await self.sessions.page(after=prefix, limit=_MOST_CANDIDATES + 1)
         found = [session for session in page if session.id.startswith(prefix)]
         if len(found) == 1:
             return found[0]
@@ -200,7 +200,9 @@ class SessionList:
             selection.add(session, facts_of(session), row_of(session, None, now))
         found: dict[str, tuple[SortKey, SessionRow]] = {place[1]: (place, row) for place, row in selection.first()}
         found |= {row.id: (row.place, row.row) for page in pages for row in page.rows}
-        totals = _sum([selection.totals, *(page.totals for page in pages)])
+        totals = selection.totals
+        for page in pages:
+            totals.add(page.totals)
         chosen, more = _cut(sorted(found.values(), key=lambda one: one[0]), query)
         rows = await self._completed([(place[1], row) for place, row in chosen])
         is_reading = self._detached.is_reading
@@ -259,10 +261,3 @@ def _cut(found: list[tuple[SortKey, T]], query: SessionQuery) -> tuple[list[tupl
     if not query.limit or len(found) <= query.limit:
         return found[: query.limit], ""
     return found[: query.limit], cursor_of(found[query.limit - 1][0])
-
-
-def _sum(parts: Sequence[SessionTotals]) -> SessionTotals:
-    totals = SessionTotals()
-    for one in parts:
-        totals.add(one)
-    return totals

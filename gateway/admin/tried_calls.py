@@ -27,7 +27,7 @@ from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.sessions.session_keys import KEY_META, key_alias
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
-from session_store import Principal, Session, SessionStore, StoreUnavailable
+from session_store import Principal, Session, StoreUnavailable
 from session_store.session import redact
 from transports.era import LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.inbound.http import read_body
@@ -43,12 +43,8 @@ __all__ = [
     "SessionScope",
     "ToolCatalog",
     "TriedCalls",
-    "answer_to_question",
     "attempt_in",
     "body_of",
-    "call_body",
-    "call_headers",
-    "cancel_body",
     "left",
 ]
 
@@ -195,16 +191,15 @@ class OngoingCall:
 
     async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
         """Send the call, and wait for its outcome."""
-        destination = self._destination
-        headers = call_headers(
-            destination.era,
-            token=destination.token,
-            name=self._name,
-            version=destination.version,
-            correlation=self._correlation,
-        )
-        body = call_body(destination.era, self._id, self._name, self._attempt.arguments, key=destination.key)
-        reply = self._send(headers | mirrored, body)
+        params: dict[str, Any] = {"name": self._name, "arguments": self._attempt.arguments}
+        if self._destination.era is MODERN:
+            params["_meta"] = {
+                VERSION_KEY: MODERN_VERSIONS[-1],
+                f"{_SPEC}clientInfo": {"name": CLIENT, "version": __version__},
+                f"{_SPEC}clientCapabilities": {},
+            } | ({KEY_META: self._destination.key} if self._destination.key else {})
+        trace = {"traceparent": f"00-{self._correlation}-{self._correlation[:16]}-00"}
+        reply = self._send({"id": self._id, "method": "tools/call", "params": params}, trace | mirrored)
         reading = asyncio.ensure_future(self._read(reply))
         leaving = asyncio.ensure_future(left()) if left is not None else None
         waited = [reading] if leaving is None else [reading, leaving]
@@ -221,22 +216,28 @@ class OngoingCall:
             await reply.leave()
         return self._outcome("timeout", note=f"No answer within {PATIENCE_S:.0f} s: the call was cancelled.")
 
-    def _send(self, headers: dict[str, str], body: bytes) -> Reply:
-        destination = self._destination
-        return self._ask(destination.path, destination.principal, destination.claims, headers, body, peer=self._peer)
+    def _send(self, message: Mapping[str, Any], more: Mapping[str, str]) -> Reply:
+        """Send a message with the headers of its session and these."""
+        to = self._destination
+        headers = {"user-agent": f"{CLIENT}/{__version__}", **more}
+        if to.era is MODERN:
+            headers |= {VERSION_HEADER: MODERN_VERSIONS[-1], GATEWAY_HEADER: to.token or NEW}
+            headers |= {"mcp-method": "tools/call", "mcp-name": encode_value(self._name)}
+        else:
+            headers |= {LEGACY_HEADER: to.token} | ({VERSION_HEADER: to.version} if to.version else {})
+        body = encode({"jsonrpc": "2.0", **message})
+        return self._ask(to.path, to.principal, to.claims, headers, body, peer=self._peer)
 
     async def _cancel(self, reply: Reply) -> None:
         """Have the server stop: a modern client closes the connection, a legacy client says so."""
         if self._destination.era is LEGACY:
-            await self._post(cancel_body(self._id, "the operator does not wait any more"))
+            params = {"requestId": self._id, "reason": "the operator does not wait any more"}
+            await self._post({"method": "notifications/cancelled", "params": params})
         await reply.leave(_CANCELLED_S)
 
-    async def _post(self, body: bytes) -> None:
-        """Send a message that is no request."""
-        headers = call_headers(
-            self._destination.era, token=self._destination.token, name="", version=self._destination.version
-        )
-        reply = self._send(headers, body)
+    async def _post(self, message: Mapping[str, Any]) -> None:
+        """Send a legacy client's message that is no request."""
+        reply = self._send(message, {})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CANCELLED_S):
                 await reply.begun()
@@ -264,7 +265,10 @@ class OngoingCall:
         if len(heard) < _MOST_MESSAGES:
             heard.append(frame.decode("utf-8", "replace")[:_MOST_CHARS])
         if "id" in message and self._destination.era is LEGACY:
-            await self._post(answer_to_question(message))
+            answer: dict[str, Any] = {"error": {"code": METHOD_NOT_FOUND, "message": _DECLINED}}
+            if message["method"] == "elicitation/create":
+                answer = {"result": {"action": "decline"}}
+            await self._post({"id": message["id"], **answer})
 
     def _of_answer(self, message: dict[str, Any], size: int) -> TriedCall:
         if "error" in message:
@@ -316,20 +320,20 @@ class TriedCalls:
         catalog: ToolCatalog,
         ask: InternalRequests,
         finder: SessionFinder,
-        sessions: SessionStore,
         claims: Callable[[Session], CredentialClaims | None],
         token: Callable[[Session], str],
-        records: tuple[Records, EndsSessions],
+        record: Records,
+        ending: EndsSessions,
         where: SessionScope,
     ) -> None:
         self.catalog = catalog
         self.where: SessionScope = where
         self._ask = ask
         self._finder = finder
-        self._sessions = sessions
         self._claims = claims
         self._token = token
-        self._record, self._ending = records
+        self._record = record
+        self._ending = ending
         self._running: dict[str, int] = {}
 
     async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
@@ -366,33 +370,30 @@ class TriedCalls:
         peer: str,
         left: Left | None,
     ) -> TriedCall:
-        destination = self._fresh(attempt, by) if session is None else self._into(session, attempt)
+        path = self.catalog.path_of(attempt.server)
+        fresh = Destination(era=MODERN, path=path, principal=_principal(by), claims=None, key=secrets.token_urlsafe(24))
+        destination = fresh if session is None else self._into(session)
         name = self.catalog.name_at(destination.path, attempt.server, attempt.tool)
         correlation = secrets.token_hex(16)
         self._note(attempt, by, session, destination, correlation)
         call = OngoingCall(self._ask, destination, name, attempt, correlation, peer)
         mirrored = self.catalog.headers_for(attempt.server, attempt.tool, attempt.arguments)
-        began = monotonic()
+        began, opened, kept = monotonic(), session, True
         try:
             found = await call.answered(mirrored, left)
-            if session is not None:
-                return msgspec.structs.replace(
-                    found, session=redact(session.id), kept=True, duration_s=round(monotonic() - began, 4)
-                )
-            return await self._settled(attempt, destination, by, found, monotonic() - began)
+            duration_s = round(monotonic() - began, 4)
+            if session is None:
+                opened = await self._opened(destination)
+                kept = opened is not None and (attempt.keep or not await self._ended(opened, by))
         except BaseException:
             if session is None:
                 await asyncio.shield(self._end_fresh(destination, by))
             raise
+        begins = "" if opened is None else redact(opened.id)
+        return msgspec.structs.replace(found, session=begins, kept=kept, duration_s=duration_s)
 
-    def _fresh(self, attempt: Attempt, by: str) -> Destination:
-        """Address a new session of the operator."""
-        path = self.catalog.path_of(attempt.server)
-        return Destination(era=MODERN, path=path, principal=_principal(by), claims=None, key=secrets.token_urlsafe(24))
-
-    def _into(self, session: Session, attempt: Attempt) -> Destination:
+    def _into(self, session: Session) -> Destination:
         """Address a live session, with the rights that it has."""
-        self.catalog.path_of(attempt.server)
         if session.parent:
             raise OperatorError(f"session {redact(session.id)} is part of another: name session {session.parent[:8]}")
         claims = self._claims(session)
@@ -428,17 +429,6 @@ class TriedCalls:
 
         contextvars.copy_context().run(record)
 
-    async def _settled(
-        self, attempt: Attempt, destination: Destination, by: str, found: TriedCall, duration_s: float
-    ) -> TriedCall:
-        """Return the outcome of a call in a fresh session, which ends unless it is kept."""
-        session = await self._opened(destination)
-        kept = session is not None and attempt.keep
-        if session is not None and not kept:
-            kept = not await self._ended(session, by)
-        begins = "" if session is None else redact(session.id)
-        return msgspec.structs.replace(found, session=begins, kept=kept, duration_s=round(duration_s, 4))
-
     async def _end_fresh(self, destination: Destination, by: str) -> None:
         """End the session of a call that nobody waits for any more."""
         with contextlib.suppress(StoreUnavailable):
@@ -456,52 +446,12 @@ class TriedCalls:
 
     async def _opened(self, destination: Destination) -> Session | None:
         """Return the session that a call has opened; None if it was refused before."""
-        return await self._sessions.named(key_alias(destination.key, destination.principal, destination.path))
+        return await self._finder.sessions.named(key_alias(destination.key, destination.principal, destination.path))
 
 
 def _principal(by: str) -> Principal:
     """Return who an operator is in sessions."""
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
-
-
-def call_headers(
-    era: Era, *, token: str, name: str, version: str = "", method: str = "tools/call", correlation: str = ""
-) -> dict[str, str]:
-    """Return the headers of a message. `token` is that of the session, empty for a new one. `version` is that which a
-    legacy session has negotiated."""
-    headers = {"user-agent": f"{CLIENT}/{__version__}"}
-    if correlation:
-        headers["traceparent"] = f"00-{correlation}-{correlation[:16]}-00"
-    if era is MODERN:
-        modern = {VERSION_HEADER: MODERN_VERSIONS[-1], "mcp-method": method, "mcp-name": encode_value(name)}
-        return headers | modern | {GATEWAY_HEADER: token or NEW}
-    return headers | {LEGACY_HEADER: token} | ({VERSION_HEADER: version} if version else {})
-
-
-def call_body(era: Era, request_id: str, name: str, arguments: Object, *, key: str = "") -> bytes:
-    """Write a call. `key` names a new session."""
-    params: dict[str, Any] = {"name": name, "arguments": arguments}
-    if era is MODERN:
-        params["_meta"] = {
-            VERSION_KEY: MODERN_VERSIONS[-1],
-            f"{_SPEC}clientInfo": {"name": CLIENT, "version": __version__},
-            f"{_SPEC}clientCapabilities": {},
-        } | ({KEY_META: key} if key else {})
-    return encode({"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params})
-
-
-def cancel_body(request_id: str, reason: str) -> bytes:
-    """Write a legacy client's notification that it does not want the answer any more."""
-    params = {"requestId": request_id, "reason": reason}
-    return encode({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
-
-
-def answer_to_question(question: Mapping[str, Any]) -> bytes:
-    """Write the answer to what a server asks its client: nobody is there to answer."""
-    answer: dict[str, Any] = {"error": {"code": METHOD_NOT_FOUND, "message": _DECLINED}}
-    if question.get("method") == "elicitation/create":
-        answer = {"result": {"action": "decline"}}
-    return encode({"jsonrpc": "2.0", "id": question.get("id"), **answer})
 
 
 async def attempt_in(request: Request) -> Attempt:

@@ -326,9 +326,9 @@ def _tried_calls(
         catalog=ToolCatalog(servers.upstreams, served_paths(names)),
         ask=http.internal,
         finder=SessionFinder(base.backend.sessions, base.clock),
-        sessions=base.backend.sessions,
         claims=functools.partial(kept_claims, rules=sessions.rules),
         token=resolution.carriers.token,
-        records=(functools.partial(base.audit.record, "operated"), sessions.lifecycle),
+        record=functools.partial(base.audit.record, "operated"),
+        ending=sessions.lifecycle,
         where=options.admin.try_tools or ("any" if options.is_of_one_person else "own"),
     )
