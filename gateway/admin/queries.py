@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, cast, get_args
+from typing import Annotated, Final, get_args
 
 import msgspec
 
@@ -18,19 +18,16 @@ __all__ = [
     "About",
     "Ambiguous",
     "NoSuch",
-    "Only",
     "OperatorError",
     "Page",
     "PastQuery",
     "SessionFilter",
     "SessionQuery",
-    "Sort",
     "TaskPage",
     "TaskQuery",
     "TooLate",
     "TooShort",
     "UnknownHere",
-    "sort_named",
 ]
 
 SHORTEST_PREFIX: Final = 4
@@ -52,8 +49,7 @@ class About:
 
 Limit = Annotated[int, About("Maximum number of items: 50 by default, at most 1000", most=1_000)]
 
-Only = Literal["all", "failing", "busy"]
-ONLY: Final[tuple[Only, ...]] = get_args(Only)
+ONLY: Final = ("all", "failing", "busy")
 
 
 class OperatorError(Exception):
@@ -188,15 +184,7 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 FILTERS: Final = SessionFilter.__struct_fields__
 
-Sort = Literal["", "id", "used", "created", "calls", "failures", "last_failure", "in_flight"]
-SORTS: Final[tuple[str, ...]] = get_args(Sort)[1:]
-
-
-def sort_named(name: str) -> Sort:
-    """Return the order of that name; empty: that of the query. Raises `OperatorError`: there is none."""
-    if name not in get_args(Sort):
-        raise OperatorError(f"sort: must be one of {', '.join(SORTS)}")
-    return cast("Sort", name)
+SORTS: Final = ("id", "used", "created", "calls", "failures", "last_failure", "in_flight")
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +194,9 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     correlation id of a failed call, or of one in the audit trail. `only` are all, those in which calls have failed, or
     those with calls that have not been answered. `after` is the `after` of the page before. `sort`: by id, or by what
     is highest or latest; empty: by the last failure for `failing`, by calls in flight for `busy`, else by id.
+
+    Raises:
+        OperatorError: `only` or `sort` has no such value.
     """
 
     query: Annotated[
@@ -215,21 +206,25 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
             name="q",
         ),
     ] = ""
-    only: Annotated[
-        Only, About("all, failing (the latest failure first), or busy (the most calls in flight first)")
-    ] = "all"
+    only: Annotated[str, About("all, failing (the latest failure first), or busy (the most calls in flight first)")] = (
+        "all"
+    )
     which: SessionFilter | None = None
     sort: Annotated[
-        Sort, About(f"{', '.join(SORTS)}: the highest or latest first, ids in their order (id by default)")
+        str, About(f"{', '.join(SORTS)}: the highest or latest first, ids in their order (id by default)")
     ] = ""
     limit: Limit = 50
     after: Annotated[str, About("Begin behind this one: `after` of the page before, of the same filter and order")] = ""
 
+    def __post_init__(self) -> None:
+        for name, value, known in (("only", self.only, ONLY), ("sort", self.sort, ("", *SORTS))):
+            if value not in known:
+                raise OperatorError(f"{name}: must be one of {', '.join(filter(None, known))}")
+
     @property
-    def order(self) -> Sort:
+    def order(self) -> str:
         """Name what the sessions are sorted by."""
-        defaults: dict[Only, Sort] = {"failing": "last_failure", "busy": "in_flight", "all": "id"}
-        return self.sort or defaults[self.only]
+        return self.sort or {"failing": "last_failure", "busy": "in_flight"}.get(self.only, "id")
 
     @property
     def is_plain(self) -> bool:

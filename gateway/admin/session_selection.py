@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.admin.queries import OperatorError, SessionFilter, SessionQuery, Sort
+from gateway.admin.queries import OperatorError, SessionFilter, SessionQuery
 from gateway.admin.reports import (
     SessionPart,
     SessionRow,
@@ -138,7 +138,7 @@ def matches(session: Session, query: str, words: Sequence[str] | None = None) ->
     return all(word in text for word in (query.lower().split() if words is None else words))
 
 
-def _key(sort: Sort, session: Session, facts: LiveFacts) -> float:
+def _key(sort: str, session: Session, facts: LiveFacts) -> float:
     match sort:
         case "used":
             return -session.used_at

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 import msgspec.structs
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import took
-from gateway.admin.queries import FILTERS, ONLY, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery, sort_named
+from gateway.admin.queries import FILTERS, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery
 from gateway.admin.reports import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
 from gateway.admin.verbs import Operators
 from gateway.cli.options import JsonOption, Target
@@ -82,16 +82,7 @@ class Listing:
 
     def session_query(self, which: SessionFilter | None) -> SessionQuery:
         """Return the query. Raises `OperatorError`."""
-        if self.only not in ONLY:
-            raise OperatorError(f"--only: must be one of {', '.join(ONLY)}")
-        return SessionQuery(
-            query=self.query,
-            only=ONLY[self.only],
-            limit=self.limit,
-            after=self.after,
-            sort=sort_named(self.sort),
-            which=which,
-        )
+        return SessionQuery(**asdict(self), which=which)
 
 
 def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`mcp-session-gateway tasks`: list tasks in a store or at a running gateway, and cancel them."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import msgspec
@@ -40,8 +40,7 @@ class TaskListing:
 
     def task_query(self) -> TaskQuery:
         """Return the query. Raises `OperatorError`."""
-        status = self.status.replace(" ", "_")  # as `list` prints it
-        return TaskQuery(query=self.query, status=status, limit=self.limit, after=self.after)
+        return TaskQuery(**asdict(self) | {"status": self.status.replace(" ", "_")})  # as `list` prints it
 
 
 @app.command("list")

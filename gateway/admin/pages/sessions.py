@@ -15,7 +15,6 @@ from gateway.admin.queries import (
     PastQuery,
     SessionFilter,
     SessionQuery,
-    sort_named,
 )
 from gateway.admin.reports import SESSION_STATES
 from transports.inbound.http import read_body
@@ -46,10 +45,10 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     only = asked.get("only", "all")
     query = SessionQuery(
         query=asked.get("q", ""),
-        only=ONLY.get(only, "all"),
+        only=only if only in ONLY else "all",
         limit=_ROWS,
         after=asked.get("after", ""),
-        sort=sort_named(asked.get("sort", "")) if asked.get("sort") else "" if only in ("failing", "busy") else _ORDER,
+        sort=asked.get("sort") or ("" if only in ("failing", "busy") else _ORDER),
         which=which,
     )
     page = await operators.sessions(query)

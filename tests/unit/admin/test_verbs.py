@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.admin.queries import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery, sort_named
+from gateway.admin.queries import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery
 from gateway.admin.reports import SessionState
 from gateway.admin.session_selection import LiveFacts, Selection, cursor_of, facts_of, matches
-from gateway.admin.verbs import VERBS, Verb, described
+from gateway.admin.verbs import VERBS, Verb, openapi
 from session_store import ClientFacts, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -74,7 +74,7 @@ def test_a_wrong_parameter_is_answered_with_what_is_right(name: str, given: dict
 
 @requirement("ops.console")
 def test_verbs_of_one_path_are_described_together_with_their_types() -> None:
-    found = described("/api", VERBS)
+    found = openapi("/api", VERBS)
     ways = found["paths"]["/api/sessions/{session}"]
     assert found["openapi"] == "3.1.0" and ways.keys() == {"get", "delete"} and "requestBody" not in ways["get"]
     body = found["paths"]["/api/calls"]["post"]["requestBody"]
@@ -153,7 +153,7 @@ def test_pages_of_every_order_have_each_session_once(sort: str) -> None:
     }  # fmt: skip
     key: Key = keys.get(sort, lambda _: 0.0)
     while True:
-        first = selected(SessionQuery(sort=sort_named(sort), limit=7, after=after), sessions).first()
+        first = selected(SessionQuery(sort=sort, limit=7, after=after), sessions).first()
         seen += [place[1] for place, _ in first[:7]]
         if len(first) <= 7:
             break
@@ -198,7 +198,7 @@ def test_cursors_and_orders_that_are_none_are_refused_and_a_filter_is_told_in_wo
     with pytest.raises(OperatorError, match="after: give what the page before has"):
         Selection(SessionQuery(after="x~abcd"))
     with pytest.raises(OperatorError, match="sort: must be one of id, used"):
-        sort_named("age")
+        SessionQuery(sort="age")
     assert SessionFilter.of({"failing": "true", "state": "idle"}).given == {"state": "idle", "failing": "true"}
     assert str(SessionFilter(client="a", failing=True)) == "client a and failing calls"
 
