@@ -50,7 +50,7 @@ def doctor(
     Without --url, the gateway that listens where the configuration says is checked as well; without --config, all that
     you run at a terminal of this machine.
     """
-    from gateway.doctor.checks import Outside, check_everything
+    from gateway.doctor.checks import check_everything
     from gateway.doctor.running import check_running
     from gateway.observability.logs import configure_logging
 
@@ -59,7 +59,7 @@ def doctor(
 
     async def found() -> AsyncIterator[Finding]:
         file, overrides = configuration(config), {"store": store} if store else {}
-        async for finding in check_everything(file, Outside(**asdict(reached)), overrides):
+        async for finding in check_everything(file, overrides, **asdict(reached)):
             yield finding
         if not (reached.url or reached.admin_url):
             async for finding in check_running(file, reached.token, reached.key, is_named=config is not None):

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
@@ -17,7 +17,7 @@ from gateway.doctor.workspaces import check_workspaces
 from session_store import Backend, StoreError, backend_for
 from session_store.connect import BackendOptions
 
-__all__ = ["Outside", "check_everything", "check_settings"]
+__all__ = ["check_everything", "check_settings"]
 
 OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_keys,
@@ -28,21 +28,20 @@ OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
 """Checks that need neither the store nor a server."""
 
 
-class Outside(NamedTuple):
-    """A gateway as others reach it. `url` is that of clients, `token` a client's credential, `key` an operator's.
-    `admin_url`: where operators are served, if not at `url`."""
-
-    url: str = ""
-    token: str = ""
-    key: str = ""
-    admin_url: str = ""
-
-
 async def check_everything(
-    config: Path | None, outside: Outside, overrides: dict[str, Any] | None = None
+    config: Path | None,
+    overrides: dict[str, Any],
+    *,
+    url: str = "",
+    token: str = "",
+    key: str = "",
+    admin_url: str = "",
 ) -> AsyncIterator[Finding]:
-    """Check the configuration and what it needs, and the gateway that is reached from outside, if one is given.
-    `overrides` are settings of `gateway` that win over the configuration's."""
+    """Check the configuration and what it needs, and a running gateway from outside, if `url` or `admin_url` names one.
+
+    `overrides` are settings of `gateway` that win over the configuration's. `url` is that of clients, `token` a
+    client's credential, `key` an operator's. `admin_url`: where operators are served, if not at `url`.
+    """
     try:
         loaded = load(config, overrides)
     except ConfigurationError as error:
@@ -53,11 +52,11 @@ async def check_everything(
             yield finding
         async for finding in check_settings(loaded.settings, config):
             yield finding if config is None else replace(finding, what=located(finding.what, config))
-    if outside.url:
-        async for finding in check_outside(outside.url, outside.token):
+    if url:
+        async for finding in check_outside(url, token):
             yield finding
-    if outside.key and (operators := outside.admin_url or outside.url):
-        async for finding in check_clients_at(operators, outside.key):
+    if key and (operators := admin_url or url):
+        async for finding in check_clients_at(operators, key):
             yield finding
 
 

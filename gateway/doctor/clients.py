@@ -52,14 +52,11 @@ async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
         yield warning("clients", what, _WHERE)
         return
     if answer.status_code == 401:
-        yield warning(
-            "clients",
-            f"{base} does not accept the operator's key",
-            "set MCP_GATEWAY_ADMIN_KEY to a key whose digest is in gateway.admin.keys",
-        )
-    elif answer.status_code != 200:
-        yield warning("clients", f"{base} answers {answer.status_code} to the question for its clients", _WHERE)
+        do = "set MCP_GATEWAY_ADMIN_KEY to a key whose digest is in gateway.admin.keys"
+        yield warning("clients", f"{base} does not accept the operator's key", do)
+        return
     if answer.status_code != 200:
+        yield warning("clients", f"{base} answers {answer.status_code} to the question for its clients", _WHERE)
         return
     clients = msgspec.json.decode(answer.content, type=list[UnreturningClient])
     for client in clients:

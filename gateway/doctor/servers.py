@@ -69,27 +69,19 @@ async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding
     found = await review(gateway.upstreams, settings.gateway, gateway.calls)
     for fault in found.unmatched:
         yield failure("policy", fault, "correct the pattern: it matches nothing, so it protects nothing")
+    mend = "correct the schema in the server; until then"
     for fault in found.unusable:
         if policy.hides_unusable:
-            yield failure(
-                "policy",
-                fault,
-                "correct the schema in the server; until then the tool is hidden (policy.unusable_schemas)",
-            )
+            yield failure("policy", fault, f"{mend} the tool is hidden (policy.unusable_schemas)")
         else:
-            yield warning(
-                "policy", fault, "correct the schema in the server; until then nothing checks the tool's arguments"
-            )
+            yield warning("policy", fault, f"{mend} nothing checks the tool's arguments")
     for fault in found.unbound:
         yield warning("policy", fault, "name the argument as the tools' input schemas do, or remove it from bind")
     for fault in found.no_tasks:
         yield warning("tasks", fault, "correct the pattern: no call becomes a task at once by it")
+    check = "have the server check these values, or write the pattern without look-around and backreferences"
     for fault in found.unchecked if policy.check_arguments else ():
-        yield warning(
-            "policy",
-            fault,
-            "have the server check these values, or write the pattern without look-around and backreferences",
-        )
+        yield warning("policy", fault, check)
     if found.unasked:
         yield warning(
             "policy",

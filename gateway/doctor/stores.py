@@ -8,10 +8,9 @@ from gateway.cluster.envelope import Envelopes
 from gateway.cluster.reachability import why_not_found
 from gateway.config.secrets import key_ring, peer_tls
 from gateway.config.settings import ConfigurationError, Settings
-from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.doctor.findings import Finding, failure, ok
 from session_store import Backend, StoreError
 from session_store.connect import shown
-from session_store.ports.backend import Observation
 
 __all__ = ["check_replicas", "check_store"]
 
@@ -29,22 +28,12 @@ async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
         yield failure("store", f"{shown(url)}: {error}", _REACH)
         return
     try:
-        for observation in await backend.inspect():
-            yield _finding(observation)
+        for one in await backend.inspect():
+            yield Finding(check=one.subject, state=one.state, what=one.text, do=one.advice)
     except StoreError as error:
         yield failure("store", f"{shown(url)}: {error}", _ALLOW)
     finally:
         await backend.close()
-
-
-def _finding(seen: Observation) -> Finding:
-    match seen.state:
-        case "ok":
-            return ok(seen.subject, seen.text)
-        case "warning":
-            return warning(seen.subject, seen.text, seen.advice)
-        case "error":
-            return failure(seen.subject, seen.text, seen.advice)
 
 
 async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
@@ -60,14 +49,11 @@ async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[
         finally:
             await backend.close()
         for name, address in live.items():
-            why = (
-                await why_not_found(address, name, envelopes)
-                if address
-                else "it reports that other gateways cannot reach it"
-            )
+            why = "it reports that other gateways cannot reach it"
+            if address:
+                why = await why_not_found(address, name, envelopes)
             if why:
-                yield failure(
-                    "replicas", f"{name} is running but cannot be reached at {address or 'any address'}: {why}", _DO
-                )
+                what = f"{name} is running but cannot be reached at {address or 'any address'}: {why}"
+                yield failure("replicas", what, _DO)
             else:
                 yield ok("replicas", f"{name} answers at {address}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.doctor.checks import Outside, check_everything, check_settings
+from gateway.doctor.checks import check_everything, check_settings
 from gateway.doctor.findings import Finding
 from gateway.doctor.running import check_running
 from gateway.doctor.servers import check_servers
@@ -28,8 +28,8 @@ def written(folder: Path, config: object) -> Path:
 
 async def found(config: Path, check: str = "", url: str = "", admin_url: str = "", **overrides: str) -> list[Finding]:
     """The findings of a check, or of all."""
-    findings = [finding async for finding in check_everything(config, Outside(url, "", "key", admin_url), overrides)]
-    return [finding for finding in findings if check in ("", finding.check)]
+    findings = check_everything(config, overrides, url=url, key="key", admin_url=admin_url)
+    return [finding async for finding in findings if check in ("", finding.check)]
 
 
 async def test_a_configuration_that_cannot_be_read_is_the_only_finding(tmp_path: Path) -> None:
