@@ -26,6 +26,7 @@ from gateway.admin.reports import (
 )
 from gateway.admin.session_list import SessionFinder
 from gateway.observability.metrics import BUCKETS_S, quantile
+from gateway.observability.timelines import head_of
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures, read_record
 from gateway.observability.usage_counts import merged as figures_together
 from session_store import Backend, HistoryRecord, Session, TimelineHead
@@ -69,7 +70,7 @@ class Insights:
                 entries = [*entries, *part.entries]
         if session is not None:
             counts = {} if head is None else {"calls": head.calls, "failed": head.failed}
-            head = msgspec.structs.replace(_head(session), **counts)
+            head = msgspec.structs.replace(head_of(name, session), updated_at=session.used_at, **counts)
         if head is None:
             raise NoSuch(f"no session of the last day begins with {prefix[:64]!r}")
         # An entry that is written at this moment may have come from both.
@@ -257,17 +258,4 @@ def _server_row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[
         p50_s=used.p50_s,
         p99_s=used.p99_s,
         usage=usage,
-    )
-
-
-def _head(session: Session) -> TimelineHead:
-    return TimelineHead(
-        session=redact(session.id),
-        principal=str(session.principal),
-        client=session.client.name,
-        endpoint=session.endpoint,
-        era=session.era,
-        workspace=session.context.workspace,
-        created_at=session.created_at,
-        updated_at=session.used_at,
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from gateway.admin.reports import HiddenTools, Origin, ServerEnvironment, SessionEnvironment, Variable
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
@@ -204,7 +206,7 @@ class SessionEnvironments:
         kind = entry.kind
         found = ServerEnvironment(server=name, kind=kind, shared=entry.shared)
         if hidden := policy.why_hidden(session.context, name):
-            return _replaced(found, hidden=hidden, why=[f"For this session the server does not exist: {hidden}."])
+            return replace(found, hidden=hidden, why=[f"For this session the server does not exist: {hidden}."])
         conversation = _conversation(upstream, live)
         era = upstream.era_now(Era(session.era)) if conversation is None else conversation.era
         listed, hiding = self._tools(upstream, session.context)
@@ -216,7 +218,7 @@ class SessionEnvironments:
         ]
         link = None if conversation is None else conversation.link
         given = None if conversation is None or link is None else conversation.links.resources.given
-        return _replaced(
+        return replace(
             found,
             era="" if era is None else str(era),
             pid=None if link is None else link.pid,
@@ -311,10 +313,6 @@ def _folders(
         cwd = HOME
     home = folder("HOME", "")
     return {"cwd": home if cwd == HOME else cwd or _here(), "home": home, "temporary": folder("TMPDIR", "/tmp")}
-
-
-def _replaced(found: ServerEnvironment, **more: Any) -> ServerEnvironment:
-    return ServerEnvironment(**{name: getattr(found, name) for name in found.__struct_fields__} | more)
 
 
 def _conversation(upstream: ConfiguredUpstream, live: LiveSession | None) -> Conversation | None:

@@ -27,7 +27,7 @@ from session_store.redaction import scrubbed_start
 from session_store.session import redact
 from transports.turns import others_first, slices
 
-__all__ = ["INITIALIZED_AGAIN", "Timelines"]
+__all__ = ["INITIALIZED_AGAIN", "Timelines", "head_of"]
 
 _NEWEST_ALONE: Final = 24
 _FAILED_ALONE: Final = 24
@@ -130,7 +130,7 @@ class _Waiting:
         entries += [_summed(key, some) for key, some in self._sums.items()]
         entries = sorted((replace(entry, replica=replica) for entry in entries), key=lambda entry: entry.at)
         head = replace(
-            _head(name, self.known_session),
+            head_of(name, self.known_session),
             ended=self.ended,
             ended_at=self.ended_at,
             calls=self.total + len(self._calls),
@@ -266,7 +266,8 @@ class Timelines:
             self._waiting[name] = before
 
 
-def _head(name: str, session: Session | None) -> TimelineHead:
+def head_of(name: str, session: Session | None) -> TimelineHead:
+    """Return what a timeline says of its session, as far as the record says it. `name` is how its id begins."""
     if session is None:
         return TimelineHead(session=name)
     return TimelineHead(
