@@ -1,7 +1,8 @@
 """Numbers over time as small SVG pictures. Pure. Colours are the style sheet's."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from markupsafe import Markup, escape
 from starlette.requests import Request
@@ -27,45 +28,28 @@ RANGE_WORDS: Final[dict[Range, str]] = {
 RANGE_CHOICES: Final = tuple(RANGE_WORDS.items())
 
 
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over the last minutes or hours (`over`, in words), the newest at the right; `now` is the number beside the
-    title. `tone` is a class of the style sheet. A line with fewer values than `steps`, each of `step_s` seconds,
-    begins later."""
+    """Lines over the last minutes or hours, which `over` names. Their values are `step_s` seconds apart, the newest one
+    at the right. `now` is the number beside the title, `tone` a class of the style sheet."""
 
-    def __init__(
-        self,
-        title: str,
-        unit: str,
-        lines: Sequence[tuple[str, Sequence[float]]],
-        now: str,
-        *,
-        tone: str = "",
-        over: str = "5 min",
-        steps: int = 0,
-        step_s: float = 1.0,
-    ) -> None:
-        self.title = title
-        self.unit = unit
-        self.now = now
-        self.tone = tone
-        self.over = over
-        self._step_s = step_s
-        self._steps = steps or max((len(values) for _, values in lines), default=0)
-        self._lines = lines
+    title: str
+    unit: str
+    lines: Sequence[tuple[str, Sequence[float]]]
+    now: str
+    tone: str = ""
+    over: str = "5 min"
+    step_s: float = 1.0
 
     @property
     def svg(self) -> Markup:
-        """For a page. The first line has its area filled."""
-        top = self._top
-        scale = _HEIGHT / top if top else 0.0
+        """Draw the lines for a page. The area below the first line is filled."""
+        scale = _HEIGHT / self._top if self._top else 0.0
         parts = []
-        for place, (name, values) in enumerate(self._lines):
-            step = _WIDTH / max(self._steps - 1, 1)
-            start = _WIDTH - step * (len(values) - 1) if values else 0.0
-            points = " ".join(f"{start + step * i:.1f},{_HEIGHT - v * scale:.1f}" for i, v in enumerate(values))
-            if place == 0 and values:
-                ground = f"{start:.1f},{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"
-                parts.append(f'<polygon class="area" points="{ground}"/>')
+        for place, (name, values) in enumerate(self.lines):
+            points = " ".join(f"{self._step * i:.1f},{_HEIGHT - v * scale:.1f}" for i, v in enumerate(values))
+            if place == 0:
+                parts.append(f'<polygon class="area" points="0.0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"/>')
             title = f"<title>{escape(name)}</title>"
             parts.append(f'<polyline class="line line{place}" points="{points}">{title}</polyline>')
         words = escape(f"{self.title}, last {self.over}: now {self.now}, at most {self.top}")
@@ -79,27 +63,25 @@ class Chart:
 
     def _columns(self) -> Iterator[str]:
         """Draw what the pointer is over: a part of the time, with the values that the lines have there as its title."""
-        steps = -(-self._steps // _COLUMNS)
-        step = _WIDTH / max(self._steps - 1, 1)
+        count, step = len(self.lines[0][1]), self._step
+        steps = -(-count // _COLUMNS)
         most = "at most " if steps > 1 else ""
-        for first in range(0, self._steps, max(steps, 1)):
-            end = min(first + steps, self._steps)
-            found = []
-            for name, values in self._lines:
-                missing = self._steps - len(values)
-                if here := values[max(first - missing, 0) : max(end - missing, 0)]:
-                    found.append(f"{name} {most}{readable(max(here), self.unit)}")
+        for first in range(0, count, steps):
+            end = min(first + steps, count)
+            found = [f"{name} {most}{readable(max(values[first:end]), self.unit)}" for name, values in self.lines]
             left, right = max(step * (first - 0.5), 0.0), min(step * (end - 0.5), _WIDTH)
-            if found:
-                ago = span((self._steps - end) * self._step_s)
-                yield (
-                    f'<rect class="column" x="{left:.1f}" y="-4" width="{right - left:.1f}" height="{_HEIGHT + 8}">'
-                    f"<title>{escape(', '.join(found))}, {ago} ago</title></rect>"
-                )
+            yield (
+                f'<rect class="column" x="{left:.1f}" y="-4" width="{right - left:.1f}" height="{_HEIGHT + 8}">'
+                f"<title>{escape(', '.join(found))}, {span((count - end) * self.step_s)} ago</title></rect>"
+            )
+
+    @property
+    def _step(self) -> float:
+        return _WIDTH / max(len(self.lines[0][1]) - 1, 1)
 
     @property
     def _top(self) -> float:
-        return max((max(values, default=0.0) for _, values in self._lines), default=0.0)
+        return max(max(values) for _, values in self.lines)
 
     @property
     def top(self) -> str:
@@ -109,7 +91,7 @@ class Chart:
     @property
     def names(self) -> list[str]:
         """Names of the lines, if there are several."""
-        return [name for name, _ in self._lines] if len(self._lines) > 1 else []
+        return [name for name, _ in self.lines] if len(self.lines) > 1 else []
 
 
 def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
@@ -124,33 +106,29 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
                 failed[place] += sample.failed
                 p50[place] = max(p50[place], sample.p50_s)
                 p99[place] = max(p99[place], sample.p99_s)
-    return [
-        Chart("Calls", "/s", [("calls", calls)], readable(calls[-1], "/s"), steps=_SECONDS),
-        Chart("Failures", "/s", [("failures", failed)], readable(failed[-1], "/s"), tone="tone-bad", steps=_SECONDS),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], _p99_now(calls, p99), steps=_SECONDS),
-    ]
+    now_per_s = [readable(values[-1], "/s") for values in (calls, failed)]
+    return _charts("/s", (calls, failed, p50, p99), now_per_s)
 
 
 def charts_of_history(view: HistoryView) -> list[Chart]:
     """Draw a range, as calls in a minute."""
-    over, step_s, each = RANGE_WORDS[view.range], view.step_s, 60 / view.step_s
-    calls = [point.calls * each for point in view.points]
-    failed = [point.failed * each for point in view.points]
-    p50, p99 = [point.p50_s for point in view.points], [point.p99_s for point in view.points]
-    total = sum(point.calls for point in view.points)
-    lost = sum(point.failed for point in view.points)
+    points, each = view.points, 60 / view.step_s
+    calls, failed = [point.calls * each for point in points], [point.failed * each for point in points]
+    times = [point.p50_s for point in points], [point.p99_s for point in points]
+    totals = [f"{sum(point.calls for point in points):,}", f"{sum(point.failed for point in points):,}"]
+    return _charts("/min", (calls, failed, *times), totals, over=RANGE_WORDS[view.range], step_s=view.step_s)
+
+
+def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **common: Any) -> list[Chart]:
+    """Draw calls, failures, p50 and p99. `now` is what stands beside the titles of the first two, `common` what the
+    charts have in common."""
+    calls, failed, p50, p99 = lines
+    latency = "no calls" if not any(calls) else f"p99 {took(p99[-1])}" if calls[-1] else "none now"
     return [
-        Chart("Calls", "/min", [("calls", calls)], f"{total:,}", over=over, step_s=step_s),
-        Chart("Failures", "/min", [("failures", failed)], f"{lost:,}", tone="tone-bad", over=over, step_s=step_s),
-        Chart("Latency", "s", [("p50", p50), ("p99", p99)], _p99_now(calls, p99), over=over, step_s=step_s),
+        Chart("Calls", unit, [("calls", calls)], now[0], **common),
+        Chart("Failures", unit, [("failures", failed)], now[1], tone="tone-bad", **common),
+        Chart("Latency", "s", [("p50", p50), ("p99", p99)], latency, **common),
     ]
-
-
-def _p99_now(calls: Sequence[float], p99: Sequence[float]) -> str:
-    """Return the head of a chart of latency."""
-    if not any(calls):
-        return "no calls"
-    return f"p99 {took(p99[-1])}" if calls[-1] else "none now"
 
 
 def range_of(request: Request, usual: Range) -> Range:

@@ -359,27 +359,21 @@ def _all_in_json(text: str) -> dict[str, Any]:
 
 def _whole(text: str) -> int:
     number = _number(text)
-    if isinstance(number, float):
-        if not number.is_integer() or abs(number) > _EXACT:
-            raise ValueError("must be an integer")
-        return int(number)
-    return number
+    if isinstance(number, float) and (not number.is_integer() or abs(number) > _EXACT):
+        raise ValueError("must be an integer")
+    return int(number)
 
 
 def _number(text: str) -> int | float:
     if not _NUMERALS.issuperset(text) or len(text) > _MOST_DIGITS:
         raise ValueError("must be a number")
     try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
         number = float(text)
     except ValueError:
         raise ValueError("must be a number") from None
     if not isfinite(number):
         raise ValueError("is too large")
-    return number
+    return int(text) if text.lstrip("+-").isdigit() else number
 
 
 def _read(text: str) -> Any:
