@@ -16,7 +16,7 @@ from gateway.config.faults import located
 from gateway.config.model import sample_of
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.context.announcements import Announced, Announcements
+from gateway.context.announcements import Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
@@ -48,17 +48,11 @@ async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tu
         if caller.trust:
             claims = replace(who.granted or CredentialClaims(), trust=normal_trust(caller.trust))
             who = Authenticated(who.principal, claims)
-        announced = _announced(settings, caller)
-        rules = gateway.parts.sessions.rules
-        return who, rules.derive(who.principal, who.granted, announced.workspace, announced.fields)
+        path = settings.gateway.session.workspace_path
+        workspace = Announcements(path, settings.gateway.context, lambda _: None).workspace({path: caller.workspace})
+        return who, gateway.parts.sessions.rules.derive(who.principal, who.granted, workspace)
     except Refused as refused:
         raise ConfigurationError(f"such a request is refused: {refused}") from None
-
-
-def _announced(settings: Settings, caller: Caller) -> Announced:
-    path = settings.gateway.session.workspace_path
-    reader = Announcements(path, settings.gateway.context, lambda _: None)
-    return Announced(reader.workspace({path: caller.workspace}))
 
 
 async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:

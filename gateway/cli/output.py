@@ -60,20 +60,15 @@ def none_line(page: Page, *, is_all: bool) -> str:
     return "no live session is like that: leave out a filter, or list all"
 
 
-def missing_from(page: Page) -> str:
-    """Say what a list of sessions lacks, as the end of a line about it; empty if it lacks nothing."""
-    missing = (
-        f"; {page.unanswered} replica{'' if page.unanswered == 1 else 's'} did not answer" if page.unanswered else ""
-    )
-    return missing + ("; still reading those that no replica serves: list again in a while" if page.is_reading else "")
-
-
 def totals_line(page: Page) -> str:
     """Return the totals of all sessions that a list is about, and what is missing."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
     counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
-    return f"{totals.sessions:,} session{'' if totals.sessions == 1 else 's'}: {', '.join(counts)}{missing_from(page)}"
+    line = f"{totals.sessions:,} session{'' if totals.sessions == 1 else 's'}: {', '.join(counts)}"
+    if page.unanswered:
+        line += f"; {page.unanswered} replica{'' if page.unanswered == 1 else 's'} did not answer"
+    return line + ("; still reading those that no replica serves: list again in a while" if page.is_reading else "")
 
 
 def _cut(text: str) -> Text:

@@ -88,19 +88,24 @@ def init(
         raise error_exit(
             f"{file}: a file of another client has half a character: give --empty, and add servers"
         ) from None
-    _out.print(f"{file}: {_count(len(found.entries), 'server')}")
+    count = len(found.entries)
+    _out.print(f"{file}: {count} server{'' if count == 1 else 's'}")
+    no_client = "comes with the gateway, because no client here has a server: put yours in its place"
     for name in found.entries:
-        _out.print(f"  {name}  {_origin(found, name)}")
+        _out.print(f"  {name}  {f'from {found.places[name]}' if name in found.places else no_client}")
     for name, fields in found.secrets.items():
         _out.print_labelled("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
     _tell_faults(file)
     _out.print(f"Next: mcp-session-gateway run{_given(file)}")
 
 
-def _origin(found: FoundServers, name: str) -> str:
-    if name in found.places:
-        return f"from {found.places[name]}"
-    return "comes with the gateway, because no client here has a server: put yours in its place"
+def _tell_faults(file: Path) -> None:
+    """Print what has to be mended before the gateway starts: variables that are not set, mostly."""
+    try:
+        load(file)
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            _out.print_labelled("warning", line)
 
 
 def _written(found: FoundServers) -> str:
@@ -118,15 +123,6 @@ def _written(found: FoundServers) -> str:
 
 def _in_comment(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _tell_faults(file: Path) -> None:
-    """Say what has to be mended before the gateway starts: variables that are not set, mostly."""
-    try:
-        load(file)
-    except ConfigurationError as error:
-        for line in str(error).splitlines():
-            _out.print_labelled("warning", line)
 
 
 @options
@@ -232,10 +228,6 @@ def connect(
 def _given(file: Path) -> str:
     """Return the option that names the file; empty for the one that commands find by themselves."""
     return "" if file == FILE else f" --config {shlex.quote(str(file))}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @options

@@ -53,28 +53,28 @@ def refused_near(server: str, begin: float, end: float, refused: Sequence[Refuse
     return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
 
 
-class Lane:
-    """Things of one kind in order of time."""
+class Lane(NamedTuple):
+    """Entries of one kind in order of time. `begin` and `end` are the times of the left and right edge (Unix time)."""
 
-    def __init__(self, name: str, rows: Sequence[TimelineRow], begin: float, end: float) -> None:
-        self.name = name
-        self._rows = rows
-        self._begin = begin
-        self._scale = _WIDTH / (end - begin) if end > begin else 0.0
+    name: str
+    rows: Sequence[TimelineRow]
+    begin: float
+    end: float
 
     @property
     def svg(self) -> Markup:
         """For a page."""
-        failed = sum(row.count for row in self._rows if row.has_failed)
-        words = f"{self.name}: {sum(row.count for row in self._rows)}, {failed} failed"
+        failed = sum(row.count for row in self.rows if row.has_failed)
+        words = f"{self.name}: {sum(row.count for row in self.rows)}, {failed} failed"
         return Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}</svg>').format(
-            words, _WIDTH, _HEIGHT, Markup("").join(self._mark(row) for row in self._rows)
+            words, _WIDTH, _HEIGHT, Markup("").join(self._mark(row) for row in self.rows)
         )
 
     def _mark(self, row: TimelineRow) -> Markup:
         end = max(row.until, row.at + (row.took_s if row.count == 1 else 0.0))
-        width = min(max((end - row.at) * self._scale, _THINNEST), _WIDTH)
-        left = min((row.at - self._begin) * self._scale, _WIDTH - width)
+        scale = _WIDTH / (self.end - self.begin) if self.end > self.begin else 0.0
+        width = min(max((end - row.at) * scale, _THINNEST), _WIDTH)
+        left = min((row.at - self.begin) * scale, _WIDTH - width)
         kind = f"mark {'failed' if row.has_failed else row.kind}{' many' if row.count > 1 else ''}"
         many = f" ({row.count} times)" if row.count > 1 else ""
         words = " ".join(filter(None, (row.name, row.outcome, took(row.took_s) if row.took_s else "", row.why)))
@@ -84,13 +84,12 @@ class Lane:
         )
 
 
-class Picture:
+class Picture(NamedTuple):
     """The lanes, and the times of their left and right edge (Unix time)."""
 
-    def __init__(self, lanes: Sequence[Lane], begin: float, end: float) -> None:
-        self.lanes = lanes
-        self.begin = begin
-        self.end = end
+    lanes: Sequence[Lane]
+    begin: float
+    end: float
 
 
 def picture_of(rows: Iterable[TimelineRow]) -> Picture | None:
