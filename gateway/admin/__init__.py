@@ -1,1 +1,1 @@
-"""For those who operate the gateway: what is there and what happens, on all replicas; ending, draining; metrics."""
+"""Show operators all replicas, and let them end sessions and drain replicas: console, REST interface and metrics."""

@@ -1,4 +1,4 @@
-"""Operators and their credentials: a key in `Authorization: Bearer`, or a browser that has signed in with a key.
+"""Authenticate operators: by a key in `Authorization: Bearer`, or by the cookie of a browser that has signed in.
 
 A sign-in is a signed cookie and a mark in the store. Signing out deletes the mark, for all replicas at once. While the
 store does not answer, no cookie is accepted.
@@ -28,33 +28,33 @@ from transports.inbound.http import Guard
 __all__ = ["VALID_S", "Access", "HostNotAllowed", "OperatorHosts", "SignInAttempts", "SignInLink", "TooManyAttempts"]
 
 _HOST_CHARS: Final = 261
-"""A host name and a port."""
+"""The most characters of a Host header: a host name and a port."""
 
 _NOT_OF_A_HOST: Final = frozenset("@/?#\\")
 FREE: Final = 10
-"""Wrong keys before anybody has to wait: a script with an old key, or a person with the wrong one in the clipboard."""
+"""How many wrong keys are answered at once. A script may have an old key, a person the wrong one in the clipboard."""
 
 LONGEST_S: Final = 60.0
-"""A person who mistypes a key is told soon that it is wrong."""
+"""The longest wait after a wrong key."""
 
 _FORGOTTEN_S: Final = 900.0
 _MOST_NETWORKS: Final = 4_096
 OPERATOR: Final = "local"
-"""The operator's name of whoever has used the link, or its key."""
+"""The operator's name of a person who has used the link, or its key."""
 
 VALID_S: Final = 600.0
 _LINK_BYTES: Final = 32
 SIGNED_IN_S: Final = 12 * 3_600
 _COOKIE: Final = "mcp_gateway_operator_"
-"""How the names of cookies begin. How they go on tells gateways with other keys apart: a browser sends cookies to every
-port of a host."""
+"""The beginning of a cookie's name. The rest differs between gateways with different keys, because a browser sends
+cookies to every port of a host."""
 
 _NAME_BYTES: Final = 6
 _PROOF_CHARS: Final = 16
 
 
 class HostNotAllowed(Exception):
-    """The Host header has a name that is not allowed. The text says what to do."""
+    """The Host header of a request names no host that is allowed. The text says what to do."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -64,15 +64,15 @@ class HostNotAllowed(Exception):
 
 
 class OperatorHosts:
-    """`names` are in the spelling of `gateway.config.addresses.host_names`: `*.` before a domain stands for all names
-    below it, `*` for any."""
+    """Check the Host header. `names` are spelled as by `gateway.config.addresses.host_names`: `*.` before a domain
+    stands for all names below it, `*` for any."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = frozenset(names) | {"localhost"}
         self._domains = tuple(name[1:] for name in names if name.startswith("*."))
 
     def check(self, host: str) -> None:
-        """Raise `HostNotAllowed`. `host`: the Host header."""
+        """Raise `HostNotAllowed` if the Host header `host` names neither an address nor a name that is allowed."""
         name = _hostname(host)
         if "*" in self._names or name in self._names or name.endswith(self._domains) or _is_address(name):
             return
@@ -98,7 +98,8 @@ def _is_address(name: str) -> bool:
 
 
 class TooManyAttempts(Exception):
-    """Too many wrong keys came from that network. Another wrong one is told this for `wait_s` more seconds."""
+    """Too many wrong keys came from one network. For `wait_s` more seconds, further wrong keys are refused with
+    this."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many wrong keys came from your address: try again in {wait_s:.0f} s")
@@ -106,28 +107,28 @@ class TooManyAttempts(Exception):
 
 
 class SignInAttempts:
-    """Counts them by network, on this replica."""
+    """Count wrong keys by network, on this replica."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_MOST_NETWORKS, _FORGOTTEN_S, timer=clock)
 
     def check(self, network: str) -> None:
-        """Raise `TooManyAttempts`."""
+        """Raise `TooManyAttempts` if the network has to wait before its next wrong key is answered."""
         _, until = self._wrong.get(network, (0, 0.0))
         if (wait := until - self._clock()) > 0:
             raise TooManyAttempts(max(1.0, wait))
 
     def wrong(self, network: str) -> None:
-        """Count one more wrong key."""
+        """Count one more wrong key of the network."""
         count = self._wrong.get(network, (0, 0.0))[0] + 1
         wait = min(LONGEST_S, 2.0 ** min(count - FREE, 16)) if count >= FREE else 0.0
         self._wrong[network] = (count, self._clock() + wait)
 
 
 class SignInLink:
-    """`token` is the last part of the link. `proof` marks the sign-ins of this link: they end with this process. `key`
-    is an operator's key that no configuration has."""
+    """A one-time link to sign in with. `token` is its last part. `proof` marks the sign-ins by this link, which end
+    with this process. `key` is an operator's key that is in no configuration."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -138,20 +139,20 @@ class SignInLink:
         self.key = secrets.token_urlsafe(_LINK_BYTES)
 
     def opens_with(self, token: str) -> bool:
-        """Return True if the link is still good, and this is its token. It stays good."""
+        """Return True if the link can still be used, and `token` is its token. This does not use it up."""
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         return is_right and not self._is_used and self._clock() < self._until
 
     def take(self, token: str) -> bool:
-        """Use the link up if the token opens it. Of several that try at once, one is let in."""
+        """Use the link up if `token` is its token. Return True for the first of several that try at once."""
         is_open = self.opens_with(token)
         self._is_used = self._is_used or is_open
         return is_open
 
 
 class Access:
-    """Compares keys with the configured digests, and signs the cookies of operators who have sent a key, or used the
-    link."""
+    """Authenticate operators. Compare keys with the configured digests, and sign the cookies of browsers that have sent
+    a key or used the link."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class Access:
         return self.has_keys or self._link is not None
 
     def is_secure(self, request: Request) -> bool:
-        """Return True if the browser asks over TLS, as far as a proxy that is trusted says so."""
+        """Return True if the browser uses TLS. Trusted proxies may say so."""
         return self._guard.is_secure(request.scope, request.headers)
 
     def check_host(self, request: Request) -> None:
@@ -196,12 +197,12 @@ class Access:
         self._hosts.check(request.headers.get("host", ""))
 
     async def operator(self, request: Request) -> str | None:
-        """Return the name of the operator that sends a request; None if there is no valid credential.
+        """Return the name of the operator that sends a request; None if it has no valid credential.
 
         A cookie counts only in requests that pages of the gateway have caused.
 
         Raises:
-            TooManyAttempts: the key is wrong, as many from that address before it.
+            TooManyAttempts: the key is wrong, and too many wrong ones came from its network.
             StoreUnavailable: the sign-in cannot be checked.
         """
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -213,7 +214,8 @@ class Access:
         return signed_in[0]
 
     def _signed_in(self, request: Request) -> tuple[str, str] | None:
-        """Return the operator and the sign-in that the cookie names, if the operator's key is still valid."""
+        """Return the operator and the sign-in that a cookie names; None if the cookie is invalid, or the operator's key
+        is no longer configured."""
         cookie = next((request.cookies[name] for name in self._cookies if name in request.cookies), None)
         if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
@@ -224,8 +226,8 @@ class Access:
         return (name, sign_in) if (name, proof) in self._proofs else None
 
     def _holder(self, request: Request, key: str) -> str | None:
-        """Return the operator whose key it is. A right key is always taken: who guesses may share its address, and
-        would else lock its holder out."""
+        """Return the name of the operator with that key; None if it is wrong. A right key is never refused: somebody
+        who guesses keys may share its network, and could lock its holder out."""
         name = self._keys.holder(key)
         if name is None:
             network = self._guard.client(request.scope, _forwarded(request))
@@ -236,7 +238,12 @@ class Access:
         return name
 
     async def sign_in(self, request: Request, response: Response, key: str) -> bool:
-        """Give the browser a cookie if the key is an operator's. Returns whether it is. Raises as `operator`."""
+        """Give the browser a cookie if `key` is an operator's, and return whether it is.
+
+        Raises:
+            TooManyAttempts: the key is wrong, and too many wrong ones came from its network.
+            StoreUnavailable: the sign-in cannot be stored.
+        """
         name = self._holder(request, key)
         if name is None:
             return False
@@ -246,10 +253,10 @@ class Access:
         return True
 
     async def sign_in_by_link(self, request: Request, response: Response, token: str) -> bool:
-        """Give the browser a cookie and use the link up, if the token is that of the link. Returns whether it is.
+        """Give the browser a cookie and use the link up, if `token` is that of the link. Return whether it is.
 
         Raises:
-            StoreUnavailable: the link can be used again.
+            StoreUnavailable: the sign-in cannot be stored. The link can be used again.
         """
         if self._link is None or not self._link.opens_with(token):
             return False
@@ -262,7 +269,7 @@ class Access:
         return True
 
     async def _marked(self) -> str:
-        """Mark a new sign-in in the store, and return its name."""
+        """Store a new sign-in, and return its name."""
         sign_in = secrets.token_urlsafe(18)
         await self._marks.set(_mark(sign_in), SIGNED_IN_S)
         return sign_in
@@ -279,7 +286,7 @@ class Access:
         )
 
     async def sign_out(self, request: Request, response: Response) -> None:
-        """End the sign-in, also for copies of the cookie.
+        """End the sign-in of the browser, also for copies of its cookie.
 
         Raises:
             StoreUnavailable: the sign-in has not ended.
@@ -297,5 +304,5 @@ def _mark(sign_in: str) -> str:
 
 
 def _forwarded(request: Request) -> Mapping[str, str]:
-    """Return all lines of `X-Forwarded-For` as one: some proxies add a line of their own."""
+    """Return all lines of `X-Forwarded-For` as one, because some proxies add a line of their own."""
     return {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}

@@ -1,5 +1,5 @@
-"""The console: serves the pages of `gateway.admin.pages`, each with a stream that renders the page anew as its facts
-change. The pages work without scripts as well."""
+"""Serve the console: each page of `gateway.admin.pages`, and a stream that sends the page again when its content
+changes. The pages work without scripts as well."""
 
 import asyncio
 import json
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["Console"]
 
 EVERY_S: Final = 2.0
-"""How often the facts of an open page are read."""
+"""How often the content of an open page is read."""
 
 _REST: Final = 10
-"""A page whose facts take long to read rests this many times as long, because calls come first."""
+"""The pause between two readings is at least this many times as long as the reading, because calls come first."""
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -52,7 +52,7 @@ _HEADERS: Final = {
 _WITH_IMAGES: Final = {
     "Content-Security-Policy": _HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
 }
-"""For pages with images that a server has sent. Scripts, styles and all else stay as they are."""
+"""The header for pages with images of a server. Everything but images is restricted as on other pages."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _MAX_FORM_BYTES: Final = 16 << 10
@@ -61,7 +61,7 @@ _STORE_IS_AWAY: Final = "The session store does not answer. Try again."
 
 
 class Console:
-    """The routes of the console, for operators who have signed in."""
+    """Make the console's routes, for operators who have signed in."""
 
     def __init__(self, operations: Operations, access: Access) -> None:
         self._operations = operations
@@ -73,7 +73,7 @@ class Console:
 
     @property
     def routes(self) -> list[Route | Mount]:
-        """Routes for Starlette."""
+        """Return the routes for Starlette."""
         shown, live, actions = [], [], []
         for name, page in self._pages.items():
             shown.append(Route(page.path, self._explained(self._page(name, page)), methods=["GET"]))
@@ -93,8 +93,8 @@ class Console:
         ]
 
     def _explained(self, endpoint: Endpoint) -> Endpoint:
-        """Return the same endpoint, for hosts that are allowed. What prevents that it knows the operator is answered as
-        plain text."""
+        """Return the endpoint with a check of the Host header. Errors that prevent that the operator is known are
+        answered as plain text."""
 
         async def explained(request: Request) -> Response:
             try:
@@ -119,8 +119,8 @@ class Console:
         return _environment({f"pages/{name}": page.template for name, page in self._pages.items()})
 
     async def _compiled(self) -> None:
-        """Compile all templates before the first page is shown. That takes a quarter of a second, in which a thread
-        lets the calls of clients go on."""
+        """Compile all templates once, before the first page. That takes a quarter of a second, so it runs in a thread,
+        and calls of clients go on."""
         if self._is_compiled:
             return
         await self._compiling.share("templates", lambda: asyncio.to_thread(self._compile))
@@ -164,8 +164,8 @@ class Console:
         return endpoint
 
     async def _changes(self, name: str, page: ConsolePage, request: Request) -> AsyncIterator[str]:
-        """Yield the live part of a page, each time it differs from the one before. The stream ends when the replica
-        drains, so that the browser connects to another."""
+        """Yield the live part of a page whenever it has changed. The stream ends when the replica drains, and the
+        browser connects to another replica."""
         before = ""
         while True:
             began = monotonic()
@@ -184,7 +184,7 @@ class Console:
             await asyncio.sleep(max(EVERY_S, (monotonic() - began) * _REST))
 
     def _tell(self, request: Request, operator: str) -> None:
-        """Tell the page who looks at it, and at which URL the browser has this gateway."""
+        """Store in the request's scope who looks at the page, and the URL at which the browser has this gateway."""
         request.scope[OPERATOR] = operator
         scheme = "https" if self._access.is_secure(request) else "http"
         request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
@@ -202,8 +202,8 @@ class Console:
     # -- actions
 
     def _action(self, name: str, page: ConsolePage, action: Action) -> Endpoint:
-        """Serve a form. It leads to the next page, or is answered by its own page: if that is loaded again, the form is
-        sent again, as browsers warn."""
+        """Serve a form. Its action redirects to the next page, or its own page shows the outcome. Loading that page
+        again sends the form again, as browsers warn."""
 
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
@@ -232,8 +232,7 @@ class Console:
         return self._asking_for_key(request, "That is not an operator's key." if is_wrong else "")
 
     async def _link(self, request: Request) -> Response:
-        """Sign in with the one-time link. What only looks at the address, as browsers do that load a page before it is
-        asked for, does not use the link up."""
+        """Sign in with the one-time link. HEAD requests and prefetches of browsers do not use the link up."""
         if request.method == "HEAD" or "prefetch" in request.headers.get("sec-purpose", ""):
             return Response(status_code=503, headers=_HEADERS)
         # A page, and no redirect: the browser sends a strict cookie only where a page of ours has caused the request.
@@ -246,7 +245,7 @@ class Console:
         )
 
     def _asking_for_key(self, request: Request, problem: str) -> Response:
-        """Show the page for signing in, and why it is shown again."""
+        """Show the sign-in page, with the problem of the last attempt if there was one."""
         facts = {"problem": problem, "has_keys": self._access.has_keys}
         html = self._html("sign_in.html", request, operator=None, path="", live="", **facts)
         return HTMLResponse(html, 403 if problem else 200, headers=_HEADERS)
@@ -259,7 +258,7 @@ class Console:
 
 
 def _environment(pages: dict[str, str]) -> "Environment":
-    """Load the templates of the pages, beside those of the folder `templates`."""
+    """Return an environment of Jinja with these page templates and those in the folder `templates`."""
     from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
 
     environment = Environment(
@@ -277,7 +276,7 @@ def _environment(pages: dict[str, str]) -> "Environment":
 
 
 def _shown(value: Any) -> Any:
-    """Make texts of strangers harmless: they turn nothing around them. Markup is ours."""
+    """Escape control characters and marks of text direction in a value of a template. Markup of the console stays."""
     return value if isinstance(value, int | float) or hasattr(value, "__html__") else visible(str(value))
 
 
@@ -286,7 +285,7 @@ def _message(error: Exception) -> str:
 
 
 def _gone(error: OperatorError | StoreUnavailable) -> tuple[str, dict[str, Any], int]:
-    """Return the template, the facts and the status of what is shown in place of a page."""
+    """Return the template, variables and status of the page that shows an error."""
     return "gone.html", {"message": _message(error)}, 503 if isinstance(error, StoreUnavailable) else error.status
 
 

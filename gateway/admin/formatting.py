@@ -1,4 +1,4 @@
-"""Formats numbers, sizes and time spans for people. Pure."""
+"""Format numbers, sizes and time spans for people. Pure."""
 
 from datetime import UTC, datetime
 
@@ -8,14 +8,14 @@ __all__ = ["amount", "clock", "moment", "readable", "span", "took"]
 
 
 def readable(value: float, unit: str) -> str:
-    """Write a number with its unit. Seconds (`s`) are shown as `took` shows them."""
+    """Format a number with its unit. Seconds (`s`) are formatted by `took`."""
     if unit == "s":
         return took(value)
     return f"{value:,.0f}{unit}"
 
 
 def took(seconds: float) -> str:
-    """Format how long something took, from microseconds to days, with about three digits."""
+    """Format a duration in seconds, from microseconds to days, with about three digits."""
     if seconds < 0.001:
         return f"{seconds * 1_000_000:.0f} µs"
     if seconds < 1:
@@ -24,7 +24,7 @@ def took(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a time span, in at most two units."""
+    """Format a time span in seconds, in at most two units."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -36,18 +36,17 @@ def span(seconds: float) -> str:
 
 
 def amount(count: float) -> str:
-    """Format bytes."""
+    """Format a number of bytes."""
     if count < 1_024:
         return f"{count:.0f} B"
     return f"{count / 1_024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
 
 
 def clock(at: float) -> str:
-    """Format a time, in UTC."""
+    """Format a Unix time, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def moment(at: float) -> Markup:
-    """Format a time as an element of a page: in UTC, which the console's script changes to the time of the reader's
-    place."""
+    """Format a Unix time as an HTML element in UTC. The console's script changes it to local time."""
     return Markup('<time datetime="{}Z">{} UTC</time>').format(clock(at).replace(" ", "T"), clock(at))

@@ -1,4 +1,4 @@
-"""What happened, and how much: timelines of sessions, the history of the figures, and the servers, for operators."""
+"""Read for operators what happened: timelines of sessions, the history of calls, and the state of servers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,16 +37,16 @@ from transports.tasks import Tasks
 __all__ = ["Insights", "points_of", "usage_of"]
 
 _READ_AT_ONCE: Final = 2_000
-"""Timelines of one reading, while those that match are looked for."""
+"""How many timelines are read at once during a search."""
 
 _STATES: Final = ("ok", "starting", "failing")
-"""The worst last: a server is as bad as where it is worst."""
+"""States of a server, the worst last. A server has the worst state that any replica reports."""
 
 _SUMMED: Final = ("processes", "links", "in_flight", "started", "failed_starts")
 
 
 class Insights:
-    """Reads what replicas have written to the store, and asks them for what they have not written yet."""
+    """Read what replicas have written to the store, and ask them for what they have not written yet."""
 
     def __init__(self, backend: Backend, replicas: Replicas, clock: Callable[[], float]) -> None:
         self._backend = backend
@@ -58,8 +58,11 @@ class Insights:
     # -- timelines
 
     async def timeline(self, prefix: str) -> SessionTimeline:
-        """Return the timeline of a session that is live, or has ended in the last day. Raises as
-        `Operators.timeline`."""
+        """Return the timeline of a session that is live or has ended in the last day.
+
+        Raises:
+            NoSuch, Ambiguous, TooShort: `prefix` does not name one session.
+        """
         name, session = await self._named(prefix)
         stored = await self._backend.timelines.read(name)
         head = None if stored is None else stored.head
@@ -79,7 +82,7 @@ class Insights:
         return SessionTimeline(head=head, entries=[TimelineRow(**msgspec.structs.asdict(one)) for one in entries])
 
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
-        """Sessions of the last day that match, those that were used last first."""
+        """Return sessions of the last day that match, the last used first."""
         await self._replicas.ask(Replica.write_activity)
         # Where nearly all match, few have to be read. One written meanwhile moves to the front: it is met twice.
         found: dict[str, TimelineHead] = {}
@@ -96,7 +99,7 @@ class Insights:
         return list(found.values())[: query.limit]
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
-        """Return the name of the one timeline that is meant, and the record of its session if it is live."""
+        """Find the one timeline that is meant. Return its name, and the record of its session if that is live."""
         names: set[str] = set()
         session = None
         try:
@@ -115,18 +118,19 @@ class Insights:
     # -- the history
 
     async def history(self, over: Range = "15m", server: str = "", tool: str = "") -> HistoryView:
-        """Return the points of a range; of one server, or of one tool, where that is given."""
+        """Return the points of a range, one for each step; of one server or one tool if that is given."""
         records, steps = await self._records(over)
         _, step_s = RANGES[over]
         return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
 
     async def usage(self, by: UsageBy = "tool", over: Range = "15m") -> list[UsageRow]:
-        """List who or what was used in a range, the most calls first."""
+        """Return the use of each tool, server, principal or client in a range, the most calls first."""
         records, _ = await self._records(over)
         return usage_of(records, by, RANGES[over][0])
 
     async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
-        """Read what replicas counted. A page asks for several views of one range at once, which share one reading."""
+        """Read the counts of all replicas in a range. Requests for the same range at the same time share one
+        reading."""
         return await self._readings.share(over, lambda: self._read(over))
 
     async def _read(self, over: Range) -> tuple[list[HistoryRecord], range]:
@@ -139,7 +143,7 @@ class Insights:
     # -- servers
 
     async def servers(self, over: Range = "15m") -> list[ServerRow]:
-        """Return the configured servers on all replicas together, with their use in a range."""
+        """Return the configured servers on all replicas together, with their calls in a range."""
         self._replicas.require("the store does not record which servers run: use --url with a running gateway")
         answers = await self._replicas.ask(Replica.servers)
         parts = [part for some in answers.by.values() for part in some]
@@ -152,7 +156,7 @@ class Insights:
 def points_of(
     records: Iterable[HistoryRecord], steps: Sequence[int], *, server: str = "", tool: str = ""
 ) -> list[HistoryPoint]:
-    """Return one point for each of these times; of one server, or of one tool of it, where that is given."""
+    """Return one point for each of these times; of one server, or one tool of it, if that is given."""
     found: dict[int, list[FigureRecord]] = {at: [] for at in steps}
     for record in records:
         if record.at in found:
@@ -189,7 +193,7 @@ def _quantile(figures: ToolFigures, q: float) -> float:
 
 
 def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> list[UsageRow]:
-    """List who or what was used in that time, the most calls first."""
+    """Return the use of each tool, server, principal or client in `length_s` seconds, the most calls first."""
     record = figures_together(read_record(one.body) for one in records)
     if by in ("principal", "client"):
         who = record.principals if by == "principal" else record.clients
@@ -221,7 +225,7 @@ def _row(used: ToolFigures | WhoFigures, length_s: float, **more: Any) -> UsageR
 def _server_rows(
     parts: Iterable[ServerPart], by_server: Mapping[str, UsageRow], by_tool: Sequence[UsageRow]
 ) -> list[ServerRow]:
-    """Return the servers in order of name, with their use in a range."""
+    """Return the servers in order of name, with their calls in a range."""
     of: dict[str, list[ServerPart]] = {}
     for part in parts:
         of.setdefault(part.server, []).append(part)

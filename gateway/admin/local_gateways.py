@@ -1,8 +1,8 @@
-"""How the commands of operators find a gateway that their own user runs on this machine, and get in.
+"""Let commands find the gateways that their own user runs on this machine, and a key to ask them.
 
-A gateway that was started at a terminal leaves a file with its addresses and a key in the runtime folder of its user,
-which nobody else can enter. The file is good while its gateway lives, which holds a lock on it: the kernel releases the
-lock however the gateway ends. Nobody follows a symlink here, and nothing is taken from a file that others could write.
+A gateway that was started at a terminal writes a file with its addresses and a key. The file is in the runtime folder
+of its user, which nobody else can enter. The gateway holds a lock on the file while it lives; the kernel releases the
+lock however the gateway ends. Symlinks are not followed, and files that others could write are ignored.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ _OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway of this user on this machine. `url` is where operators are served, without a path; `endpoint` is the
-    URL of clients. `key` is an operator's. `network`: the namespace in which the addresses mean this gateway."""
+    """A gateway of this user on this machine. `url` is the operators' URL without a path, `endpoint` that of clients,
+    and `key` an operator's key. The addresses are valid in the network namespace `network`."""
 
     url: str
     endpoint: str
@@ -40,12 +40,12 @@ class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
     network: int
 
     def is_at(self, url: str) -> bool:
-        """Return whether somebody who gives that URL means this gateway."""
+        """Return whether that URL is one of this gateway."""
         return _place(url) in (_place(self.url), _place(self.endpoint))
 
 
 def _place(url: str) -> tuple[str, int | None]:
-    """Scheme and port, as far as the URL names this machine."""
+    """Return scheme and port of a URL of this machine. For any other URL, return the URL itself."""
     try:
         parts = urlsplit(url)
         return (parts.scheme, parts.port) if is_loopback(parts.hostname or "") else (url, None)
@@ -54,8 +54,8 @@ def _place(url: str) -> tuple[str, int | None]:
 
 
 def network_namespace() -> int:
-    """Return the number of this process's network namespace; 0 where the system has none. A folder that containers
-    share shows gateways whose addresses mean something else here."""
+    """Return the number of this process's network namespace; 0 if the system has none. Containers may share the runtime
+    folder, but the addresses in it mean other gateways there."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -65,8 +65,8 @@ def network_namespace() -> int:
 def runtime_folder() -> Path:
     """Return the folder of the files. It may not exist.
 
-    It is below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`, if this user alone can enter them, and otherwise below
-    `/tmp`, where its name has the user's number.
+    It is below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`, if only this user can enter that folder. Otherwise it
+    is below `/tmp`, with the user's number in its name.
     """
     user = os.geteuid()
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
@@ -78,7 +78,7 @@ def runtime_folder() -> Path:
 
 
 def _entered(folder: Path) -> int:
-    """Return a descriptor of a folder that nobody but this user can enter or change. Raises `OSError`."""
+    """Open a folder that only this user can enter or change. Raises `OSError` for any other folder."""
     descriptor = os.open(folder, _OPEN | os.O_DIRECTORY)
     try:
         _refuse_foreign(os.fstat(descriptor), str(folder))
@@ -95,7 +95,7 @@ def _refuse_foreign(found: os.stat_result, name: str) -> None:
 
 @contextlib.contextmanager
 def announced(gateway: LocalGateway, folder: Path | None = None) -> Iterator[None]:
-    """Have commands find the gateway inside the block. Raises `OSError`: the file cannot be written safely."""
+    """Write the gateway's file for the time of the block. Raises `OSError`: it cannot be written safely."""
     place = runtime_folder() if folder is None else folder
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -123,7 +123,7 @@ def _remove(name: str, directory: int) -> None:
 
 
 def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
-    """Return the gateways of this user that run here now, by URL. What dead ones have left behind is removed."""
+    """Return the running gateways of this user on this machine, by URL. Files of dead gateways are removed."""
     try:
         directory = _entered(runtime_folder() if folder is None else folder)
     except OSError:
@@ -137,7 +137,8 @@ def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
 
 
 def _read(name: str, directory: int) -> LocalGateway | None:
-    """Read what a file says whose gateway lives. A key is sent to this machine only."""
+    """Read the file of a living gateway. Return None if its gateway is dead, or its addresses are not of this
+    machine."""
     try:
         file = os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)
     except OSError:
@@ -158,7 +159,7 @@ def _read(name: str, directory: int) -> LocalGateway | None:
 
 
 def _is_held(file: int) -> bool:
-    """Return whether a gateway holds the lock of its file."""
+    """Return whether another process holds the lock of the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

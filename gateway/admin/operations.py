@@ -1,4 +1,4 @@
-"""The operators' model: what each verb does, with a store and the replicas that use it."""
+"""Implement the operators' verbs with a store, and with the replicas that use the store."""
 
 import asyncio
 import sys
@@ -55,28 +55,28 @@ from transports.turns import slices
 __all__ = ["Operations", "operations_on", "task_row"]
 
 SEARCHED: Final = 20_000
-"""Of how many of the newest tasks a page or a name is looked for."""
+"""How many of the newest tasks are searched."""
 
 _READ_AT_ONCE: Final = 1_000
 _OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
 _ENDED_AT_ONCE: Final = 32
-"""Each end waits until the session's processes are gone."""
+"""How many sessions are ended at once. Each end waits for the end of its processes."""
 
 _EVENTS_SEARCHED: Final = 2_000
-"""Events among which those of one session are looked for."""
+"""How many of the newest events are searched for those of one session."""
 
 _FOLLOW_EVERY_S: Final = 1.0
 _FOLLOWED_AT_ONCE: Final = 500
 
 
 class Records(Protocol):
-    """Keeps in the audit trail what an operator has done."""
+    """Record an operator's action in the audit trail."""
 
     def __call__(self, reason: str, session: Session | str = "") -> None: ...
 
 
 class Operations:
-    """Implements `admin.verbs.Operators`. `record` keeps what an operator did in the audit trail."""
+    """Implement `admin.verbs.Operators`. `record` writes an operator's action to the audit trail."""
 
     def __init__(
         self,
@@ -121,12 +121,16 @@ class Operations:
 
     @property
     def is_draining(self) -> bool:
-        """Return True if this replica drains: streams to operators end, so that they ask another."""
+        """Return True if this replica drains. Streams to operators end then, and the operators ask another replica."""
         return self._replicas.is_draining
 
     @property
     def tried(self) -> TriedCalls:
-        """Return the tools of the servers, and calls of them."""
+        """Return the catalog of tools, and the calls that operators try.
+
+        Raises:
+            UnknownHere: there is only a store.
+        """
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
         return self._tried
@@ -191,7 +195,7 @@ class Operations:
         return ended
 
     async def _matching(self, which: SessionFilter) -> AsyncIterator[list[tuple[Session, SessionPart | None]]]:
-        """Yield all sessions that match, page by page, with what the replica knows that serves them."""
+        """Yield all sessions that match, page by page, each with the facts of the replica that serves it."""
         if not which.is_of_records and not self._replicas.are_known:
             raise UnknownHere("the store does not record states and failures: use --url with a running gateway")
         place = ""
@@ -259,7 +263,7 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
 
 
 def operations_on(backend: Backend) -> Operations:
-    """Return the model on an open backend. What happens inside gateways is unknown to it."""
+    """Return the operators' model of an open store alone. It knows nothing of calls and processes in gateways."""
     return Operations(
         backend=backend,
         replicas=Replicas(backend),
@@ -271,7 +275,7 @@ def operations_on(backend: Backend) -> Operations:
 
 
 class _StoreEnding:
-    """Ends sessions in the store, and notifies the gateways that hold them."""
+    """End sessions in the store, and notify the gateways that serve them."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -288,15 +292,19 @@ class _StoreEnding:
 
 
 class TaskList:
-    """The tasks of a store."""
+    """List and find the tasks of a store."""
 
     def __init__(self, tasks: TaskStore, clock: Callable[[], float]) -> None:
         self._tasks = tasks
         self._clock = clock
 
     async def page(self, query: TaskQuery) -> TaskPage:
-        """Return a page of the tasks that match, newest first. Raises `NoSuch`: the page before ended with an unknown
-        task, or the client's id of a task is given, and there is no such task."""
+        """Return a page of the tasks that match, newest first.
+
+        Raises:
+            NoSuch: the last task of the page before is unknown; or the query is a client's id of a task, which is
+                unknown.
+        """
         if (handle := claimed(query.query)) is not None:
             return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
         before = (await self.found(query.after)).name if query.after else ""
@@ -311,14 +319,14 @@ class TaskList:
         return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
 
     async def row(self, prefix: str) -> TaskRow:
-        """Return the task whose id begins like that. Raises as `found`."""
+        """Return the task that `found` finds, as operators see it. Raises as `found`."""
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
-        """Find the one task that is meant: by how its id begins, or by the id that its client has. Never a guess.
+        """Find the one task whose id begins with `prefix`, or for which a client has the id `prefix`.
 
         Raises:
-            NoSuch, Ambiguous, TooShort: not one task is meant.
+            NoSuch, Ambiguous, TooShort: not exactly one task is meant.
         """
         if (handle := claimed(prefix)) is not None:
             return await self._of_client(handle)
@@ -351,7 +359,7 @@ class TaskList:
 
 
 def task_row(task: Task, now: float) -> TaskRow:
-    """Return a task as operators see it. What was asked of its client is counted, and what it returned is left out."""
+    """Return a task as operators see it: with the number of questions to its client, but without its result."""
     error = msgspec.json.decode(task.error, type=_Error) if task.error else _Error()
     return TaskRow(
         task=redact(task.id),
@@ -381,10 +389,10 @@ class _Error(msgspec.Struct):
 
 
 class SessionWatches:
-    """Switches watches on and off, and reads what was seen. Sessions are named by how their ids begin.
+    """Start and stop the watching of sessions, and read what was seen. Sessions are named by how their ids begin.
 
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow it, or no session, or
-    not one, has that name.
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow it, or the prefix
+    does not name one session.
     """
 
     def __init__(self, finder: SessionFinder, replicas: Replicas, record: Records, options: GatewaySettings) -> None:
@@ -394,7 +402,7 @@ class SessionWatches:
         self.where: SessionScope = options.admin.frames or ("any" if options.is_of_one_person else "own")
 
     async def switch_on(self, prefix: str, by: str) -> FramesPage:
-        """Watch a session for 10 minutes from now on. Raises `TooLate`: the session is live on no replica now."""
+        """Watch a session for the next 10 minutes. Raises `TooLate`: no replica serves the session now."""
         session = await self._allowed(prefix, by)
         report = _best(await self._replicas.ask(Replica.watch, session.id, by))
         if report is None:
@@ -405,20 +413,20 @@ class SessionWatches:
         return _frames_page(report, 0)
 
     async def switch_off(self, prefix: str, by: str) -> FramesPage:
-        """Watch a session no longer, and forget what was seen."""
+        """Stop watching a session, and delete what was seen."""
         session = await self._allowed(prefix, by)
         if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
             self._record(f"the operator {by} has switched off its frames", session)
         return FramesPage(watched=False)
 
     async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
-        """Return the newest messages, or the oldest ones behind the number `after`."""
+        """Return the newest messages; or the oldest ones after the number `after`."""
         session = await self._allowed(prefix, by)
         return _frames_page(await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after)), after)
 
     async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
-        """Return the newest lines, or the oldest ones behind the number `after`. The last lines of each server are
-        there without a watch, too, for every operator."""
+        """Return the newest lines; or the oldest ones after the number `after`. Without a watch, every operator gets
+        the last lines of each server."""
         session = await self._finder.find(prefix)
         report = await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))
         if report.watched:
@@ -426,7 +434,7 @@ class SessionWatches:
         return _stderr_page(report, after)
 
     async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> tuple[FramesPage, StderrPage] | None:
-        """Return the newest messages and lines. None: `admin.frames` does not allow to see them."""
+        """Return the newest messages and lines; None if `admin.frames` does not allow it."""
         session = await self._finder.find(prefix)
         if not self.allows(session.principal, by):
             return None
@@ -459,7 +467,7 @@ class SessionWatches:
 
 
 def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
-    """Return the report of the replica that has a session; of several, of the one that watches it."""
+    """Return the report of the replica that serves a session. If several do, prefer the one that watches it."""
     reports = [report for report in answers.by.values() if report is not None]
     return max(reports, key=lambda report: report.watched, default=None)
 

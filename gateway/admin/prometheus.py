@@ -1,4 +1,4 @@
-"""Exports the metrics to Prometheus. They are collected for each scrape."""
+"""Export the metrics to Prometheus. They are collected for each scrape."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -31,7 +31,7 @@ _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
 class PrometheusExporter:
-    """The content of `/metrics`."""
+    """Collect and write the content of `/metrics`."""
 
     def __init__(self, replica: Replica, audit: Audit) -> None:
         self._replica = replica
@@ -44,7 +44,8 @@ class PrometheusExporter:
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
-        """Return the text and its media type. `store_s`: seconds the store took to answer, None if it did not."""
+        """Return the text and its media type. `store_s`: how many seconds the store took to answer; None if it did
+        not."""
         held = await self._replica.held()
         # No await from here on: the collector reads these.
         self._store_s, self._replicas, self._counted = store_s, replicas, held
@@ -179,6 +180,6 @@ class PrometheusExporter:
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Return the buckets of a histogram, each with those below it."""
+    """Return the upper bounds of a histogram, each with the count of all durations up to it."""
     ends = (*map(repr, durations.bounds_s), "+Inf")
     return [*zip(ends, accumulate(durations.counts), strict=True)]

@@ -1,4 +1,4 @@
-"""What operators ask for, and why it cannot be done."""
+"""Define operators' queries and filters, pages of results, and the errors that operators get."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ TASK_STATUSES: Final[tuple[str, ...]] = (*get_args(TaskStatus), "tool_error")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A parameter as REST has it: what its description says, its name if it has another one there, and the highest
-    number."""
+    """The description of a parameter in REST: `words` for its text, `name` if its name differs there, and `most` for
+    its highest number."""
 
     words: str = ""
     name: str = ""
@@ -53,7 +53,7 @@ ONLY: Final = ("all", "failing", "busy")
 
 
 class OperatorError(Exception):
-    """What an operator asked for cannot be done. The message says why, and what to do; `status` is that of HTTP."""
+    """An operator's request cannot be done. The message says why, and what to do. `status` is the HTTP status."""
 
     status = 400
 
@@ -65,7 +65,7 @@ class NoSuch(OperatorError):
 
 
 class Ambiguous(OperatorError):
-    """Several have that name. `candidates` are some of them, where they are sessions."""
+    """Several things have that name. `candidates` are some of them if they are sessions."""
 
     status = 409
 
@@ -75,24 +75,24 @@ class Ambiguous(OperatorError):
 
 
 class TooLate(OperatorError):
-    """What has that name is not in a state in which this can be done."""
+    """The named thing is not in a state in which this can be done."""
 
     status = 409
 
 
 class TooShort(OperatorError):
-    """The beginning of an id that is too short to name anything. `what` is the kind of thing."""
+    """The given beginning of an id is too short. `what` is the kind of thing it should name."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"give at least {SHORTEST_PREFIX} characters of the {what}'s id")
 
 
 class UnknownHere(OperatorError):
-    """This source does not have the data; the other source has it."""
+    """This model of operators does not have the data: a store alone, or a gateway, where the other one has it."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks an operator wants to see.
+    """A query for tasks.
 
     `query` holds words to find in principal, endpoint, server, tool and message; or how the id of a task or of its
     session begins. `status` is one of `TASK_STATUSES`, or empty for all. `after` is the last task of the page before.
@@ -133,11 +133,11 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions that have every value given here, exactly. `client` is a client's name, `server` one that the session
-    uses, `state` one of `SESSION_STATES`. `failing`: only those in which calls have failed.
+    """A filter for sessions that have every given value, exactly. `client` is a client's name, `server` one that the
+    session uses, `state` one of `SESSION_STATES`. `failing`: only sessions in which calls have failed.
 
     Raises:
-        OperatorError: no value is given. All sessions are never meant. There is no such state.
+        OperatorError: no value is given, which would mean all sessions; or there is no such state.
     """
 
     principal: Annotated[str, About("The principal, as listed")] = ""
@@ -157,8 +157,11 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> "SessionFilter":
-        """Return the filter of these values. Raises `OperatorError`: one is empty, which would mean more than was
-        meant, or has no such name or value."""
+        """Return the filter with these values.
+
+        Raises:
+            OperatorError: a value is empty, which would widen the filter, or a name or value is unknown.
+        """
         if empty := [name for name, value in values.items() if not value]:
             raise OperatorError(f"{empty[0]}: is empty; give a value, or leave it out")
         if values.get("failing", "true") != "true":
@@ -168,12 +171,12 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_records(self) -> bool:
-        """Return True if the records of sessions have all that is asked for."""
+        """Return True if the sessions' records alone are enough to apply the filter."""
         return not self.state and not self.failing
 
     @property
     def given(self) -> dict[str, str]:
-        """Return the values that are given, as `of` takes them."""
+        """Return the values that are given, as text by name. `of` reads them."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return found | ({"failing": "true"} if self.failing else {})
 
@@ -188,12 +191,12 @@ SORTS: Final = ("id", "used", "created", "calls", "failures", "last_failure", "i
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sessions an operator wants to see.
+    """A query for live sessions.
 
-    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
-    correlation id of a failed call, or of one in the audit trail. `only` are all, those in which calls have failed, or
-    those with calls that have not been answered. `after` is the `after` of the page before. `sort`: by id, or by what
-    is highest or latest; empty: by the last failure for `failing`, by calls in flight for `busy`, else by id.
+    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or a
+    correlation id of a failed call or an audit event. `only` selects all sessions, those with failed calls, or those
+    with calls in flight. `after` is the `after` of the page before. `sort`: by id, or by the highest or latest value.
+    If it is empty, `failing` is sorted by the last failure, `busy` by calls in flight, and `all` by id.
 
     Raises:
         OperatorError: `only` or `sort` has no such value.
@@ -223,18 +226,18 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """Name what the sessions are sorted by."""
+        """Return the name of the order in which the sessions are listed."""
         return self.sort or {"failing": "last_failure", "busy": "in_flight"}.get(self.only, "id")
 
     @property
     def is_plain(self) -> bool:
-        """Return True for all sessions in order of id."""
+        """Return True if the query is for all sessions, in order of id."""
         return not self.query and self.only == "all" and self.which is None and self.order == "id"
 
 
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sessions of the last day an operator wants to see, live or ended. `query` holds words to find in their
-    facts, `principal` and `client` are exact."""
+    """A query for sessions of the last day, live or ended. `query` holds words to find in their facts; `principal` and
+    `client` are compared exactly."""
 
     query: Annotated[
         str,
@@ -245,7 +248,7 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = 50
 
     def matches(self, head: TimelineHead) -> bool:
-        """Return True if a session has what is given."""
+        """Return True if the session has all given values."""
         facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
         text = "\n".join(facts).lower()
         return (

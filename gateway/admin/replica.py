@@ -1,4 +1,4 @@
-"""What this replica reports of itself, and what it does by order of an operator of any replica."""
+"""Report the state of this replica to operators, and carry out their orders, which may come from any replica."""
 
 import inspect
 import os
@@ -44,9 +44,9 @@ __all__ = ["QUESTIONS", "Replica", "ReplicaCounts", "ReplicaSources"]
 _MOST_CHARS: Final = 300
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10
-"""Of the output of one process, where sessions are listed: the session's own page has all that is kept."""
+"""Output lines of one process in a list of sessions. The page of one session has all lines that are kept."""
 _MOST_BODY_CHARS: Final = 256 << 10
-"""Of the bodies in one report: it travels over the bus of the store."""
+"""The most characters of all bodies in one report, which travels over the bus of the store."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -77,17 +77,17 @@ def question(name: str) -> Callable[[Method], Method]:
 
 
 class Serving(Protocol):
-    """Draining of this process: whether it drains, and how draining is begun and ended."""
+    """Start and end the draining of this process."""
 
     @property
     def is_draining(self) -> bool: ...
 
     async def is_ready(self) -> bool:
-        """Return True if requests are to be sent here."""
+        """Return True if this process takes requests."""
         ...
 
     async def drain(self) -> None:
-        """Hand the sessions to other replicas and take no new ones. Returns when it is done."""
+        """Hand the sessions to other replicas and take no new ones. Return when that is done."""
         ...
 
     def admit(self) -> None:
@@ -97,10 +97,13 @@ class Serving(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSources:
-    """What other parts of this process have seen: clients that return to no session, and what sandboxes have refused to
-    a session, by how its id begins. `unwritten`: what is not in the store yet of the timeline of such a session.
-    `write_activity`: have the store get what was counted up to now, and the timelines of sessions that have ended.
-    `environments`: what servers of sessions were given. `watches`: the sessions that operators watch."""
+    """The parts of this process that a report is made of. Sessions are named by how their ids begin.
+
+    `environments` describes what servers of sessions were given. `unreturning` returns clients that return to no
+    session, `refused` what sandboxes have refused to a session. `unwritten` returns the part of a timeline that is not
+    in the store yet. `write_activity` writes counts and the timelines of ended sessions to the store. `watches` are the
+    watched sessions.
+    """
 
     environments: SessionEnvironments
     unreturning: Callable[[], list[UnreturningClient]]
@@ -111,8 +114,8 @@ class ReplicaSources:
 
 
 class ReplicaCounts(msgspec.Struct):
-    """What a replica holds: numbers of sessions, exchanges in flight, suspended exchanges among them, standalone
-    streams, and running processes by server."""
+    """Numbers of what a replica holds: sessions, exchanges in flight, suspended ones among them, standalone streams,
+    and running processes by server."""
 
     processes: dict[str, int]
     sessions: int = 0
@@ -122,7 +125,7 @@ class ReplicaCounts(msgspec.Struct):
 
 
 class Replica:
-    """One gateway process, as operators see it."""
+    """Answer operators' questions about one gateway process."""
 
     def __init__(
         self,
@@ -245,17 +248,17 @@ class Replica:
 
     @question("listing")
     async def listing(self, query: SessionQuery) -> ListingPage:
-        """List what this replica serves of the sessions that are asked for."""
+        """Return the sessions of this replica that match, and their totals."""
         return await listing_page(self._live, query, time)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:
-        """Return what is not in the store yet of the timeline of the session whose id begins like that."""
+        """Return the part of a session's timeline that is not in the store yet. `name` is how its id begins."""
         return self._seen.unwritten(name)
 
     @question("write activity")
     async def write_activity(self) -> None:
-        """Write to the store what was counted up to now, and what happened in sessions that have ended."""
+        """Write counts, and the timelines of ended sessions, to the store."""
         await self._seen.write_activity()
 
     @question("environment")
@@ -265,7 +268,7 @@ class Replica:
 
     @question("watch")
     async def watch(self, session_id: str, by: str) -> FrameReport | None:
-        """Watch a session for the operator `by`. None: it is not live here."""
+        """Watch a session for the operator `by`. Return None if this replica does not serve it."""
         live = self._live.get(session_id)
         if live is None:
             return None
@@ -277,7 +280,7 @@ class Replica:
 
     @question("unwatch")
     async def unwatch(self, session_id: str) -> bool | None:
-        """Watch a session no longer. False: it was not watched. None: it is not live here."""
+        """Stop watching a session, and return whether it was watched. Return None if this replica does not serve it."""
         live = self._live.get(session_id)
         if live is None:
             return None
@@ -287,18 +290,18 @@ class Replica:
 
     @question("frames")
     async def frames(self, query: FrameQuery) -> FrameReport | None:
-        """Report what was seen of a session. None: it is not live here."""
+        """Report what was seen of a session. Return None if this replica does not serve it."""
         live = self._live.get(query.session)
         return None if live is None else _seen_of(live, query)
 
     @question("cancel task")
     async def cancel_task(self, name: str, reason: str) -> bool:
-        """Cancel a task (`Task.name`). False if this replica does not run it."""
+        """Cancel a task (`Task.name`). Return False if this replica does not run it."""
         return self._cancel_task(name, reason)
 
     @question("drain")
     async def drain(self) -> None:
-        """Hand the sessions to other replicas and take no new ones. Returns when it is done."""
+        """Hand the sessions to other replicas and take no new ones. Return when that is done."""
         await self._serving.drain()
 
     @question("admit")
@@ -351,7 +354,7 @@ def _below(pid: int) -> list[int]:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory a process has (resident set); 0 when it is gone."""
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
@@ -360,8 +363,8 @@ def memory_of(pid: int) -> int:
 
 
 def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]]) -> ServerPart:
-    """Return the part of this replica. `links`: the conversations with the server, and how the ids of their sessions
-    begin."""
+    """Report what this replica knows of a server. `links` are its conversations, each with how the id of its session
+    begins."""
     settings, found = upstream.settings, upstream.state
     tools = upstream.probed_tools
     return ServerPart(
@@ -419,8 +422,8 @@ def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
 
 
 def _output_tail(live: LiveSession) -> list[StderrLine]:
-    """Return the last lines of the session's servers, which are known of every session. Of a process that has ended
-    fewer are kept."""
+    """Return the last lines of the session's servers, which are kept without a watch. Of an ended process fewer are
+    kept."""
     found: list[StderrLine] = []
     for conversation in live.conversations.values():
         link = conversation.link
@@ -430,7 +433,7 @@ def _output_tail(live: LiveSession) -> list[StderrLine]:
 
 
 def _fitting(frames: list[SeenFrame], *, newest: bool) -> list[SeenFrame]:
-    """Take as many of the messages as one report may have: the newest, or the oldest."""
+    """Return as many messages as one report may have: the newest, or the oldest."""
     left = _MOST_BODY_CHARS
     found: list[SeenFrame] = []
     for frame in reversed(frames) if newest else frames:

@@ -1,4 +1,4 @@
-"""The running gateways of a store, as the operators' model asks them: all of them over the bus, or none."""
+"""Ask the running gateways of a store over its bus, for the operators' model."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ ASK: Final = "mcp:ask"
 _ANSWERS: Final = "mcp:answers:"
 _AGAIN_S: Final = 1.0
 PATIENCE_S: Final = 1.0
-"""How long the sender of a query waits for the answers."""
+"""How long the sender of a query waits for answers."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ Message = TypeVar("Message", _Question, _Answer)
 
 
 class PeerQueries:
-    """Sends queries to other replicas, and answers theirs by `answer(name of the query, arguments)`."""
+    """Send queries to other replicas. Answer theirs with `answer`, which gets the name and the arguments of a query."""
 
     def __init__(self, bus: Bus, name: str, answer: Callable[[str, Any], Awaitable[Any]]) -> None:
         self._bus = bus
@@ -69,7 +69,7 @@ class PeerQueries:
                 await asyncio.sleep(_AGAIN_S)
 
     async def ask(self, what: str, args: Any, of: Iterable[str], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Send a query to the replicas `of`. Returns the answers that came in time, by replica."""
+        """Send a query to the replicas `of`. Return the answers that came in time, by replica."""
         others, answers = {name for name in of if name != self._name}, {}
         here = self._name in of
         number = secrets.token_hex(8)
@@ -119,7 +119,7 @@ class PeerQueries:
 
 
 def _read(data: bytes | None, kind: type[Message]) -> Message | None:
-    """Decode a message. None if messages were missed, or if another version has encoded it differently."""
+    """Decode a message. Return None if messages were missed, or another version has encoded it differently."""
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -128,14 +128,14 @@ def _read(data: bytes | None, kind: type[Message]) -> Message | None:
 
 
 class Answers(NamedTuple, Generic[T]):
-    """The answers of replicas by their names, and how many replicas did not answer."""
+    """The answers of replicas by name, and how many replicas did not answer."""
 
     by: dict[str, T]
     unanswered: int = 0
 
 
 class Replicas:
-    """The replicas that use a store. `own` is this process; without it there is only the store, and nobody to ask."""
+    """Ask the replicas that use a store. `own` is this process; None for a store without a gateway to ask."""
 
     def __init__(self, backend: Backend, own: Replica | None = None, queries: PeerQueries | None = None) -> None:
         self._backend = backend
@@ -160,14 +160,14 @@ class Replicas:
     async def ask(
         self, question: Callable[Concatenate[Replica, P], Awaitable[T]], *args: P.args, **named: P.kwargs
     ) -> Answers[T]:
-        """Ask all replicas what a method of `Replica` answers. Its arguments are given by place."""
+        """Ask all replicas the question that a method of `Replica` answers. Arguments are positional."""
         assert not named, "arguments travel by place"
         names = await self._addresses()
         answers = await self._ask(names, question, args)
         return Answers(answers, len(names) - len(answers))
 
     async def reports(self) -> list[ReplicaReport]:
-        """Return one report for each replica that holds a lease, in order of name. One that does not answer is
+        """Return a report for each replica that holds a lease, in order of name. Replicas that do not answer are
         `silent`."""
         self.require("the store does not record which replicas run: use --url with a running gateway")
         addresses = await self._addresses()
@@ -181,13 +181,13 @@ class Replicas:
         ]
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        """Collect what is known of these sessions beside their records, by id."""
+        """Return what replicas know of these sessions in addition to their records, by id."""
         answers = await self.ask(Replica.parts, list(session_ids))
         return {part.id: part for parts in answers.by.values() for part in parts}
 
     async def environment(self, session: Session) -> SessionEnvironment:
-        """Ask the replica that serves a session what its servers were given. If none does, its record and the
-        configuration of this gateway say it."""
+        """Ask the replica that serves a session what its servers were given. If none serves it, describe what its
+        record and the configuration here say."""
         self.require("the store does not record what servers were given: use --url with a running gateway")
         assert self._own is not None
         owner = session.owner if session.owner in await self._addresses() else self._own.name
@@ -195,7 +195,11 @@ class Replicas:
         return answer or self._own.environments.of(session)
 
     async def order(self, order: Callable[[Replica], Awaitable[None]], prefix: str) -> str:
-        """Have the one replica whose name begins like that drain, or be admitted. Returns its name."""
+        """Have one replica drain or take sessions again. Return its name.
+
+        Raises:
+            NoSuch, Ambiguous: not one replica's name begins with `prefix`; or that one does not answer.
+        """
         self.require("only a running gateway can drain or admit a replica: use --url")
         names = [name for name in await self._addresses() if name.startswith(prefix)]
         if len(names) != 1 or not prefix:

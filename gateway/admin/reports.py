@@ -1,4 +1,4 @@
-"""What operators are shown, as values that travel between replicas and out by REST, where no id is whole.
+"""Define the values that operators are shown. They travel between replicas and out by REST, and contain no whole id.
 
 Times are seconds; memory is bytes.
 """
@@ -68,7 +68,7 @@ SessionState = Literal["idle", "busy", "waiting", "draining", "detached"]
 
 SESSION_STATES: Final = get_args(SessionState)
 MOST_DEAD: Final = 5
-"""Dead processes that are shown of a server."""
+"""How many dead processes of a server are shown."""
 
 Outcome = Literal["ok", "tool_error", "error", "asks", "timeout", "too_large", "unreadable"]
 
@@ -82,7 +82,7 @@ RANGES: Final[dict[Range, tuple[int, int]]] = {
     "6h": (21_600, 600),
     "24h": (86_400, 600),
 }
-"""What an operator can look back at: how long, and the length of the records that it is made of, in seconds."""
+"""The ranges of the history. Each has its length, and the length of the records that it is made of, in seconds."""
 
 UsageBy = Literal["tool", "server", "principal", "client"]
 
@@ -271,7 +271,7 @@ class SessionTotals(msgspec.Struct, kw_only=True):
         self.in_flight += in_flight
 
     def add(self, other: "SessionTotals") -> None:
-        """Count the sessions of another one as well."""
+        """Add the totals of other sessions."""
         for state, count in other.states.items():
             self.states[state] = self.states.get(state, 0) + count
         self.sessions += other.sessions
@@ -350,7 +350,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the call has come to nothing good."""
+        """Return True if the call or its tool has failed."""
         return self.tool_error or self.status == "failed"
 
 
@@ -360,7 +360,7 @@ class TimelineRow(TimelineEntry, frozen=True, array_like=False):
 
     @property
     def has_failed(self) -> bool:
-        """Return whether it went wrong."""
+        """Return True if the entry is a refusal or a failure."""
         return self.kind == "refusal" or self.outcome.startswith(("error", "tool error", "refused", "failed"))
 
 
@@ -442,8 +442,8 @@ class FramesPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
-    """As `FramesPage`, for the lines that the session's servers write to stderr. If nobody watches the session, the
-    last lines of each server, without numbers."""
+    """Some lines that a session's servers wrote to stderr; otherwise as `FramesPage`. If nobody watches the session,
+    these are the last lines of each server, without numbers."""
 
     watched: bool
     by: str = ""
@@ -454,8 +454,8 @@ class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages and lines of a session an operator wants: the newest, or the oldest behind a number. `session` is
-    the id."""
+    """A query for messages and lines of a session: the newest, or the oldest after a number. `session` is the whole
+    id."""
 
     session: str
     frames: int = 0
@@ -465,7 +465,7 @@ class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a replica has of a session that is live there. `problem`: why the session cannot be watched."""
+    """Messages and lines that a replica has seen of a session. `problem`: why the session cannot be watched."""
 
     watched: bool = False
     by: str = ""
@@ -491,7 +491,7 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Return what words are looked for in."""
+        """Return the text in which words of a query are searched."""
         return "\n".join((self.server, self.name, self.title, self.description)).lower()
 
 
@@ -540,7 +540,7 @@ class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def detached(session: Session) -> SessionPart:
-    """Say what is known of a session that no replica serves."""
+    """Return the facts that the record has of a session that no replica serves."""
     before = Counted.of(session.counted)
     failures = [*reversed(before.failures)]
     return SessionPart(id=session.id, state="detached", calls=before.calls, failed=before.failed, failures=failures)
@@ -550,7 +550,7 @@ _OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in Ses
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
-    """Return a record and what its replica knows, put together."""
+    """Return a session's row from its record and the facts of the replica that serves it; None if none does."""
     part = part or detached(session)
     return SessionRow(
         session=redact(session.id),

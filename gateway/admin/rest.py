@@ -1,4 +1,4 @@
-"""The REST interface for operators, under `/admin/api`: the verbs by HTTP."""
+"""Serve the operators' verbs as a REST interface under `/admin/api`."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ __all__ = ["Rest", "description"]
 API: Final = "/admin/api"
 
 _CHECKED_EVERY_S: Final = 1.0
-"""How often it is checked that the operator of a stream is signed in."""
+"""How often a stream checks that its operator is still signed in."""
 _FRAMES_EVERY_S: Final = 0.5
 _FRAMES_AT_ONCE: Final = 500
 
@@ -33,7 +33,7 @@ _FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Problem(OperatorError):
-    """A request that gets no further (RFC 9457): status, and what the operator reads."""
+    """A refused request (RFC 9457), with its HTTP status."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -41,7 +41,7 @@ class Problem(OperatorError):
 
 
 class Rest:
-    """The routes."""
+    """Make the routes of the REST interface."""
 
     def __init__(self, operations: Operations, access: Access) -> None:
         self.operations = operations
@@ -49,7 +49,7 @@ class Rest:
 
     @property
     def routes(self) -> list[Route]:
-        """For Starlette."""
+        """Return the routes for Starlette."""
         paths: dict[str, dict[str, Verb]] = {}
         for verb in VERBS:
             paths.setdefault(verb.path, {})[verb.method] = verb
@@ -81,8 +81,8 @@ class Rest:
         return endpoint
 
     async def _while_signed_in(self, request: Request, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """Yield the parts of a stream, until its operator has signed out or what it shows is gone. Keys are those of
-        the configuration, as long as this process runs."""
+        """Yield the parts of a stream until its operator signs out, or an error ends it. Requests with a key are not
+        checked again: keys do not change while this process runs."""
         checked = monotonic()
         with contextlib.suppress(OperatorError, StoreUnavailable):
             async for part in parts:
@@ -103,7 +103,7 @@ class Rest:
         return operator
 
     async def _answer(self, verb: Verb, request: Request, operator: str) -> Any:
-        """Do what a verb says. Returns its answer, or the parts of a stream."""
+        """Execute a verb. Return its answer, or the parts of a stream."""
         query = request.query_params
         if verb.is_exact:
             known = [one.name for taken in verb.takes for one in taken.flat]
@@ -137,7 +137,7 @@ class Rest:
     async def _frames(
         self, page: FramesPage | StderrPage, read: Callable[[int], Awaitable[FramesPage | StderrPage]]
     ) -> AsyncIterator[bytes]:
-        """Send what was seen and what is seen from now on, each as an event, until the watch ends."""
+        """Yield what was seen and what is seen from now on, each as an event, until the watch ends."""
         yield b": until the watch ends\n\n"
         while page.watched:
             if page.missed:
@@ -159,5 +159,5 @@ def _problem(status: int, detail: str, headers: dict[str, str] | None = None) ->
 
 
 def description() -> dict[str, Any]:
-    """Return the interface in OpenAPI 3.1."""
+    """Return the description of the interface in OpenAPI 3.1."""
     return openapi(API, VERBS)

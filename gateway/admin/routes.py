@@ -1,4 +1,4 @@
-"""The operators' routes: console and REST under `/admin`, metrics at `/metrics`."""
+"""Make the operators' routes: console and REST under `/admin`, metrics at `/metrics`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ __all__ = ["ADMIN", "operator_routes"]
 
 ADMIN, METRICS = "/admin", "/metrics"
 _STORE_PATIENCE_S = 0.5
-"""A scrape that waits for a store that is away fails itself, and says nothing."""
+"""How long a scrape waits for the store. A longer wait would let the scrape itself time out."""
 
 
 def operator_routes(
@@ -31,8 +31,8 @@ def operator_routes(
     backend: Backend,
     open_metrics: bool,
 ) -> list[BaseRoute]:
-    """Routes for Starlette. Without operators' keys there is no console and no REST. `open_metrics`: metrics are served
-    without a key; `exposition` makes them."""
+    """Return the routes for Starlette. Without operators' keys there is no console and no REST. `open_metrics`: metrics
+    are served without a key. `exposition` makes their exporter."""
     routes: list[BaseRoute] = []
     if access.is_open:
         # Not loaded by a gateway that no operator can reach.

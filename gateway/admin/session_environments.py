@@ -1,4 +1,4 @@
-"""Finds out what the servers of a session were given, and why the session sees what it sees."""
+"""Explain what the servers of a session were given, and why the session sees what it sees."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,11 +62,11 @@ _MOST_NAMES: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSources:
-    """What decides the variables of one server's process for one session. A later one wins.
+    """The sources of the variables of one server's process, for one session. A later source wins.
 
-    `inherited`: from the gateway's environment. `sandbox`: what the sandbox sets; None if there is none. `names`: the
+    `inherited`: from the gateway's environment. `sandbox`: set by the sandbox; None if there is none. `names`: the
     fields of the session by variable; `rules`: the value and the setting by variable. Both are empty for a process that
-    belongs to no session. `own`: the server's `env`, which the setting `where` has.
+    belongs to no session. `own`: the server's `env`, from the setting `where`.
     """
 
     where: str
@@ -79,13 +79,13 @@ class VariableSources:
 
     @property
     def known(self) -> Iterable[str]:
-        """Return the names that a process has in any case."""
+        """Return the names of the variables that a process has in any case."""
         sandbox = () if self.sandbox is None else (*_OF_SANDBOXES, *self.sandbox)
         ours = tuple(_OWN) if self.is_of_session else ()
         return {*self.inherited, *sandbox, *self.names, *self.rules, *ours, *self.own}
 
     def of(self, name: str) -> tuple[Origin, str]:
-        """Find where a variable comes from."""
+        """Return where a variable comes from, and the setting or field."""
         if name in self.own:
             return _configured(self.own[name], self.where)
         if name in _OWN and self.is_of_session:
@@ -103,8 +103,8 @@ class VariableSources:
 
 
 def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> Iterator[Variable]:
-    """Return the variables in order of name. `given` is what the gateway gave a process that runs, beside what it
-    inherits and the server's `env`; None: no process runs, and only the names are known."""
+    """Yield the variables in order of name. `given` is what the gateway gave a running process, without what it
+    inherits and the server's `env`. If it is None, no process runs, and only the names are known."""
     present = {**sources.inherited, **(given or {})}
     for name in sorted({*sources.known, *present}):
         origin, where = sources.of(name)
@@ -114,7 +114,7 @@ def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> I
 
 
 def _shown(sources: VariableSources, name: str, origin: Origin, where: str, value: str | None) -> str | None:
-    """Return a value as operators see it; None: it is not shown."""
+    """Return a value as operators may see it; None if it is hidden."""
     if value is None or not (origin in _SHOWN or name == SOCKET_VARIABLE or where in BUILT_IN):
         return None
     if where == "session_id":
@@ -124,7 +124,7 @@ def _shown(sources: VariableSources, name: str, origin: Origin, where: str, valu
 
 
 def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> list[Variable]:
-    """Return the headers that requests to a server behind a URL have: the configured ones, and the gateway's
+    """Return the headers of requests to a server behind a URL: those that are configured, and the gateway's
     assertion."""
     found = []
     for name, value in configured.items():
@@ -141,9 +141,9 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSources:
-    """What decides what sessions are given: the configuration, and the parts that apply it. `served` are the names of
-    the servers behind each endpoint, `enclosures` the sandboxes of servers by name. `delegation` says where their
-    cgroups are, `unusable` returns the tools of a server whose schemas cannot be used, and why."""
+    """The configuration that decides what sessions are given, and the parts that apply it. `served` are the names of
+    the servers behind each endpoint, `enclosures` the sandboxes by server. `delegation` returns where their cgroups
+    are, `unusable` the tools of a server with unusable schemas, and why."""
 
     settings: Settings
     delegation: Callable[[], Delegation]
@@ -156,7 +156,7 @@ class EnvironmentSources:
 
 
 class SessionEnvironments:
-    """Explains sessions on the replica of that name. `live` are those that it serves."""
+    """Explain sessions on the replica with that name. `live` are those that it serves."""
 
     def __init__(self, replica: str, given: EnvironmentSources, live: LiveSessions) -> None:
         self._replica = replica
@@ -171,7 +171,8 @@ class SessionEnvironments:
         return None if live is None else self.of(live.session, live)
 
     def of(self, session: Session, live: LiveSession | None = None) -> SessionEnvironment:
-        """Return the environment of a session. Without `live`, what its record and the configuration here say."""
+        """Return the environment of a session. Without `live`, it is derived from the record and the configuration
+        here."""
         served = [name for name in self._given.served.get(session.endpoint, ()) if name in self._upstreams]
         options = self._given.settings.gateway
         told = about_session(
@@ -190,7 +191,7 @@ class SessionEnvironments:
         )
 
     def _reasons(self, session: Session) -> tuple[Reason, ...] | None:
-        """Find why the context of a session is what it is; None if the rules of this replica would give it another."""
+        """Return the reasons for a session's context; None if the rules of this replica would give it another one."""
         rules, context = self._given.rules, session.context
         try:
             claims = kept_claims(session, rules)
@@ -232,7 +233,7 @@ class SessionEnvironments:
         )
 
     def _tools(self, upstream: ConfiguredUpstream, context: Context) -> tuple[int | None, list[HiddenTools]]:
-        """Count the tools that the server lists, and find those that the session does not see, by reason."""
+        """Return how many tools the server lists, and those that the session does not see, by reason."""
         tools = upstream.probed_tools
         if tools is None:
             return None, []
@@ -251,8 +252,7 @@ class SessionEnvironments:
         return len(tools.listed), sorted(hiding, key=lambda one: -one.count)
 
     def _faults_of(self, server: str, tools: Tools) -> Mapping[str, str]:
-        """Return the tools whose schemas cannot be used, and why. They are checked when the server has listed
-        others."""
+        """Return the tools with unusable schemas, and why. They are checked again when the server lists other tools."""
         known, faults = self._faults.get(server, (None, {}))
         if known is not tools:
             faults = self._given.unusable(server, tools.listed)
@@ -296,8 +296,8 @@ class SessionEnvironments:
 def _folders(
     sources: VariableSources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
 ) -> dict[str, str]:
-    """Return the working folder of a process, its HOME, and its folder for temporary files. What is made when it starts
-    is named by a variable before."""
+    """Return the working folder of a process, its HOME, and its folder for temporary files. A folder that is made at
+    the start is shown as the variable that names it."""
     is_made = given is not None or enclosure is None
     values = {**sources.inherited, **({} if given is None else given.env), **sources.own}
 
@@ -316,7 +316,7 @@ def _folders(
 
 
 def _conversation(upstream: ConfiguredUpstream, live: LiveSession | None) -> Conversation | None:
-    """Return the conversation of a session with a server, one with an open link before others."""
+    """Return the conversation of a session with a server; if there are several, one with an open link."""
     if upstream.settings.shared:
         found: Iterable[Conversation] = upstream.shared
     elif live is None:
@@ -340,9 +340,9 @@ def about_session(
     reasons: Iterable[Reason] | None,
     entries: Sequence[str],
 ) -> list[str]:
-    """Return the sentences about a session, in the order in which a request is decided. `served` are the servers behind
-    its endpoint. `reasons` are those for its context; None if the rules have changed since its last request. `entries`
-    are the entries of `gateway.policy.workspaces` that restrict it."""
+    """Return sentences about a session, in the order in which a request is decided. `served` are the servers behind its
+    endpoint. `reasons` are those for its context; None if the rules have changed since its last request. `entries` are
+    the entries of `gateway.policy.workspaces` that restrict it."""
     told = [_endpoint(session, served), _principal(session.principal, auth), *_context(session, reasons)]
     if entries:
         which = _list([f"gateway.policy.workspaces.{entry}" for entry in entries])
@@ -408,7 +408,7 @@ def about_tools(listed: int | None, visible: int) -> str:
 
 
 def about_isolation(kind: str, *, shared: bool, where: str) -> str:
-    """Say what of a server is the session's own."""
+    """Say which part of a server is the session's own."""
     if kind == "object":
         return "It is an object in the gateway's own process, which all sessions use."
     if kind == "url":
@@ -420,7 +420,7 @@ def about_isolation(kind: str, *, shared: bool, where: str) -> str:
 
 
 def about_era(client: str, server: Era | None) -> str:
-    """Say what the gateway does between client and server."""
+    """Say how the gateway passes messages between client and server."""
     if server is None:
         return "It is not known yet in which era it speaks."
     if client == server:

@@ -1,8 +1,7 @@
-"""Lists of live sessions: filtered, in an order, page by page, with totals.
+"""List live sessions: filtered, sorted, page by page, with totals.
 
-A gateway that runs makes a list of what all replicas hold in memory, and of sessions that none holds
-(`DetachedSessions`). A list of all sessions in order of id is read from the store, and so is every list of a command
-line that reaches the store alone.
+A running gateway lists what all replicas hold in memory, and sessions that none holds (`DetachedSessions`). All
+sessions in order of id are read from the store. So is every list of a command that reaches the store alone.
 """
 
 import asyncio
@@ -25,14 +24,14 @@ from transports.tasks import Tasks
 __all__ = ["SEARCH_LIMIT", "SessionFinder", "SessionList"]
 
 SEARCHED: Final = 100_000
-"""How many records of the store are looked at. Of more sessions, those with the last ids are not found."""
+"""How many records of the store are read. Of more sessions, those with the last ids are not found."""
 
 _KEPT: Final = 5_000
-"""Of so many the records are kept, those that were used last."""
+"""How many records are kept, the last used first."""
 
 _FRESH_S: Final = 10.0
 _REST: Final = 10
-"""A reading rests this many times as long as each of its steps takes, because calls come first."""
+"""The pause after each step of a reading is this many times as long as the step, because calls come first."""
 
 _FIRST_S: Final = 0.05
 """How long the first list waits for the first reading, which is enough for a small store."""
@@ -41,21 +40,21 @@ _DETACHED_AT_ONCE: Final = 100
 _MOST_CANDIDATES: Final = 10
 T = TypeVar("T")
 SEARCH_LIMIT: Final = 50_000
-"""How many records of the store one page is searched for in."""
+"""How many records of the store are searched for one page."""
 
 _READ_AT_ONCE: Final = 1_000
 _EVENTS_SEARCHED: Final = 2_000
 _CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
 _IN_RECORDS: Final = ("id", "used", "created")
-"""What a record is enough for to sort by."""
+"""Orders for which records alone are enough."""
 
 
 class DetachedSessions:
-    """The sessions in the store that no running replica serves: their gateway has ended, and no client has come back.
+    """Find the sessions in the store that no running replica serves: their gateway has ended, and no client has come
+    back.
 
-    No replica knows them, and to read all records takes a tenth of a second for a thousand of them. So they are read in
-    the background, a few at a time, while somebody lists sessions, and a list shows them as they were then. `known` has
-    the records that are kept.
+    To read a thousand records takes a tenth of a second. So they are read in the background, a few at a time, while
+    somebody lists sessions. A list shows the state of the last reading, which `known` has.
     """
 
     def __init__(self, backend: Backend, replicas: Replicas) -> None:
@@ -68,12 +67,12 @@ class DetachedSessions:
 
     @property
     def is_reading(self) -> bool:
-        """Return True until a reading has come to its end: some sessions may be missing."""
+        """Return True until the first reading is complete. Some sessions may be missing until then."""
         return self._backend.is_durable and not self._was_read
 
     async def read(self) -> list[Session]:
-        """Return the records, as the last reading has found them. The first one is waited for, for a short time. What
-        it has found then is returned."""
+        """Return the records that the last reading has found. The first call waits a short time, and returns what was
+        found until then."""
         if not self._backend.is_durable:
             return []  # what the store has, this process has opened
         if monotonic() - self._tried_at > _FRESH_S:
@@ -110,14 +109,18 @@ class DetachedSessions:
 
 
 class SessionFinder:
-    """Finds the session that an operator means by the beginning of its id."""
+    """Find a session by the beginning of its id."""
 
     def __init__(self, sessions: SessionStore, clock: Callable[[], float]) -> None:
         self.sessions = sessions
         self._clock = clock
 
     async def find(self, prefix: str) -> Session:
-        """Find the one session that is meant. Never a guess. Raises `NoSuch`, `Ambiguous`, `TooShort`."""
+        """Find the one session whose id begins with `prefix`; with an empty prefix, the only live session.
+
+        Raises:
+            NoSuch, Ambiguous, TooShort: not exactly one session is meant.
+        """
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
         exact = await self.sessions.peek(prefix) if prefix else None
@@ -139,7 +142,7 @@ class SessionFinder:
 
 
 class SessionList:
-    """Makes lists. `search_limit`: as `SEARCH_LIMIT`."""
+    """List sessions. `search_limit` is how many records are searched for one page."""
 
     def __init__(
         self, backend: Backend, replicas: Replicas, clock: Callable[[], float], search_limit: int = SEARCH_LIMIT
@@ -165,7 +168,7 @@ class SessionList:
         return replace(page, totals=totals.totals, unanswered=totals.unanswered, is_reading=totals.is_reading)
 
     async def _in_order(self, query: SessionQuery) -> Page:
-        """Return all sessions, in order of id, as the store has them."""
+        """Return a page of all sessions in order of id, from the store."""
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         after = f"{query.after.rpartition('~')[2]}~" if query.after else ""
         found = await self._backend.sessions.page(after=after, limit=query.limit + 1)
@@ -173,7 +176,7 @@ class SessionList:
         return Page(sessions=await self.rows(found[: query.limit]), after=more)
 
     async def _stored(self, query: SessionQuery) -> Page:
-        """List the records of the store alone."""
+        """Return a page from the records of the store alone."""
         which = query.which
         if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
             raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")
@@ -191,7 +194,7 @@ class SessionList:
         return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
 
     async def _together(self, query: SessionQuery) -> Page:
-        """List what the replicas serve, and what none serves."""
+        """Return a page of the sessions that replicas serve, and of those that none serves."""
         answers, detached = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
         pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)
@@ -209,8 +212,7 @@ class SessionList:
         return Page(sessions=rows, after=more, totals=totals, unanswered=answers.unanswered, is_reading=is_reading)
 
     async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
-        """Return the rows with their processes and the size of their state, without those of sessions that have
-        ended."""
+        """Return the rows with their processes and the size of their state. Sessions that have ended are left out."""
         if not chosen:
             return []
         parts, sizes = await asyncio.gather(
@@ -227,7 +229,7 @@ class SessionList:
         return rows
 
     async def rows(self, found: Sequence[Session]) -> list[SessionRow]:
-        """Return the rows of these sessions."""
+        """Return rows for these records."""
         parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
         sizes = await asyncio.gather(*(self._size(session.id) for session in found))
         now = self._clock()
@@ -237,14 +239,14 @@ class SessionList:
         ]
 
     async def _size(self, session_id: str) -> int | None:
-        """Return the bytes of its state. None: the session has ended."""
+        """Return the size of a session's state in bytes; None if the session has ended."""
         try:
             return await self._backend.state.size(session_id)
         except SessionGone:
             return None
 
     async def _of_request(self, query: SessionQuery) -> list[Session]:
-        """Find the sessions of a request that has failed, or that is in the audit trail."""
+        """Find the sessions of the request with that correlation id, if it has failed or is in the audit trail."""
         pages = (await self._replicas.ask(Replica.listing, query)).by.values()
         ids = [row.id for page in pages for row in page.rows]
         found = list(await asyncio.gather(*map(self._backend.sessions.peek, ids)))
@@ -257,7 +259,7 @@ class SessionList:
 
 
 def _cut(found: list[tuple[SortKey, T]], query: SessionQuery) -> tuple[list[tuple[SortKey, T]], str]:
-    """Return the sessions of a page, and where the next one begins."""
+    """Return the sessions of one page, and the cursor of the next page."""
     if not query.limit or len(found) <= query.limit:
         return found[: query.limit], ""
     return found[: query.limit], cursor_of(found[query.limit - 1][0])

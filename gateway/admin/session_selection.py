@@ -1,7 +1,7 @@
-"""Selects sessions: which ones match a query, the first of them in its order, and totals of all that match.
+"""Select sessions for a list: those that match a query, the first of them in its order, and totals of all that match.
 
-Each replica selects among the sessions that it serves, and sends the first of them; the one that is asked puts these
-together. So a list costs as much memory as one page of it, however many sessions there are.
+Each replica selects among the sessions that it serves, and sends the first of them. The replica that was asked merges
+these. So a list costs as much memory as one page of it, however many sessions there are.
 """
 
 import heapq
@@ -43,12 +43,12 @@ __all__ = [
 
 T = TypeVar("T")
 SortKey = tuple[float, str]
-"""Where a session stands in the order of a list: what it is sorted by, lowest first, and its id."""
+"""The place of a session in a list: the value that it is sorted by, lowest first, and its id."""
 
 
 class LiveFacts(NamedTuple):
-    """What only the replica knows that serves a session. `failed_at`: of its last failed call (Unix time). `servers`:
-    those that it is connected to. `correlations`: of its last failed calls."""
+    """Facts that only the replica knows that serves a session. `failed_at` is the Unix time of its last failed call,
+    `servers` are those that it is connected to, `correlations` those of its last failed calls."""
 
     state: SessionState = "detached"
     calls: int = 0
@@ -60,8 +60,8 @@ class LiveFacts(NamedTuple):
 
 
 def facts_of(session: Session, part: SessionPart | None = None) -> LiveFacts:
-    """Return the facts in what a replica has sent of a session; None: no replica serves it, and its last owner has left
-    them in the record."""
+    """Return the facts of a session from what a replica has sent; if None, from what its last owner has left in the
+    record."""
     part = part or detached(session)
     failed_at = part.failures[0].at if part.failures else 0.0
     correlations = [failure.correlation for failure in part.failures]
@@ -69,10 +69,10 @@ def facts_of(session: Session, part: SessionPart | None = None) -> LiveFacts:
 
 
 class Selection(Generic[T]):
-    """Selects among what `add` is given. `query.after` is where a page begins (`cursor_of`).
+    """Select sessions from those that `add` gets. `query.after` is the cursor of a page (`cursor_of`).
 
     Raises:
-        OperatorError: `query.after` is not where a page of that order can begin.
+        OperatorError: `query.after` is no cursor of that order.
     """
 
     def __init__(self, query: SessionQuery) -> None:
@@ -83,7 +83,7 @@ class Selection(Generic[T]):
         self._found: list[tuple[SortKey, T]] = []
 
     def add(self, session: Session, facts: LiveFacts, item: T) -> None:
-        """Take a session, and what is returned for it. Each is given once."""
+        """Consider a session. `item` is returned for it if it is selected. Each session is given once."""
         query = self._query
         if query.only == "failing" and not facts.failed:
             return
@@ -99,8 +99,8 @@ class Selection(Generic[T]):
             self._found.append((place, item))
 
     def first(self) -> list[tuple[SortKey, T]]:
-        """Return the first sessions behind `query.after`: one more than a page has. Others are forgotten, so a long
-        list is asked for its first ones now and then."""
+        """Return the first sessions after `query.after`: one more than a page has. All others are dropped, so call this
+        now and then during a long list."""
         self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=lambda found: found[0])
         return self._found
 
@@ -156,7 +156,7 @@ def _key(sort: str, session: Session, facts: LiveFacts) -> float:
 
 
 def cursor_of(place: SortKey) -> str:
-    """Say where the next page begins, if the last session of this one stands there. The id is not whole."""
+    """Return the cursor of the page after this place. It does not contain the whole id."""
     return f"{place[0]!r}~{redact(place[1])}" if place[0] else redact(place[1])
 
 
@@ -187,7 +187,7 @@ class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def listing_page(live: LiveSessions, query: SessionQuery, now: Callable[[], float]) -> ListingPage:
-    """Return the part of this replica. The sessions are looked at in steps, so that calls do not wait for it."""
+    """Return the listing of this replica. Sessions are looked at in steps, so that calls do not wait."""
     selection: Selection[LiveSession] = Selection(query)
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
         for one in some:
@@ -216,7 +216,6 @@ def _facts(live: LiveSession) -> LiveFacts:
 
 
 def _state_of(live: LiveSession) -> SessionState:
-    """`waiting`: a call waits for its client. `draining`: its replica hands it over."""
     if live.state is LiveState.DRAINING:
         return "draining"
     if live.has_suspended:
@@ -225,18 +224,18 @@ def _state_of(live: LiveSession) -> SessionState:
 
 
 def suspended_of(live: LiveSession) -> int:
-    """Count its calls that wait for answers of their client. Calls that have ended are remembered by name for a
+    """Count the session's calls that wait for answers of their client. Calls that have ended are kept by name for a
     while."""
     return sum(exchange.is_suspended for exchange in live.suspended.values())
 
 
 def in_flight_of(live: LiveSession) -> int:
-    """Count its calls in flight without those that were moved to a child session, which has them too."""
+    """Count the session's calls in flight. Calls that were moved to a child session count there."""
     return sum(exchange.live is live for exchange in live.exchanges)
 
 
 def part_of(live: LiveSession) -> SessionPart:
-    """Collect what this replica knows of a session beside its record, without its processes."""
+    """Return what this replica knows of a session in addition to its record, without its processes."""
     return SessionPart(
         id=live.session.id,
         state=_state_of(live),

@@ -1,7 +1,7 @@
-"""Calls of tools that operators try: in a session of their own, or in one that is live (docs/adr/0033-tried-calls.md).
+"""Call tools for operators, in a new session or in a live one (docs/adr/0033-tried-calls.md).
 
-A tried call takes the way of every call, from the wire on. So policy, limits, checks of arguments, audit, sandbox and
-the replica that owns the session are the same.
+A tried call passes the same steps as every call, from the wire on: policy, limits, checks of arguments, audit, sandbox,
+and forwarding to the replica that owns the session.
 """
 
 import asyncio
@@ -55,42 +55,42 @@ _CANCELLED_S: Final = 1.0
 """How long a cancelled call may take to end."""
 
 MOST_BYTES: Final = 4 << 20
-"""Of an answer that is shown."""
+"""The largest answer that is shown, in bytes."""
 
 _MOST_PARTS: Final = 200_000
-"""Commas and brackets of an answer that is decoded. An answer of some megabytes can hold a million of empty lists."""
+"""The most commas and brackets of an answer that is decoded. Some megabytes can hold a million empty lists."""
 
 _MOST_MESSAGES: Final = 50
 _MOST_CHARS: Final = 500
 _MOST_NAME: Final = 256
 _MOST_AT_ONCE: Final = 4
-"""Calls that one operator tries at once, on one replica."""
+"""How many calls one operator may try at once, on one replica."""
 
 SessionScope = Literal["any", "own", "off"]
 """The sessions in which operators may do something: any, those of their own, or none."""
 
 Left = Callable[[], Awaitable[object]]
-"""Returns when whoever has asked is gone."""
+"""Wait until the client that has asked is gone."""
 
 CLIENT: Final = "mcp-session-gateway-console"
 _SPEC: Final = "io.modelcontextprotocol/"
 _DECLINED: Final = "An operator tries this tool from the console, where nobody answers questions."
 MAX_BYTES: Final = 1 << 20
-"""Of a body with the arguments of a call."""
+"""The largest body with the arguments of a call, in bytes."""
 
 _attempts: Final = msgspec.json.Decoder(Attempt)
 
 
 class ToolCatalog:
-    """Reads what the probes of the servers have found. Asks no server. `paths` are the names of the servers behind each
-    endpoint."""
+    """Find tools in what the probes of the servers have listed. No server is asked. `paths` are the names of the
+    servers behind each endpoint."""
 
     def __init__(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
         self._paths = {path: tuple(servers) for path, servers in paths.items()}
 
     def page(self, query: str = "", *, server: str = "", limit: int = 100) -> CatalogPage:
-        """Return the tools of which server, name, title or description have all words of the query."""
+        """Return the tools whose server, name, title or description has all words of the query."""
         words = query.lower().split()
         found: list[ToolRow] = []
         unknown: list[str] = []
@@ -173,7 +173,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OngoingCall:
-    """A call that is sent, until its outcome is known."""
+    """Send one call, and wait for its outcome."""
 
     def __init__(
         self, ask: InternalRequests, destination: Destination, name: str, attempt: Attempt, correlation: str, peer: str
@@ -190,7 +190,7 @@ class OngoingCall:
         self._asked: list[str] = []
 
     async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
-        """Send the call, and wait for its outcome."""
+        """Send the call with the headers `mirrored`, and return its outcome. It is cancelled when `left` returns."""
         params: dict[str, Any] = {"name": self._name, "arguments": self._attempt.arguments}
         if self._destination.era is MODERN:
             params["_meta"] = {
@@ -229,7 +229,7 @@ class OngoingCall:
         return self._ask(to.path, to.principal, to.claims, headers, body, peer=self._peer)
 
     async def _cancel(self, reply: Reply) -> None:
-        """Have the server stop: a modern client closes the connection, a legacy client says so."""
+        """Cancel the call: for a modern client by closing the connection, for a legacy client by a notification."""
         if self._destination.era is LEGACY:
             params = {"requestId": self._id, "reason": "the operator does not wait any more"}
             await self._post({"method": "notifications/cancelled", "params": params})
@@ -260,7 +260,7 @@ class OngoingCall:
         return self._outcome("unreadable", note="The call was ended without an answer.")
 
     async def _heard(self, message: dict[str, Any], frame: bytes) -> None:
-        """Take what a server sends before its answer."""
+        """Keep a message that a server sends before its answer. Decline a question of a legacy session."""
         heard = self._asked if "id" in message else self._messages
         if len(heard) < _MOST_MESSAGES:
             heard.append(frame.decode("utf-8", "replace")[:_MOST_CHARS])
@@ -293,25 +293,25 @@ class OngoingCall:
 
 
 class Records(Protocol):
-    """Keeps what an operator does in the audit trail."""
+    """Record an operator's action in the audit trail."""
 
     def __call__(self, *, session: Session | str, principal: str, reason: str, tool: str) -> None: ...
 
 
 class EndsSessions(Protocol):
-    """Ends sessions on every replica."""
+    """End sessions on every replica."""
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """End a session. False if it had ended already. `calls`: how many its replica has answered, None if not
-        known."""
+        """End a session. Return False if it had ended already. `calls`: how many calls its replica has answered; None
+        if unknown."""
         ...
 
 
 class TriedCalls:
-    """Tries calls in the name of operators.
+    """Call tools in the name of operators.
 
-    `claims` are those with which a request leaves a session its context, None if there are none. `token` makes the
-    token of a session. `where` is the setting `admin.try_tools`.
+    `claims` returns the claims with which a request does not change a session's context; None if there are none.
+    `token` returns the token of a session. `where` is the setting `admin.try_tools`.
     """
 
     def __init__(
@@ -337,8 +337,8 @@ class TriedCalls:
         self._running: dict[str, int] = {}
 
     async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
-        """Call a tool in the name of the operator `by`, whose address is `peer`. `left` returns when the operator does
-        not want the answer any more.
+        """Call a tool in the name of the operator `by`, whose address is `peer`. The call is cancelled when `left`
+        returns.
 
         Raises:
             OperatorError: the call cannot be tried.
@@ -414,7 +414,7 @@ class TriedCalls:
     def _note(
         self, attempt: Attempt, by: str, session: Session | None, destination: Destination, correlation: str
     ) -> None:
-        """Record the attempt before anything happens, with the correlation id that the call has everywhere."""
+        """Record the attempt before it is sent. The record has the correlation id of the call."""
         where = "in a fresh session" if session is None else f"in a session of {session.principal}"
         tool = f"{attempt.server}/{attempt.tool}"[:_MOST_NAME]
 
@@ -430,14 +430,14 @@ class TriedCalls:
         contextvars.copy_context().run(record)
 
     async def _end_fresh(self, destination: Destination, by: str) -> None:
-        """End the session of a call that nobody waits for any more."""
+        """End the new session of a call whose caller is gone."""
         with contextlib.suppress(StoreUnavailable):
             session = await self._opened(destination)
             if session is not None:
                 await self._ended(session, by)
 
     async def _ended(self, session: Session, by: str) -> bool:
-        """End a fresh session. False if the store does not answer: then it ends when it has been idle for long."""
+        """End a new session. Return False if the store does not answer: the session then ends after its idle time."""
         try:
             await self._ending.end(session.id, f"the operator {by} has tried a tool in it")
         except StoreUnavailable:
@@ -445,17 +445,17 @@ class TriedCalls:
         return True
 
     async def _opened(self, destination: Destination) -> Session | None:
-        """Return the session that a call has opened; None if it was refused before."""
+        """Return the session that a call has opened; None if the call was refused before."""
         return await self._finder.sessions.named(key_alias(destination.key, destination.principal, destination.path))
 
 
 def _principal(by: str) -> Principal:
-    """Return who an operator is in sessions."""
+    """Return the principal of an operator in sessions."""
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
 
 
 async def attempt_in(request: Request) -> Attempt:
-    """Read the call in a body of JSON. Raises `OperatorError`: it cannot be read."""
+    """Read the call in a JSON body. Raises `OperatorError`: the body is no call."""
     try:
         return _attempts.decode(await body_of(request))
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -463,7 +463,7 @@ async def attempt_in(request: Request) -> Attempt:
 
 
 async def body_of(request: Request) -> bytes:
-    """Read the body. Raises `OperatorError`: it is too large, or has no end."""
+    """Read the body of a request. Raises `OperatorError`: it is too large, or incomplete."""
     try:
         body = await read_body(request.receive, request.headers, MAX_BYTES)
     except Refused as refused:
@@ -474,7 +474,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def left(request: Request) -> Left:
-    """Return a function that waits until whoever sent the request is gone. The body must have been read."""
+    """Return a function that waits until the client has disconnected. Read the body of the request before."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

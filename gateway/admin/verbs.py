@@ -1,8 +1,8 @@
-"""The operators' verbs: what an operator can see and do, and how REST asks for it.
+"""Define the operators' verbs: what an operator can see and do, and how REST asks for it.
 
-A verb is a method of `Operators`. Its row, the decorator, says its place in the REST interface, and its annotations the
-parameters and the answer. Routes, OpenAPI and the client of the command line are made of these. `admin.operations` does
-what a verb says, with a store and the replicas of that store.
+A verb is a method of `Operators`. Its decorator has its place in the REST interface, its annotations are the parameters
+and the answer. Routes, OpenAPI and the client of the commands are made of these. `admin.operations` implements the
+verbs.
 """
 
 import inspect
@@ -51,8 +51,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """An argument of a verb: `at` is its name in Python, `name` that in REST. The parameters `within` are the fields of
-    a value of the struct `kind`, each of which is a parameter in REST."""
+    """An argument of a verb: `at` is its name in Python, `name` its name in REST. If its type is the struct `kind`,
+    each field is a parameter in REST, and `within` has these."""
 
     at: str
     name: str
@@ -62,7 +62,7 @@ class Parameter:
     within: "tuple[Parameter, ...]" = ()
 
     def read(self, given: Mapping[str, str]) -> Any:
-        """Read the argument in the parameters of a request. Raises `OperatorError`: it has no such value."""
+        """Read the argument from the parameters of a request. Raises `OperatorError`: it cannot have that value."""
         if self.kind is SessionFilter:
             named = {one.name: given[one.name] for one in self.within if one.name in given}
             return SessionFilter.of(named) if named or self.default is not None else None
@@ -82,22 +82,25 @@ class Parameter:
         return int(text)
 
     def written(self, value: Any) -> dict[str, str]:
-        """Write the argument as parameters of a request. What is empty is left out."""
+        """Return the argument as parameters of a request. Empty values are left out."""
         if self.within and value is not None:
             return {name: text for one in self.within for name, text in one.written(getattr(value, one.at)).items()}
         return {self.name: "true" if value is True else str(value)} if value else {}
 
     @property
     def flat(self) -> "Iterable[Parameter]":
-        """Return the parameters in REST."""
+        """Return the argument's parameters in REST."""
         return (flat for one in self.within for flat in one.flat) if self.within else (self,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """A row of the table. `answers`: the name of the answer in an object of its own; empty: the answer is the body.
-    `is_exact`: REST refuses parameters that it does not know, which would widen what is meant. `by`: the verb is told
-    the name of the operator. `sends`: the type of the body."""
+    """A row of the table of verbs. REST answers with an object that has the answer as `answers`; if that is empty, the
+    answer is the body.
+
+    `is_exact`: REST refuses unknown parameters, because a mistyped filter would select more. `by`: the verb gets the
+    name of the operator. `sends`: the type of the request's body.
+    """
 
     name: str
     method: str
@@ -112,7 +115,7 @@ class Verb:
 
     @property
     def type(self) -> Any:
-        """Return the type of the body of an answer."""
+        """Return the type of an answer's body."""
         return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]
 
 
@@ -124,7 +127,7 @@ By = Annotated[str, "the name of the operator, empty where it is not known"]
 def verb(
     method: str, path: str, *, answers: str = "", is_exact: bool = False, sends: Any = None
 ) -> Callable[[Method], Method]:
-    """Put a method into the table. The first paragraph of its docstring is its summary in OpenAPI."""
+    """Add a method to the table of verbs. The first paragraph of its docstring is its summary in OpenAPI."""
 
     def known(declared: Method) -> Method:
         signature = inspect.signature(declared)
@@ -180,21 +183,21 @@ FramesLimit = Annotated[int, About("Maximum number of items: 100 by default, at 
 
 
 class Operators(Protocol):
-    """The model. A session is named by how its id begins (`SHORTEST_PREFIX` characters or more, or nothing where only
-    one is live), a replica by how its name begins. `by` is the operator's name, empty where it is not known.
+    """The operators' model. A session is named by how its id begins (at least `SHORTEST_PREFIX` characters; or nothing
+    if only one is live), a replica by how its name begins. `by` is the operator's name, empty if unknown.
 
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` where not one
-    has the name.
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` if not exactly
+    one thing has the name.
     """
 
     @property
     def sees_calls(self) -> bool:
-        """Return True if it knows what happens inside gateways: calls, processes and failures of sessions, and
+        """Return True if the model knows what is inside gateways: calls, processes and failures of sessions, and
         replicas."""
         ...
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Audit events as they come, each once, oldest first, until the replica that is asked drains."""
+        """Yield audit events as they happen, each once, oldest first, until the replica that is asked drains."""
         ...
 
     # -- sessions
@@ -377,7 +380,7 @@ class Operators(Protocol):
 
 
 def openapi(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
-    """Describe the interface of these verbs, below the path `base`, in OpenAPI 3.1."""
+    """Return the description of these verbs in OpenAPI 3.1. `base` is the path below which they are."""
     kinds = [kind for one in verbs for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     problem = {

@@ -1,1 +1,1 @@
-"""The command line."""
+"""Define the command line."""

@@ -1,4 +1,4 @@
-"""`mcp-session-gateway check`: reads a configuration as `run` does, and compares its policy with the servers."""
+"""Check a configuration as `run` reads it, and compare its policy with the servers (`check`)."""
 
 import asyncio
 from pathlib import Path
@@ -82,7 +82,7 @@ def check(
 
 
 def _summary(config: Path, settings: Settings, unanswered: list[str], offline: bool) -> str:
-    """Return one line. `ok` means that every server that was asked has answered."""
+    """Return one line about the configuration. `ok` means that every server that was asked has answered."""
     names = ", ".join(settings.mcpServers) or "no servers"
     if unanswered:
         return visible_line(f"{config}: valid ({names}), but without an answer from {', '.join(unanswered)}")

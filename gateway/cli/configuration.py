@@ -1,4 +1,4 @@
-"""Which configuration a command reads: the file that is named, or else `mcp.json` of the present folder, or a server's
+"""Find the configuration that a command reads: the named file, `mcp.json` of the present folder, or a server's
 command."""
 
 from pathlib import Path
@@ -10,14 +10,14 @@ from gateway.config.settings import ConfigurationError, Settings
 __all__ = ["FILE", "configuration", "required_configuration", "with_command"]
 
 FILE: Final = Path("mcp.json")
-"""What `init` writes and `add` extends."""
+"""The file that `init` writes and `add` extends."""
 
 NO_FILE: Final = f"there is no {FILE} in this folder: give --config FILE; `mcp-session-gateway init` writes one"
 
 
 def configuration(given: Path | None) -> Path | None:
-    """Return the file to read; None if none is given and the present folder has none. Then the environment
-    configures."""
+    """Return the file to read: the given one, or that of the present folder. If there is none, return None: then the
+    environment configures."""
     return FILE if given is None and FILE.is_file() else given
 
 
@@ -30,10 +30,10 @@ def required_configuration(given: Path | None) -> Path:
 
 
 def with_command(settings: Settings, command: list[str] | None) -> Settings:
-    """Return the settings, with the server that a command after `--` starts.
+    """Return the settings with the server that the command after `--` starts.
 
     Raises:
-        ConfigurationError: the command cannot be one, there is none and no server either, or both are given.
+        ConfigurationError: the command is unusable; or there is neither a command nor a server, or both.
     """
     if command and settings.mcpServers:
         raise ConfigurationError("give either a command after -- or a file with mcpServers, not both")

@@ -1,4 +1,4 @@
-"""`mcp-session-gateway doctor`: checks a configuration and its surroundings, and says what to do."""
+"""Check a configuration and its surroundings, and say what to do (`doctor`)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """The gateway to check from outside."""
+    """Options for the gateway to check from outside."""
 
     url: Annotated[
         str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")

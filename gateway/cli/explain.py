@@ -1,4 +1,4 @@
-"""`explain` and `manifest`: what a credential and a workspace see, and which setting decides it."""
+"""Explain what a credential and a workspace see, and which setting decides it (`explain`, `manifest`)."""
 
 import asyncio
 import json
@@ -38,10 +38,10 @@ _ANYBODY: Final = Context(trust="direct")
 
 
 async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
-    """Return the caller, and the context that a session of the caller would have, with reasons.
+    """Return the caller, and the context that the caller's sessions would have, with reasons.
 
     Raises:
-        ConfigurationError: the credential is refused, the principal cannot be, or the workspace cannot be used.
+        ConfigurationError: the credential is refused, or the principal or the workspace cannot be used.
     """
     try:
         who = await _authenticated(gateway.identity, settings, caller)
@@ -56,7 +56,7 @@ async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tu
 
 
 async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:
-    """Return the caller, by the code that authenticates requests as far as there is something to authenticate."""
+    """Authenticate the caller by the code that authenticates requests, as far as credentials are given."""
     options = settings.gateway
     headers = {name.strip().lower(): value.strip() for name, _, value in map(_parted, caller.header or ())}
     proxies = options.auth.proxies
@@ -108,8 +108,8 @@ def _claims(file: Path | None) -> Mapping[str, Any]:
 
 
 async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
-    """Explain what the caller sees, as JSON: context, fields, and for each server whether and why it is visible, its
-    tools, prompts, resources and patterns of methods, and the variables that it gets. `tool` limits it to one tool,
+    """Explain what the caller sees, as JSON: context, fields, and each server. For a server, say whether and why it is
+    visible, with its tools, prompts, resources, patterns of methods and variables. `tool` limits it to one tool,
     `server__name`.
 
     Raises:
@@ -169,7 +169,7 @@ def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derive
 
 
 def _missing(field: Mapping[str, Any]) -> str:
-    """Say why a session has no value for a field, as far as that is known before it opens."""
+    """Say why a field has no value, as far as that is known before the session opens."""
     source = next(name for name in ("claim", "header", "announced", "metadata", "session_key") if field[name])
     if source in ("claim", "header") and not field["client_header"]:
         return f"the credential or proxy does not send the {source} {field[source]}"
@@ -177,7 +177,7 @@ def _missing(field: Mapping[str, Any]) -> str:
 
 
 class _Servers:
-    """Explains what one caller sees of servers."""
+    """Explain what one caller sees of servers."""
 
     def __init__(self, gateway: Gateway, settings: Settings, who: Authenticated, derived: Derived, tool: str) -> None:
         self._gateway = gateway
@@ -187,7 +187,7 @@ class _Servers:
         self._tool = tool
 
     def server(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Explain whether and why it is visible, and its variables. The servers are not asked what they list."""
+        """Explain whether and why the server is visible, and its variables. The server is not asked what it lists."""
         hidden = self._gateway.policy.why_hidden(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
         if not self._tool and (methods := self._methods(upstream)):
@@ -202,7 +202,7 @@ class _Servers:
         return found
 
     async def with_lists(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Explain it like `server`, with what the server lists."""
+        """Explain the server like `server`, and also what it lists."""
         found, facts = self.server(upstream), await upstream.facts()
         found.pop("tools", None)
         if facts.failure:
@@ -224,7 +224,7 @@ class _Servers:
         return found
 
     def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
-        """Explain each pattern of `methods`: servers list no methods."""
+        """Explain each pattern of `methods`, because servers list no methods."""
         why_hidden = self._gateway.policy.why_method_hidden
         reasons = {
             pattern: why_hidden(self._context, upstream.name, sample_of(pattern))
@@ -249,7 +249,7 @@ class _Servers:
         return found | ({"bind": dict(decision.bind)} if decision.bind else {})
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
-        """Explain each variable: the field that it has, or where it is set."""
+        """Explain each variable by the field that it has, or by the setting that it comes from."""
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():
@@ -304,7 +304,7 @@ def explain(
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """Write an explanation for people."""
+    """Yield the lines of an explanation for people."""
     yield f"principal: {found['principal']}"
     for name, fact in found["context"].items():
         yield from _fact(name.replace("_", "-"), fact)
@@ -322,7 +322,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(server: dict[str, Any]) -> Iterator[str]:
-    """Print what a visible server has, and what its processes get."""
+    """Yield lines about what a visible server has, and what its processes get."""
     for tool in server.get("tools", ()):
         bound = "".join(f" · {argument} = {field}" for argument, field in tool.get("bind", {}).items())
         operation = f"{tool['operation']} ({tool['operation_from']})"
@@ -368,8 +368,8 @@ def show_manifest(
 
 
 async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
-    """Start each server, ask what it has, and stop it. A server that does not start is listed under `failed`. If the
-    caller is not empty, only what the caller sees is listed.
+    """Start each server, ask what it has, and stop it. Servers that do not start are listed under `failed`. If a caller
+    is given, list only what that caller sees.
 
     Raises:
         ConfigurationError: the settings cannot be served.

@@ -1,4 +1,4 @@
-"""The greeting of `run` on a terminal: progress while servers start, then one screen."""
+"""Greet a person at a terminal when `run` starts: progress while servers start, then one screen."""
 
 import asyncio
 import contextlib
@@ -33,21 +33,21 @@ _EVERY_S: Final = 0.1
 _TURNING: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _MARKS: Final = {"ok": ("✓", "green"), "starting": ("…", "yellow"), "failing": ("✗", "red")}
 _MOST_SERVERS: Final = 12
-"""The greeting fits on a screen. Further servers are counted."""
+"""The most servers on the screen. Further ones are counted."""
 
 
 _CLEAR = "\r\x1b[2K"
 
 
 class StatusLine:
-    """The terminal as a stream for logs, with one line of status under what is written to it."""
+    """Write logs to a terminal, with a line of status below them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._status = ""
 
     def show(self, status: str) -> None:
-        """Show this instead of the status before; an empty text removes it. The text is one line that fits."""
+        """Replace the status; an empty text removes it. The text must fit into one line."""
         if status != self._status:
             self._stream.write((_CLEAR if self._status else "") + status)
             self._stream.flush()
@@ -65,15 +65,16 @@ class StatusLine:
         self._stream.flush()
 
     def isatty(self) -> bool:
-        """Ask the stream."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
 
 class TerminalWelcome:
-    """Shows the start on stderr. `status` is that terminal; None: the log is for people, but goes elsewhere, and gets
-    no link.
+    """Show the start on stderr. `status` is the status line of that terminal. If it is None, people read the log
+    elsewhere, and get no link.
 
-    While servers start, only warnings are logged: the greeting says the rest. With `verbose` all is logged.
+    While servers start, only warnings are logged, because the greeting says the rest. With `verbose` everything is
+    logged.
     """
 
     def __init__(self, options: GatewaySettings, *, status: StatusLine | None, verbose: bool = False) -> None:
@@ -111,7 +112,7 @@ class TerminalWelcome:
             await asyncio.sleep(_EVERY_S)
 
     def ready(self, gateway: Gateway, url: str) -> None:
-        """Show the screen; and the line for programs, if it is not a terminal that reads."""
+        """Print the screen. If stderr is no terminal, also print the line for programs."""
         greeting = greeting_of(gateway, url, self.link, is_announced=self._is_announced(gateway, url))
         Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
         if self._status is None:
@@ -119,7 +120,7 @@ class TerminalWelcome:
         sys.stderr.flush()
 
     def _is_announced(self, gateway: Gateway, url: str) -> bool:
-        """Let commands of this user find the gateway until it ends, if no server can read how."""
+        """Let commands of this user find the gateway, unless a server could read how. Return whether they can."""
         folder = runtime_folder()
         found = local_gateway(gateway, url, self.link, folder)
         if found is None:
@@ -132,7 +133,7 @@ class TerminalWelcome:
         return True
 
     def ended(self) -> None:
-        """Commands find it no more."""
+        """Let commands find the gateway no longer."""
         self._announced.close()
 
 
@@ -146,7 +147,7 @@ def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
 
 
 def rendered(greeting: Greeting, took_s: float) -> Text:
-    """Return one screen. Its lines are never broken: a URL that wraps can still be clicked and copied."""
+    """Return the screen. Lines are never wrapped, so that URLs can be clicked and copied."""
     text = Text()
     text.append("\n  MCP Session Gateway", "bold").append(f" {__version__}")
     if greeting.store_fault:

@@ -1,4 +1,4 @@
-"""The command line: what it lists. Each command is in a file of its own; `__main__` adds `demo-server`."""
+"""Define what the command line lists. Each command is in a module of its own; `__main__` adds `demo-server`."""
 
 import gc
 import importlib
@@ -89,13 +89,13 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
 
 
 class _Listed(TyperCommand):
-    """A command or group that is listed before it is loaded. Once it is used, the loaded one is in its place."""
+    """A command or group that is listed without being loaded. It is loaded when it is used."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         return self.loaded().make_context(info_name, args, parent, **extra)
 
     def loaded(self) -> Any:
-        """Return the command itself, with its options; or the group, with its commands."""
+        """Load the command with its options, or the group with its commands."""
         assert self.callback is not None
         return self.callback()
 
@@ -120,8 +120,8 @@ for _panel, _commands in _PANELS.items():
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without the garbage collector. What modules make stays; to look through it again and again, as it grows,
-    is a tenth of a start."""
+    """Import modules without the garbage collector. It would look through all that was imported again and again, which
+    takes a tenth of the start."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

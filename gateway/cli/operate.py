@@ -1,4 +1,4 @@
-"""The commands `replicas`, `top` and `tail`, by the REST interface of a running gateway."""
+"""Define the commands `replicas`, `top` and `tail`, which ask a running gateway."""
 
 import asyncio
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ async def admit(operators: Operators, replica: NameArgument, in_json: JsonOption
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What `top` shows."""
+    """The content of `top`."""
 
     replicas: list[ReplicaReport]
     failing: list[SessionRow]

@@ -1,4 +1,4 @@
-"""Options that several commands have, as values: each field of such a value is an option of the command."""
+"""Define options of several commands as dataclasses. Each field is an option of the command."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _CONTEXT: Final = "typer_context"
-"""The parameter by which typer hands in its context."""
+"""The parameter in which typer passes its context."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -73,7 +73,7 @@ class Target(AtGateway):
     ] = ""
 
     def preferring(self, typed: Set[str]) -> "Target":
-        """Return the one place that counts, if both are known: an option on the command line wins over a variable.
+        """Return the one place that counts if both are known. An option on the command line wins over a variable.
 
         Raises:
             typer.BadParameter: both options are on the command line.
@@ -85,7 +85,7 @@ class Target(AtGateway):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """For whom a command explains: a real credential, or a principal that is named."""
+    """Options for the caller whose view is explained: a real credential, or the name of a principal."""
 
     credential: Annotated[
         str,
@@ -132,11 +132,10 @@ class Overrides:
 
 
 def options(command: Command) -> Command:
-    """Return a command that typer gives options one by one, while the function takes values.
+    """Make a command of a function whose parameters may be dataclasses.
 
-    Each parameter of the function whose type is a dataclass becomes the fields of that dataclass: their annotations,
-    defaults and order. A text that is given but empty is refused: mostly it is a variable of a script that is not set,
-    and the command would work on more than was meant.
+    Each such parameter becomes the fields of its dataclass: their annotations, defaults and order. A given but empty
+    text is refused: mostly a variable of a script is not set, and the command would apply to more than was meant.
     """
     signature = inspect.signature(command, eval_str=True)
     fields = {
@@ -191,6 +190,6 @@ def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:
 
 
 def _is_empty(value: Any, name: str) -> bool:
-    """Return True for an empty text, also as a path, and for one among the values of an option that may be repeated. An
-    argument of a server's command may be empty."""
+    """Return True for an empty text or path, and for a list with an empty text if the option may be repeated. Arguments
+    of a server's command may be empty."""
     return value in ("", Path()) or (isinstance(value, list) and name.startswith("-") and "" in value)

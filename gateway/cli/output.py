@@ -1,4 +1,4 @@
-"""What commands print for people: tables of sessions and replicas, and lines of events."""
+"""Format what commands print for people: tables of sessions and replicas, and lines of events."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _out = Terminal()
 
 
 def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
-    """Return one line for each session; with its calls where they are known."""
+    """Return a table of sessions, with their calls if these are known."""
     table = Table(box=None)
     table.add_column("session", no_wrap=True, min_width=8)
     for name in ("principal", "endpoint", "era", "client"):
@@ -52,7 +52,7 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
 
 
 def none_line(page: Page, *, is_all: bool) -> str:
-    """Say what is printed in place of an empty table. `is_all`: nothing was asked for but all sessions."""
+    """Return the line that stands for an empty list. `is_all`: the list was not filtered."""
     if page.is_reading or page.unanswered:
         return "no session has been found yet"
     if is_all:
@@ -61,7 +61,7 @@ def none_line(page: Page, *, is_all: bool) -> str:
 
 
 def totals_line(page: Page) -> str:
-    """Return the totals of all sessions that a list is about, and what is missing."""
+    """Return a line with the totals of all sessions that match, and what is missing."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
     counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
@@ -72,13 +72,13 @@ def totals_line(page: Page) -> str:
 
 
 def _cut(text: str) -> Text:
-    """Return the text of a last column. It is cut where the terminal ends, so that the other columns keep their widths:
-    they do not wrap, and a column that may wrap gives way first."""
+    """Return the text of a last column. It is cut at the edge of the terminal. It must not wrap, because a column that
+    may wrap is narrowed before others."""
     return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
 def tasks_table(rows: list[TaskRow]) -> Table:
-    """Return one line for each task."""
+    """Return a table of tasks."""
     table = Table(box=None)
     for name in ("task", "session", "principal", "server", "tool", "status"):
         table.add_column(name, no_wrap=True)
@@ -94,8 +94,8 @@ def tasks_table(rows: list[TaskRow]) -> Table:
 
 
 def facts_table(facts: dict[str, Any]) -> Table:
-    """Return a name and its value in each line. A list of objects has a line for each, an object one for each of its
-    keys."""
+    """Return a table of names and values. A list of objects has a line for each object, an object a line for each
+    key."""
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -105,7 +105,7 @@ def facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _readable(name: str, value: Any) -> str:
-    """Return a fact for people: times and sizes with their units, and no brackets of JSON."""
+    """Format a value for people: times and sizes with units, and no brackets of JSON."""
     if isinstance(value, dict):
         return "\n".join(f"{_unitless(key)}: {_readable(key, inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
@@ -124,11 +124,11 @@ def _unitless(name: str) -> str:
 
 
 _UNITS: Final[dict[str, Callable[[float], str]]] = {"_s": span, "_bytes": amount, "_at": clock}
-"""Endings of names, and how their values are shown."""
+"""How values are formatted, by the ending of their name."""
 
 
 def replicas_table(replicas: list[ReplicaReport]) -> Table:
-    """Return one line for each replica; `*` marks the one that answers."""
+    """Return a table of replicas. `*` marks the one that answers."""
     table = Table(box=None)
     for name in ("replica", "state", "address"):
         table.add_column(name, no_wrap=True)

@@ -1,4 +1,4 @@
-"""The operators' model at a running gateway, asked by its REST interface. It knows what all replicas know."""
+"""Ask a running gateway through its REST interface. It knows what all replicas know."""
 
 import json
 import re
@@ -19,12 +19,12 @@ __all__ = ["RestClient"]
 _MOST_CANDIDATES: Final = 10
 _TIMEOUT_S: Final = 30.0
 _LONG_TIMEOUT_S: Final = 600.0
-"""For the end of many sessions, each with its processes."""
+"""The timeout for the end of many sessions, each with its processes."""
 
 
 class RestClient:
-    """Implements `admin.verbs.Operators`: its methods are made of the table of verbs. The gateway knows who asks by the
-    key, so `by` is not sent."""
+    """Implement `admin.verbs.Operators` by REST. Its methods are made from the table of verbs. The gateway knows the
+    operator by the key, so `by` is not sent."""
 
     sees_calls = True
 
@@ -46,7 +46,7 @@ class RestClient:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Operators]:
-        """Inside the block it can be asked."""
+        """Open the connection for the time of the block, and yield the model."""
         async with self._client:
             yield self._self
 
@@ -65,7 +65,7 @@ class RestClient:
             raise self._unreachable(error) from None
 
     async def ask(self, verb: Verb, arguments: Mapping[str, Any], body: bytes | None = None) -> Any:
-        """Ask for a verb, and decode its answer."""
+        """Send the request of a verb, and decode the answer."""
         params: dict[str, str] = {}
         for one in verb.takes:
             params |= one.written(arguments.get(one.at))
@@ -82,7 +82,7 @@ class RestClient:
         return answer[verb.answers] if verb.answers else answer
 
     async def _named(self, what: str, prefix: str) -> str:
-        """Return a prefix that can stand in a path. If none is given, that of the only session."""
+        """Return a prefix as part of a path. If it is empty, return that of the only session."""
         if what == "session" and not prefix:
             found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
             if not found:

@@ -1,4 +1,4 @@
-"""`mcp-session-gateway sandbox`: what a session of a server may touch, and what it wants to (`learn`)."""
+"""Explain what a session of a server may touch, and learn what it needs (`sandbox explain`, `sandbox learn`)."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ _VERSION: Final = "2025-11-25"
 _INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
 _SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")
 _QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.listed and method.name.count("/") == 1)
-"""The requests for lists: a server makes them as it makes them for any client."""
+"""Requests for lists. A server touches for them what it touches for any client."""
 
 app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)
 
@@ -83,7 +83,7 @@ def learn(
 
 
 def _table_in(file: Path) -> Mapping[str, Any]:
-    """Read what earlier runs have written to a file. It is read before the server runs: watching may take a day."""
+    """Read the table of earlier runs from a file. Read it before the server runs, because watching may take a day."""
     try:
         found = json.loads(file.read_bytes() or b"{}")
         if not isinstance(found, dict):
@@ -101,7 +101,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
 
 
 def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
-    """Return the server that is meant: a name in the configuration that is given, or a command."""
+    """Return the server that is meant: one of the given configuration by name, or a command."""
     if config is None:
         return name_of(words), UpstreamSettings(command=words[0], args=tuple(words[1:]))
     entries = load(config).settings.mcpServers
@@ -113,8 +113,8 @@ def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSetting
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """Return what a server is called after its command: the package, the script or module that an interpreter runs, or
-    the program."""
+    """Return a name for a server with that command: its package, the script or module that an interpreter runs, or the
+    program."""
     program = name = PurePosixPath(argv[0]).name
     if (package := parse(argv)) is not None:
         name = package.program or re.sub(r"(?<=.)@.*", "", package.head[-1]).rpartition("/")[2]
@@ -132,9 +132,8 @@ def _run_by_interpreter(words: Sequence[str]) -> Iterator[str]:
 
 
 def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> list[str]:
-    """Return what the person at the command is told beside the remarks. `table` is what was learnt, `by_hand`: the
-    server was only asked for its lists; `code` is the exit code of a server that ended by itself, 0 or None for another
-    end."""
+    """Return remarks for the person at the command. `table` is what was learnt. `by_hand`: the server was only asked
+    for its lists. `code` is the exit code of a server that ended by itself; 0 or None for another end."""
     said = []
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -147,7 +146,7 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
 
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
-    """Return what was learnt, and the exit code of a server that ended by itself."""
+    """Watch the server. Return what was learnt, and the exit code of a server that ended by itself."""
     from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -171,7 +170,7 @@ async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, in
 
 
 class _Output:
-    """What the server writes goes to stdout, where a client listens."""
+    """Write the server's output to stdout, where a client reads it."""
 
     def __init__(self, ended: Callable[[], None], *, shows: bool) -> None:
         self._ended = ended
@@ -196,7 +195,7 @@ def _put(stream: Any, line: bytes) -> None:
 
 
 def _ask(process: Process) -> None:
-    """Ask for what every server has. Nobody reads the answers: what the server touches for them is seen."""
+    """Send the requests for lists. Nobody reads the answers; what the server touches is watched."""
     client = {"name": "sandbox-learn", "version": "1"}
     opening = {"protocolVersion": _VERSION, "capabilities": {}, "clientInfo": client}
     _send(process, {"id": 0, "method": "initialize", "params": opening})
@@ -210,7 +209,7 @@ def _send(process: Process, message: dict[str, Any]) -> None:
 
 
 def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
-    """Pass on what a client writes, until its end."""
+    """Pass on what a client writes, until it ends."""
     try:
         while data := os.read(sys.stdin.fileno(), 65_536):  # a buffered reader could not be left at the end
             loop.call_soon_threadsafe(process.stdin.write, data)

@@ -1,4 +1,4 @@
-"""The commands that serve: `run` and `stdio`."""
+"""Define the commands that serve: `run` and `stdio`."""
 
 import errno
 import logging
@@ -87,8 +87,8 @@ def stdio(
 
 
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
-    """Configure the log; and what greets a person, if one reads it. Workers are announced by the process that has
-    started them."""
+    """Configure the log. Return the greeting if a person reads it. Workers are announced by the process that started
+    them."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.workers import LISTENER
 
@@ -106,6 +106,6 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
 
 
 def _log(notes: Iterable[Note]) -> None:
-    """Log the notes about the configuration, as `check` and `doctor` print them."""
+    """Log the notes about the configuration that `check` and `doctor` print."""
     for note in notes:
         logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.text)

@@ -1,4 +1,4 @@
-"""`mcp-session-gateway sessions`: list and end sessions, in a store or at a running gateway."""
+"""List, show and end sessions, in a store or at a running gateway (`sessions`)."""
 
 import json
 import time
@@ -27,12 +27,12 @@ __all__ = ["SHOWN_ENTRIES", "app", "environment_lines", "timeline_lines", "timel
 app = typer.Typer(help="List sessions and end them.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures", "state"}
-"""Fields of a session that its record does not have."""
+"""Fields of a session that only gateways know, not its record."""
 
 _EMPTY_EVENT = {
     each.name: each.default for each in msgspec.structs.fields(AuditEvent) if each.default is not msgspec.NODEFAULT
 }
-"""Every field that an event may lack: a script that reads `--json` finds all of them."""
+"""Fields that an event may lack, with their defaults. Scripts that read `--json` find all of them."""
 
 IdArgument = Annotated[
     str,
@@ -41,12 +41,12 @@ IdArgument = Annotated[
     ),
 ]
 SHOWN_ENTRIES: Final = 50
-"""The newest entries of a timeline are printed. `--json` has all that are kept."""
+"""How many of the newest entries of a timeline are printed. `--json` has all that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """The sessions that a command is about, if it is not one."""
+    """Options that select sessions by their values."""
 
     principal: Annotated[str, typer.Option(help="All sessions of this principal.")] = ""
     client: Annotated[str, typer.Option(help="All sessions of clients with this name.")] = ""
@@ -58,14 +58,14 @@ class Which:
     failing: Annotated[bool, typer.Option("--failing", help="All sessions with failed calls; needs --url.")] = False
 
     def session_filter(self) -> SessionFilter | None:
-        """Return the sessions that have every given value; None if none is given. Raises `OperatorError`."""
+        """Return the filter with the given values; None if none is given. Raises `OperatorError`."""
         values = {name: getattr(self, name) for name in FILTERS}
         return SessionFilter(**values) if any(values.values()) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What `list` shows."""
+    """Options of `list`."""
 
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
     after: Annotated[str, typer.Option(help="Continue behind this one, as the previous page says.")] = ""
@@ -77,7 +77,7 @@ class Listing:
 
     @property
     def is_all(self) -> bool:
-        """Return True if no session is left out, but for those of other pages."""
+        """Return True if the list leaves no session out, apart from those of other pages."""
         return not self.query and not self.after and self.only == "all"
 
     def session_query(self, which: SessionFilter | None) -> SessionQuery:
@@ -86,7 +86,7 @@ class Listing:
 
 
 def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
-    """Return the fields that this source knows of."""
+    """Return the fields of a session that this model of operators knows."""
     left_out = {*without, *(() if operators.sees_calls else _SEEN_BY_GATEWAYS)}
     return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 
@@ -134,7 +134,7 @@ async def show_session(operators: Operators, session_id: IdArgument = "", in_jso
 
 
 async def _live(operators: Operators, prefix: str) -> tuple[dict[str, Any] | None, SessionEnvironment | None]:
-    """Return the facts and the environment of a session; nothing of one that is not live."""
+    """Return the facts and the environment of a live session; None for both if it is not live."""
     try:
         facts = _facts(operators, await operators.session(prefix))
         return facts, await operators.environment(prefix) if operators.sees_calls else None
@@ -172,7 +172,7 @@ async def events(
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:
-    """Say why the session sees what it sees, and what each of its servers was given."""
+    """Yield lines about why the session sees what it sees, and what each of its servers was given."""
     yield from (visible_line(sentence) for sentence in found.why)
     for server in found.servers:
         yield ""
@@ -196,7 +196,7 @@ def _of_server(server: ServerEnvironment) -> Iterator[str]:
 
 
 def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
-    """Print what stands above the table of a timeline."""
+    """Yield the lines above the table of a timeline."""
     if not entries:
         yield "nothing has happened in it yet"
     elif len(entries) > SHOWN_ENTRIES:
@@ -204,8 +204,7 @@ def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
 
 
 def timeline_table(entries: Sequence[TimelineRow], now: float | None = None) -> Table:
-    """Return one line for each of the newest entries, in order of time. Times are local; of another day with the
-    date."""
+    """Return a table of the newest entries, in order of time. Times are local; those of another day have a date."""
     table = Table(box=None, show_header=False)
     for _ in range(4):
         table.add_column(no_wrap=True)

@@ -1,4 +1,4 @@
-"""`init`, `add`, `connect` and `keygen`: a configuration to begin with, a server in it, a client, and a key."""
+"""Set up a gateway and its clients (`init`, `add`, `connect`, `keygen`)."""
 
 import json
 import os
@@ -226,7 +226,7 @@ def connect(
 
 
 def _given(file: Path) -> str:
-    """Return the option that names the file; empty for the one that commands find by themselves."""
+    """Return the option that names the file; empty for the file that commands find by themselves."""
     return "" if file == FILE else f" --config {shlex.quote(str(file))}"
 
 

@@ -34,10 +34,10 @@ _NONE: Final = (
 
 @asynccontextmanager
 async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
-    """Open the operators' model at that place.
+    """Open the operators' model of a gateway or a store for the time of the block.
 
     Raises:
-        OperatorError, StoreError: no place is given, or it cannot be used.
+        OperatorError, StoreError: no gateway or store is given, or it cannot be used.
     """
     if not isinstance(target, Target) or target.url or not target.store:
         from gateway.cli.rest_client import RestClient  # loads the HTTP client
@@ -63,9 +63,9 @@ async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
 
 
 def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
-    """Find the running gateway to ask: the one whose URL is given, or else the one that this user has started at a
-    terminal of this machine. Its key is the one that is given with a URL, or else the one that such a gateway has left.
-    `or_else`: what the command could be given instead.
+    """Return the gateway to ask: the given URL, or the gateway that this user runs at a terminal of this machine. The
+    key is the one given with a URL, or the one that such a gateway has left. `or_else`: what else the command could be
+    given.
 
     Raises:
         OperatorError: no gateway is given, and none or several are found.
@@ -84,8 +84,8 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
 
 
 def endpoint_here(config: Path | None) -> str:
-    """Find the URL of clients: of the gateway that a named configuration describes, or that of this folder or the
-    environment if it gives the port, or else of the one that this user runs at a terminal.
+    """Return the URL of clients. It is that of a named configuration, or of this folder or the environment if that sets
+    the port. Otherwise it is that of the gateway that this user runs at a terminal.
 
     Raises:
         OperatorError: several gateways run here, and none of them is that of this folder.

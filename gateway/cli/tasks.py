@@ -1,4 +1,4 @@
-"""`mcp-session-gateway tasks`: list tasks in a store or at a running gateway, and cancel them."""
+"""List, show and cancel tasks, in a store or at a running gateway (`tasks`)."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -31,7 +31,7 @@ IdArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskListing:
-    """Which tasks `list` shows."""
+    """Options of `list`."""
 
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
     after: Annotated[str, typer.Option(help="Continue after this task id, the last one of the previous page.")] = ""

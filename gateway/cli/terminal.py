@@ -1,7 +1,7 @@
-"""Output on the operator's terminal. Control characters in foreign text are made harmless.
+"""Print on the operator's terminal, with control characters in foreign text escaped.
 
 Names, descriptions, URIs and messages come from clients and servers. Control characters in them are shown as escapes,
-and nothing in them is markup: styles are put on by `rich.text.Text`.
+and nothing in them is markup: styles are set by `rich.text.Text`.
 """
 
 import sys
@@ -21,7 +21,7 @@ _STYLES: Final = {"warning": "bold yellow", "ignored": "dim"}
 
 
 class Terminal(Console):
-    """Stdout or stderr: as wide as it needs where no terminal bounds it."""
+    """Print to stdout or stderr. Without a terminal, lines are as long as they need to be."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         bounded = (sys.stderr if stderr else sys.stdout).isatty()
@@ -29,15 +29,15 @@ class Terminal(Console):
         super().__init__(stderr=stderr, soft_wrap=True, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string, before the styles and the layout of what it stands in."""
+        """Return a string as text with control characters escaped."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Whatever is shown comes through here."""
+        """Escape control characters in everything that is printed."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def print_labelled(self, kind: str, message: str) -> None:
-        """Print a line with its kind in colour."""
+        """Print a line with its kind in front, in colour."""
         style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))

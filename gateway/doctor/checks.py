@@ -1,4 +1,4 @@
-"""All checks of the doctor, in the order in which they run. A new check is a file of its own, and a line here."""
+"""Run all checks of the doctor in their order. A new check is a module of its own, and a line here."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -61,7 +61,7 @@ async def check_everything(
 
 
 def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
-    """Tell what the configuration has, and what in it has no effect."""
+    """Report what the configuration has, and which of its settings have no effect."""
     servers = len(loaded.settings.mcpServers)
     yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
     if config is not None and not servers:
@@ -88,7 +88,7 @@ async def check_settings(settings: Settings, config: Path | None = None) -> Asyn
 
 
 async def _stored(settings: Settings) -> AsyncIterator[Finding]:
-    """Check the store, and what other gateways and clients have put into it."""
+    """Check the store, and the replicas and clients that are recorded in it."""
     url = settings.gateway.store
     try:
         backend = _backend(url)

@@ -1,4 +1,4 @@
-"""Checks of clients: those that open sessions and return to none, as the store or a running gateway knows them."""
+"""Report clients that open sessions and return to none, from the store or a running gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -23,8 +23,8 @@ _ALL_RETURN: Final = "no client is known that opens sessions and returns to none
 
 
 async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
-    """Report the clients that gateways of this store have warned about in the last day. No finding if the store cannot
-    be read: another check reports that."""
+    """Report the clients about which gateways of this store have warned in the last day. If the store cannot be read,
+    yield nothing: another check reports that."""
     with suppress(StoreError):
         await backend.open()
         try:
@@ -41,7 +41,7 @@ async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
-    """Ask a running gateway which clients return to no session. `key` is an operator's."""
+    """Ask a running gateway for the clients that return to no session. `key` is an operator's."""
     base = url.rstrip("/").removesuffix("/mcp")
     try:
         headers, trust_env = {"Authorization": f"Bearer {key}"}, not is_of_this_machine(base)

@@ -1,4 +1,4 @@
-"""One result of a check: what was checked, its state, and what to do."""
+"""Define the result of a check: what was checked, its state, and what to do."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,8 +8,8 @@ __all__ = ["Finding", "failure", "ok", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`state`: `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `do`: the advice, or an
-    empty string for `ok`."""
+    """One result of a check. `state`: `ok`, `warning` (works now, will fail under load or after a restart) or `error`.
+    `do`: the advice, empty for `ok`."""
 
     check: str
     state: Literal["ok", "warning", "error"]

@@ -1,4 +1,4 @@
-"""Checks of this machine and of the configuration: keys, addresses, limits of files and processes, sandboxes."""
+"""Check this machine and the configuration: keys, addresses, limits of files and processes, sandboxes."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ _FILES_PER_CLIENT: Final = 1
 _FILES_OF_THE_GATEWAY: Final = 200
 _FEWEST_FILES: Final = 1_024
 _PROCESSES_PER_SERVER: Final = 2
-"""The server, and the reaper that ends it with its session."""
+"""Processes of each server: the server, and the reaper that ends it with its session."""
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:
@@ -104,8 +104,8 @@ def _most_processes() -> int | None:
 
 
 def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
-    """Yield one finding for each sandbox, one for each thing that a server's configuration names in vain, and one for
-    each file with secrets of the gateway that a sandbox leaves open. `config` is the configuration's file."""
+    """Yield a finding for each sandbox, for each grant in a server's configuration that has no effect, and for each
+    file with secrets of the gateway that a sandbox can read. `config` is the configuration's file."""
     own = own_files(settings.gateway)
     every = configured_sandboxes(settings)
     if any(found.sandbox.has_walls for found in every):

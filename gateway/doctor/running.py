@@ -1,4 +1,4 @@
-"""Checks of running gateways from outside, as clients reach them, and of those that run on this machine."""
+"""Check running gateways from outside, as clients reach them, and those that run on this machine."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ _NONE: Final = "no gateway of yours is found at {url}: --url checks another one"
 
 
 class _Refused(Exception):
-    """No further check is possible; the finding says why."""
+    """No further check is possible. The finding says why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.what)
@@ -145,7 +145,7 @@ class _Client:
         )
 
     async def takes_large_bodies(self) -> Finding:
-        """Check that a large request reaches a gateway. It calls no tool, which would fail in the gateway's figures."""
+        """Check that a large request reaches a gateway. It calls no tool, because that would count as a failed call."""
         params = {"_meta": _META, "padding": "x" * _BODY_BYTES}
         message = {"jsonrpc": "2.0", "id": 5, "method": "server/discover", "params": params}
         answer = await self._post(message, **_modern("server/discover"))
@@ -157,7 +157,7 @@ class _Client:
 
 
 async def _says_more(stream: httpx2.Response) -> bool:
-    """Return True when a second comment arrives. Waits until the stream ends."""
+    """Return True when a second comment arrives; False if the stream ends before."""
     seen = 0
     async for line in stream.aiter_lines():
         seen += line.startswith(":")
@@ -179,9 +179,9 @@ def _json(answer: httpx2.Response) -> dict[str, Any]:
 
 
 async def check_running(config: Path | None, token: str, key: str, *, is_named: bool) -> AsyncIterator[Finding]:
-    """Check the gateway that listens where the configuration says; and unless the configuration `is_named`, each that
-    this user has started at a terminal. That none runs is no fault. `token` is a client's credential, `key` an
-    operator's; a gateway that was started at a terminal has a key itself."""
+    """Check the gateway that listens where the configuration says. Unless the configuration `is_named`, also check each
+    gateway that this user has started at a terminal. It is no fault if none runs. `token` is a client's credential,
+    `key` an operator's; gateways started at a terminal have a key themselves."""
     try:
         options = load(config).settings.gateway
     except ConfigurationError:  # another check reports it
@@ -215,7 +215,7 @@ async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIte
 
 
 async def _is_gateway(url: str) -> bool:
-    """Return whether a gateway answers there, and no other program."""
+    """Return True if a gateway answers there, not another program."""
     try:
         async with httpx2.AsyncClient(timeout=_READY_TIMEOUT_S, trust_env=False) as http:
             found = (await http.get(f"{url.removesuffix('/mcp')}/readyz")).json()

@@ -1,4 +1,4 @@
-"""Checks each configured server by one round trip, as a session would make it, and the policy against its lists."""
+"""Check each configured server by one request, as a session would make it, and the policy against its lists."""
 
 import asyncio
 import shlex
@@ -17,7 +17,7 @@ __all__ = ["check_servers"]
 
 _SLOW_START_S: Final = 1.0
 AT_ONCE: Final = 3
-"""How many servers start at the same time. Each start is measured: more at once would measure the machine."""
+"""How many servers start at the same time. Starts are measured, and more at once would slow each other down."""
 
 
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
@@ -40,7 +40,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:
-    """Start a server and ask what it lists. A server that hangs is waited for as long as a session would."""
+    """Start a server and ask what it lists. Wait for a server that hangs as long as a session would."""
     async with at_once:
         await asyncio.wait((upstream.start_probe(),), timeout=limit_s)
 

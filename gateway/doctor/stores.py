@@ -1,4 +1,4 @@
-"""Checks of the session store: it can be opened, it answers, what its backend reports, and the replicas in it."""
+"""Check the session store: that it opens and answers, what its backend reports, and the replicas in it."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -20,7 +20,7 @@ _DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and
 
 
 async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
-    """Open the store, and yield a finding for each observation of its backend. `url` is for display."""
+    """Open the store, and yield the observations of its backend. `url` is for display."""
     try:
         await backend.open()
         await backend.ping()
@@ -37,7 +37,7 @@ async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
-    """Send a request to each live gateway. No finding if there is none, or if the store or the keys are unusable: other
+    """Send a request to each live gateway. If there is none, or store or keys cannot be used, yield nothing: other
     checks report that."""
     if not backend.is_shared:
         return

@@ -1,4 +1,4 @@
-"""Checks whether the policy depends on workspaces that clients announce. Pure: reads the configuration only."""
+"""Check whether the policy depends on workspaces that clients announce. Pure: reads the configuration only."""
 
 from collections.abc import Iterator
 

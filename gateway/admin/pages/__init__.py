@@ -1,4 +1,4 @@
-"""The pages of the console: a module of this package that defines one as `PAGE` needs to be listed nowhere."""
+"""Find the pages of the console. Each module of this package that defines a page as `PAGE` is one."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Numbers over time as small SVG pictures. Pure. Colours are the style sheet's."""
+"""Draw numbers over time as small SVG charts. Pure. Colours are those of the style sheet."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _WIDTH: Final = 600
 _HEIGHT: Final = 120
 _SECONDS: Final = 300
 _COLUMNS: Final = 60
-"""At most so many parts of a picture say their values under the pointer."""
+"""The most columns of a chart that show their values under the pointer."""
 
 RANGE_WORDS: Final[dict[Range, str]] = {
     "5m": "5 min",
@@ -62,7 +62,7 @@ class Chart:
         )
 
     def _columns(self) -> Iterator[str]:
-        """Draw what the pointer is over: a part of the time, with the values that the lines have there as its title."""
+        """Draw an invisible column for each part of the time. Its title has the values of the lines there."""
         count, step = len(self.lines[0][1]), self._step
         steps = -(-count // _COLUMNS)
         most = "at most " if steps > 1 else ""
@@ -90,12 +90,13 @@ class Chart:
 
     @property
     def names(self) -> list[str]:
-        """Names of the lines, if there are several."""
+        """Return the names of the lines if there are several."""
         return [name for name, _ in self.lines] if len(self.lines) > 1 else []
 
 
 def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
-    """Draw all replicas together: calls and failures add up, of times the worst replica's is shown."""
+    """Draw the last minutes of all replicas together. Calls and failures add up; of durations, the worst replica's is
+    shown."""
     end = int(now) - 1
     calls, failed, p50, p99 = ([0.0] * _SECONDS for _ in range(4))
     for report in reports:
@@ -111,7 +112,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
 
 
 def charts_of_history(view: HistoryView) -> list[Chart]:
-    """Draw a range, as calls in a minute."""
+    """Draw a range of the history, as calls per minute."""
     points, each = view.points, 60 / view.step_s
     calls, failed = [point.calls * each for point in points], [point.failed * each for point in points]
     times = [point.p50_s for point in points], [point.p99_s for point in points]
@@ -120,8 +121,8 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
 
 
 def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **common: Any) -> list[Chart]:
-    """Draw calls, failures, p50 and p99. `now` is what stands beside the titles of the first two, `common` what the
-    charts have in common."""
+    """Draw calls, failures, p50 and p99. `now` are the numbers beside the first two titles. `common` are arguments for
+    all charts."""
     calls, failed, p50, p99 = lines
     latency = "no calls" if not any(calls) else f"p99 {took(p99[-1])}" if calls[-1] else "none now"
     return [
@@ -132,6 +133,6 @@ def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **c
 
 
 def range_of(request: Request, usual: Range) -> Range:
-    """Return the range that the query of the URL names, otherwise the usual one."""
+    """Return the range that the URL's query names, or else the usual one."""
     given = request.query_params.get("range", "")
     return next((over for over in RANGES if over == given), usual)

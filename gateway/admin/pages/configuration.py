@@ -1,4 +1,4 @@
-"""The settings in effect, and where each comes from. Credentials are hidden."""
+"""Show the settings in effect, and where each comes from. Credentials are hidden."""
 
 from typing import Any, Final
 
@@ -22,8 +22,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 def _found(section: Section, query: str, shows_all: bool) -> Section:
-    """Return the section with the settings whose name or value has every word of the query. A query searches defaults
-    too."""
+    """Return the section with the settings whose name, value or origin has every word of the query. With a query,
+    defaults are searched too."""
     words = query.lower().split()
     found = tuple(
         setting

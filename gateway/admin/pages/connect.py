@@ -1,4 +1,4 @@
-"""How clients connect: commands, entries of configuration files and links."""
+"""Show how clients connect: commands, entries of configuration files, and links."""
 
 from typing import Any, Final
 
@@ -39,7 +39,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 def _known_base(settings: Settings, request: Request) -> str:
-    """Return where the browser has this gateway; with a listener of the console's own, where the gateway listens."""
+    """Return the URL at which the browser has this gateway. If the console has a listener of its own, return the
+    clients' URL."""
     gateway = settings.gateway
     return url_here(gateway.host, gateway.port) if gateway.admin.listen else str(request.scope[BASE_URL])
 

@@ -1,4 +1,4 @@
-"""The newest audit events, with filters."""
+"""Show the newest audit events, with filters."""
 
 from collections.abc import Iterable
 from typing import Any, Final, get_args
@@ -14,7 +14,7 @@ __all__ = ["PAGE", "folded"]
 _ROWS: Final = 100
 _SHOWN: Final = 1_000
 _SEARCHED: Final = 5_000
-"""Among how many of the newest events a filter looks."""
+"""How many of the newest events are searched by a filter."""
 
 _KINDS: Final[tuple[str, ...]] = get_args(EventName)
 _WORDS: Final = ("principal", "tool", "reason", "outcome", "correlation", "client", "workspace", "endpoint")
@@ -39,13 +39,13 @@ def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
 
 
 _OWN: Final = frozenset({"at", "took_s", "correlation", "count"})
-"""What alike events may differ in."""
+"""Fields in which equal events may differ."""
 
 
 def folded(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put neighbours that are alike together. `events` come newest first, with `at` in seconds since the epoch.
+    """Fold equal neighbours into one event. `events` come newest first, with `at` in seconds since the epoch.
 
-    The row has the newest `at`, the sum of `count`, the longest `took_s`, and `since`: the oldest `at`.
+    The folded event has the newest `at`, the sum of `count`, the longest `took_s`, and the oldest `at` as `since`.
     """
     rows: list[dict[str, Any]] = []
     last: dict[str, Any] | None = None

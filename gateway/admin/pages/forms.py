@@ -1,7 +1,6 @@
-"""Forms from the input schemas of tools. Pure.
+"""Make forms from the input schemas of tools, and read what was filled in. Pure.
 
 Schemas come from servers, and are not trusted: what is not understood, or is large, becomes a field for JSON.
-`arguments_of` reads what was filled in.
 """
 
 import json
@@ -13,16 +12,16 @@ from typing import Any, Final, Literal
 __all__ = ["JSON_CONTROL", "PREFIX", "Form", "FormFaults", "arguments_in", "form_of"]
 
 PREFIX: Final = "argument."
-"""How the names of controls begin. The rest is the name of the argument."""
+"""The beginning of a control's name. The rest is the name of the argument."""
 
 JSON_CONTROL: Final = "arguments"
-"""The control that has all arguments as JSON, in place of the others."""
+"""The control with all arguments as JSON, instead of one for each."""
 
 _MOST_FIELDS: Final = 60
 _MOST_CHOICES: Final = 200
 _MOST_NAME: Final = 128
 _MOST_TEXT: Final = 2_000
-"""Characters of a description, a default or a choice. A longer text is cut, or gets a field for JSON."""
+"""The most characters of a description, a default or a choice. A longer text is cut, or gets a field for JSON."""
 
 _MOST_REFERENCES: Final = 8
 _EXACT: Final = 2**53
@@ -113,7 +112,7 @@ def _required_of(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _is_usable(name: str) -> bool:
-    """Return whether browsers send a control of that name back as it is."""
+    """Return True if browsers send a control of that name back unchanged."""
     return 0 < len(name) <= _MOST_NAME and name.isprintable() and name.strip() == name
 
 
@@ -142,7 +141,7 @@ def _field(name: str, part: Any, root: Mapping[str, Any], *, is_required: bool) 
 
 
 def _resolved(part: Any, root: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return a schema without the references and choices that say no more than what it is, or null; and whether null is
+    """Return a schema without references, and without combinations of one schema with null. Also return whether null is
     allowed."""
     found: dict[str, Any] = dict(part) if isinstance(part, dict) else {}
     is_nullable = False
@@ -179,7 +178,7 @@ def _is_null(part: Any) -> bool:
 
 
 def _at(root: Mapping[str, Any], reference: Any) -> Any:
-    """Find what a reference within the document names; None if it names nothing."""
+    """Return what a reference within the document names; None if it names nothing."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -222,7 +221,7 @@ def _listed(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _hint(part: Mapping[str, Any], kind: Kind, types: frozenset[str]) -> str:
-    """Say in a few words what the schema says of the value."""
+    """Describe in a few words what the schema says of the value."""
     said = [" or ".join(sorted(types))] if kind == "json" and types else []
     said += [kind] if kind in ("integer", "number") else []
     if isinstance(part.get("format"), str):
@@ -254,7 +253,7 @@ def _bound(kind: Kind, value: Any) -> str:
 
 
 def _sample(part: Mapping[str, Any]) -> Any:
-    """Return a value of a schema's type."""
+    """Return a value of the schema's type."""
     if "default" in part:
         return part["default"]
     if listed := _listed(part):
@@ -286,7 +285,7 @@ def _json(value: Any) -> str:
 
 
 class FormFaults(ValueError):
-    """Controls that hold no value of their type: what is wrong with each, by the name of the control."""
+    """Controls have no value of their type. `faults` says why, by the name of the control."""
 
     def __init__(self, faults: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name.removeprefix(PREFIX)}: {why}" for name, why in faults.items()))
@@ -294,13 +293,13 @@ class FormFaults(ValueError):
 
 
 def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments in a filled form. `given` are the texts of the controls, by name.
+    """Return the arguments of a filled form. `given` are the texts of the controls, by name.
 
-    An empty control means that its argument is left out. That of a required argument means an empty text, or null, if
-    the argument can be that.
+    An empty control leaves its argument out. If the argument is required, it is an empty text or null, if its type
+    allows that.
 
     Raises:
-        FormFaults: a control holds no value of its type, or there is no such control.
+        FormFaults: a control has no value of its type, or there is no such control.
     """
     if JSON_CONTROL in given or form.fields is None:
         return _all_in_json(given.get(JSON_CONTROL, ""))
@@ -322,7 +321,7 @@ def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(field: Field, text: str) -> Any:
-    """Return the value in a control. Raises `ValueError`: it is none of its type."""
+    """Return the value of a control. Raises `ValueError`: the text is no value of its type."""
     if not text and "null" in field.types:
         return None
     if field.kind in ("text", "password"):
@@ -377,7 +376,8 @@ def _number(text: str) -> int | float:
 
 
 def _read(text: str) -> Any:
-    """JSON as the standard has it: no NaN, no infinity, and nothing that cannot be sent."""
+    """Read JSON as the standard defines it. Raises `ValueError` for NaN, infinity, and half characters, which cannot be
+    sent."""
     try:
         value = json.loads(text, parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""The first page: totals and charts of all replicas, sessions with failures, what cannot be used, and latest events."""
+"""Show the first page: totals and charts of all replicas, failing sessions, unavailable servers, and latest events."""
 
 import asyncio
 from time import time
@@ -19,7 +19,7 @@ _MOST_WARNINGS: Final = 10
 _MOST_USED: Final = 5
 _LATEST_EVENTS: Final = 12
 _SEARCHED_EVENTS: Final = 200
-"""Where each call is an event, calls that went well would push everything else out."""
+"""How many events are searched for those to show. If calls are events too, most are calls without a failure."""
 
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What one page of the console consists of. Each module of `gateway.admin.pages` defines one."""
+"""Define what a page of the console consists of. Each module of `gateway.admin.pages` defines one."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -57,7 +57,8 @@ class ConsolePage:
 
     @property
     def template(self) -> str:
-        """Return the whole page. Each block imports the macros, because `live` is also rendered alone."""
+        """Return the template of the whole page. Each block imports the macros, because `live` is also rendered
+        alone."""
         macros = '{% import "tables.html" as tables with context %}\n'
         blocks = {"title": self.title, "body": macros + self.head, "live": macros + self.live}
         return '{% extends "layout.html" %}' + "".join(

@@ -1,4 +1,4 @@
-"""The gateway processes that share the store: what each holds, and the forms that drain and admit them."""
+"""Show the gateway processes that share the store, with forms that drain them and let them take sessions again."""
 
 from typing import Any, Final
 

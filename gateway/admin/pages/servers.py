@@ -1,4 +1,5 @@
-"""The configured servers on all replicas: state, starts, processes, use by tool, and last words of dead processes."""
+"""Show the configured servers on all replicas: state, starts, processes, calls by tool, and output of dead
+processes."""
 
 import asyncio
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""One session, live or of the last day: timeline, failures, refusals, processes, tasks, and the form that ends it."""
+"""Show one session, live or of the last day: timeline, failures, processes, tasks, and a form that ends it."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _live(operators: Operators, session: str) -> SessionRow | None:
-    """Return a live session. None: it is not live. What is known of it is its timeline."""
+    """Return a session that is live; None if it is not."""
     try:
         return await operators.session(session)
     except NoSuch:
@@ -63,13 +63,13 @@ _EXCEPTION: Final = re2.compile(
 )
 _MOST_EXCEPTIONS: Final = 4
 _MOST_BROKEN: Final = 4
-"""Lines into which one exception is broken by programs that write tracebacks in columns (rich)."""
+"""The most lines of one exception. Programs such as rich break exceptions into lines."""
 _FRAMED: Final = ("╭", "│", "╰", "|", "+")
 
 
 async def _frame_facts(operators: Operations, request: Request, row: SessionRow) -> dict[str, Any]:
-    """Return the variables of `frames.html` for a live session: its newest messages first. `frames` is None if the
-    operator may not see them: then `stderr` has what is kept of each process."""
+    """Return the variables of `frames.html` for a live session, with its newest messages first. If the operator may not
+    see messages, `frames` is None, and `stderr` has the last lines of each process."""
     by = request.scope.get(OPERATOR, "")
     both = await operators.watches.both(row.session, by, frames=_FRAMES, lines=_LINES)
     if both is None:
@@ -87,15 +87,15 @@ async def _frame_facts(operators: Operations, request: Request, row: SessionRow)
 
 
 def exceptions_in(lines: Iterable[str]) -> list[str]:
-    """Return the last lines that name an exception, each once, in their order: the cause of a failure is mostly one of
-    them, in the middle of a long traceback."""
+    """Return the last lines that name an exception, each once, in their order. One of them is mostly the cause of a
+    failure, in the middle of a long traceback."""
     every = [*lines]
     found = dict.fromkeys(_whole(every, at) for at in reversed(range(len(every))) if _EXCEPTION.match(every[at]))
     return [*found][:_MOST_EXCEPTIONS][::-1]
 
 
 def _whole(lines: Sequence[str], at: int) -> str:
-    """Return the exception of a line, with the lines below it that go on in its column."""
+    """Return the exception at line `at`, with the lines below it that continue it in the same column."""
     indent = len(lines[at]) - len(lines[at].lstrip(" "))
     parts = [lines[at].strip(" |\t")]
     for line in lines[at + 1 : at + _MOST_BROKEN] if indent else ():
@@ -118,9 +118,9 @@ _ONE_SERVER: Final = re.compile(r"/servers/([^/]+)/mcp")
 
 
 async def _environment_facts(operators: Operations, row: SessionRow | None) -> dict[str, Any]:
-    """Return the variables `environment` and `try_tools` of the template. `row` is None for a session that is over.
+    """Return the variables `environment` and `try_tools` of the template. `row` is None for a session that has ended.
 
-    `try_tools` returns the address of the Tools page for an operator; empty if that operator cannot try tools in the
+    `try_tools` returns the URL of the Tools page for an operator; empty if the operator may not try tools in the
     session.
     """
     environment = None

@@ -1,4 +1,5 @@
-"""All live sessions, to search, filter and sort, with totals, and a form that ends those that a filter shows."""
+"""Show all live sessions, or those of the last day, to search, filter and sort; with a form that ends the filtered
+ones."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -97,7 +98,7 @@ async def _end_all(operators: Operations, request: Request, operator: str) -> st
 
 
 def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
-    """Return the sessions that are meant. Raises `OperatorError`: a name is unknown or stands twice, or a value is
+    """Return the filter with these values. Raises `OperatorError`: a name is unknown or given twice, or a value is
     empty."""
     values: dict[str, str] = {}
     for name, value in given:

@@ -1,4 +1,4 @@
-"""One task: who made it, what it calls, what became of it, and the form that cancels it."""
+"""Show one task: who made it, what it calls, its outcome, and a form that cancels it."""
 
 from typing import Any, Final
 

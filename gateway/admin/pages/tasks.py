@@ -1,4 +1,4 @@
-"""The tasks of all sessions, to search."""
+"""Show the tasks of all sessions, to search."""
 
 from typing import Any, Final
 from urllib.parse import urlencode

@@ -1,7 +1,7 @@
-"""The timeline of a session as a picture, and what its rows say beside themselves. Pure.
+"""Draw the timeline of a session, and explain its failures and delays. Pure.
 
-A server that was refused a file mostly tells its caller something vague, and a process that has to start first makes a
-tool look slow. So a row says what happened at the same time.
+A server that was refused a file mostly answers with a vague error, and the start of a process makes a tool look slow.
+So an entry is explained by what happened at the same time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,37 +18,37 @@ __all__ = ["explained", "notes_of", "picture_of"]
 
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0
-"""Refusals are reported some time after they happen."""
+"""How long after a failure a refusal may be reported that explains it."""
 
 _MOST: Final = 3
 _WIDTH: Final = 1_000
 _HEIGHT: Final = 16
 _THINNEST: Final = 3.0
-"""What took too short a time to be seen is drawn this wide."""
+"""The smallest width of an entry in the picture."""
 
 _MOST_LANES: Final = 12
 _NAMES: Final = {"session": "Session", "move": "Moves", "question": "Questions", "task": "Tasks", "refusal": "Refused"}
 _ORDER: Final = ("session", "move", "server", "call", "question", "task", "refusal")
 _SHORT_S: Final = 0.05
 _ROUNDED_S: Final = 0.01
-"""Times of entries are rounded to a millisecond, and written by different parts."""
+"""The tolerance in comparing times: they are rounded to a millisecond, and measured by different parts."""
 
 
 class ExplainedFailure(NamedTuple):
-    """A failure, and what may be why: refusals near to it in time, the nearest first."""
+    """A failure, and the refusals that may be its cause, the nearest in time first."""
 
     failure: Failure
     refused: Sequence[RefusedRow]
 
 
 def explained(row: SessionRow) -> list[ExplainedFailure]:
-    """Return the failures of a session in their order. A refusal is known by its last time, so an older failure of the
-    same reason may be without it."""
+    """Return the session's failures in their order, each with refusals near in time. Of equal refusals only the last
+    time is known, so an older failure may lack its refusal."""
     return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
 
 
 def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
-    """Find what the server was refused near to that time, the nearest to its end first."""
+    """Return what the server was refused near to that time, the nearest to its end first."""
     near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
     return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
 
@@ -63,7 +63,7 @@ class Lane(NamedTuple):
 
     @property
     def svg(self) -> Markup:
-        """For a page."""
+        """Draw the entries for a page."""
         failed = sum(row.count for row in self.rows if row.has_failed)
         words = f"{self.name}: {sum(row.count for row in self.rows)}, {failed} failed"
         return Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}</svg>').format(
@@ -93,7 +93,7 @@ class Picture(NamedTuple):
 
 
 def picture_of(rows: Iterable[TimelineRow]) -> Picture | None:
-    """Draw the lanes. None: nothing has happened."""
+    """Draw the timeline in lanes; return None if it has no entries."""
     rows = sorted(rows, key=lambda row: row.at)
     if not rows:
         return None
@@ -112,7 +112,7 @@ def _lane(row: TimelineRow) -> str:
 
 
 def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
-    """Return the notes of each row. `refused`: what the session's sandboxes refused, where it is live."""
+    """Return the explanations of each entry. `refused` is what the sandboxes of a live session refused."""
     starts = [row for row in rows if row.kind == "server" and row.name == "started"]
     return [_notes(row, starts, refused) for row in rows]
 
@@ -130,7 +130,7 @@ def _refused(row: RefusedRow) -> str:
 
 
 def _waited(call: TimelineRow, start: TimelineRow) -> str:
-    """Say how long the call waited for that start; empty if it did not."""
+    """Say how long the call waited for that start; return an empty text if it did not."""
     ready = start.at + start.took_s
     if call.took_s < _SHORT_S or not call.at - _ROUNDED_S <= ready <= call.until + _ROUNDED_S:
         return ""

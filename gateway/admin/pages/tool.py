@@ -1,4 +1,4 @@
-"""One tool: what its server says of it, a form that calls it, and what came back."""
+"""Show one tool: what its server says of it, a form that calls it, and the result."""
 
 import base64
 import binascii
@@ -29,7 +29,7 @@ _IMAGES: Final = {
     "image/gif": (b"GIF87a", b"GIF89a"),
     "image/webp": (b"RIFF",),
 }
-"""Types of images that a browser draws without executing anything, and how such a file begins."""
+"""Types of images that browsers draw without executing code, and how such files begin."""
 
 _MOST_CONTROLS: Final = 200
 _MOST_SCHEMA: Final = 100_000
@@ -75,7 +75,7 @@ async def _try(operators: Operations, request: Request, operator: str) -> dict[s
 
 
 async def _controls(request: Request) -> dict[str, str]:
-    """Return the controls of the form. Raises `OperatorError`: they cannot be read, or one stands twice."""
+    """Return the texts of the form's controls. Raises `OperatorError`: they cannot be read, or one is given twice."""
     try:
         pairs = parse_qsl(
             (await body_of(request)).decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_CONTROLS
@@ -88,7 +88,7 @@ async def _controls(request: Request) -> dict[str, str]:
 
 
 def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any) -> dict[str, Any]:
-    """Collect what the template shows. `found` are the faults in the form, a problem, or the outcome of a call."""
+    """Return the variables of the template. `found` has faults in the form, a problem, or the outcome of a call."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}
     in_json = found.get("in_json", JSON_CONTROL in values) or form.fields is None
@@ -125,8 +125,8 @@ def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a result. An `image` has a `data:` URL in `source`, and no `text`. `note` says what was left out.
-    `is_aside`: it is not what the tool answers, but beside it."""
+    """A part of a result. An `image` has a `data:` URL in `source`, and no `text`. `note` says what was left out.
+    `is_aside`: the part is not content, but another field of the result."""
 
     kind: Literal["text", "image", "json"]
     title: str = ""

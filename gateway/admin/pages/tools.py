@@ -1,4 +1,4 @@
-"""The tools of all servers, to search. Each leads to its page, where it can be called."""
+"""Show the tools of all servers, to search. Each leads to its page, where it can be called."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Who and what was used how much in a range: principals, clients, servers and tools."""
+"""Show how much principals, clients, servers and tools were used in a range."""
 
 from typing import Any, Final
 
