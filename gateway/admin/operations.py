@@ -1,7 +1,6 @@
 """Implement the operators' verbs with a store, and with the replicas that use the store."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Protocol
@@ -39,7 +38,7 @@ from gateway.admin.reports import (
     TriedCall,
     UsageRow,
 )
-from gateway.admin.session_list import SEARCH_LIMIT, SessionFinder, SessionList
+from gateway.admin.session_list import SessionFinder, SessionList
 from gateway.admin.session_selection import facts_of, fits
 from gateway.admin.tried_calls import EndsSessions, Left, SessionScope, TriedCalls
 from gateway.config.auth import OPERATOR_ISSUER
@@ -86,7 +85,6 @@ class Operations:
         ending: EndsSessions,
         record: Records,
         clock: Callable[[], float],
-        search_limit: int = SEARCH_LIMIT,
         tried: TriedCalls | None = None,
         settings: Settings | None = None,
     ) -> None:
@@ -96,7 +94,7 @@ class Operations:
         self._ending = ending
         self._record = record
         self._clock = clock
-        self._list = SessionList(backend, replicas, clock, search_limit)
+        self._list = SessionList(backend, replicas, clock)
         self.sessions = self._list.page
         self._tasks = TaskList(backend.tasks, clock)
         self.tasks = self._tasks.page
@@ -270,7 +268,6 @@ def operations_on(backend: Backend) -> Operations:
         ending=_StoreEnding(backend),
         record=lambda _, session="": None,  # `_StoreEnding` records the only thing that can be done here
         clock=time.time,
-        search_limit=sys.maxsize,
     )
 
 

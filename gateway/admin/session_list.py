@@ -21,7 +21,7 @@ from gateway.admin.session_selection import Selection, SortKey, cursor_of, facts
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 
-__all__ = ["SEARCH_LIMIT", "SessionFinder", "SessionList"]
+__all__ = ["SessionFinder", "SessionList"]
 
 SEARCHED: Final = 100_000
 """How many records of the store are read. Of more sessions, those with the last ids are not found."""
@@ -39,9 +39,6 @@ _FIRST_S: Final = 0.05
 _DETACHED_AT_ONCE: Final = 100
 _MOST_CANDIDATES: Final = 10
 T = TypeVar("T")
-SEARCH_LIMIT: Final = 50_000
-"""How many records of the store are searched for one page."""
-
 _READ_AT_ONCE: Final = 1_000
 _EVENTS_SEARCHED: Final = 2_000
 _CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
@@ -142,15 +139,12 @@ class SessionFinder:
 
 
 class SessionList:
-    """List sessions. `search_limit` is how many records are searched for one page."""
+    """List sessions."""
 
-    def __init__(
-        self, backend: Backend, replicas: Replicas, clock: Callable[[], float], search_limit: int = SEARCH_LIMIT
-    ) -> None:
+    def __init__(self, backend: Backend, replicas: Replicas, clock: Callable[[], float]) -> None:
         self._backend = backend
         self._replicas = replicas
         self._clock = clock
-        self._search_limit = search_limit
         self._detached = DetachedSessions(backend, replicas)
 
     async def page(self, query: SessionQuery) -> Page:
@@ -181,15 +175,12 @@ class SessionList:
         if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
             raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")
         selection: Selection[Session] = Selection(query)
-        place, looked_at = "", 0
-        while looked_at < self._search_limit:
-            page = await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE)
+        place = ""
+        while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
             for session in page:
                 selection.add(session, facts_of(session), session)
             selection.first()
-            if len(page) < _READ_AT_ONCE:
-                break
-            place, looked_at = page[-1].id, looked_at + len(page)
+            place = page[-1].id
         chosen, more = _cut(selection.first(), query)
         return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
 

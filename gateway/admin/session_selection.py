@@ -78,7 +78,6 @@ class Selection(Generic[T]):
     def __init__(self, query: SessionQuery) -> None:
         self.totals = SessionTotals()
         self._query = query
-        self._words = query.query.lower().split()
         self._after = _parsed(query.after)
         self._found: list[tuple[SortKey, T]] = []
 
@@ -91,7 +90,7 @@ class Selection(Generic[T]):
             return
         if query.which is not None and not fits(query.which, session, facts):
             return
-        if query.query and not (query.query in facts.correlations or matches(session, query.query, self._words)):
+        if query.query and not (query.query in facts.correlations or matches(session, query.query)):
             return
         self.totals.count(facts.state, calls=facts.calls, failed=facts.failed, in_flight=facts.in_flight)
         place = (_key(query.order, session, facts), session.id)
@@ -125,7 +124,7 @@ def _uses(server: str, session: Session, facts: LiveFacts) -> bool:
     )
 
 
-def matches(session: Session, query: str, words: Sequence[str] | None = None) -> bool:
+def matches(session: Session, query: str) -> bool:
     """Return True if every word of the query occurs in the facts of a session, or its id begins with the query."""
     if not query or session.id.startswith(query):
         return True
@@ -135,7 +134,7 @@ def matches(session: Session, query: str, words: Sequence[str] | None = None) ->
         *(context.trust, session.owner, *session.links),
     )
     text = "\n".join(facts).lower()
-    return all(word in text for word in (query.lower().split() if words is None else words))
+    return all(word in text for word in query.lower().split())
 
 
 def _key(sort: str, session: Session, facts: LiveFacts) -> float:
