@@ -17,7 +17,7 @@ _KINDS: Final[tuple[UsageBy, ...]] = ("principal", "client", "server", "tool")
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     over = range_of(request, "24h")
-    by = next((kind for kind in _KINDS if kind == request.query_params.get("by")), "principal")
+    by: UsageBy = next((kind for kind in _KINDS if kind == request.query_params.get("by")), "principal")
     rows = await operators.usage(by, over)
     most = max((row.calls for row in rows), default=0) or 1
     return {

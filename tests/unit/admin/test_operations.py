@@ -12,7 +12,6 @@ from gateway.admin.operations import Operations, operations_on, task_row
 from gateway.admin.queries import (
     Ambiguous,
     NoSuch,
-    Only,
     OperatorError,
     SessionFilter,
     SessionQuery,
@@ -334,7 +333,7 @@ async def test_a_correlation_id_finds_the_session_of_its_request() -> None:
     event = AuditEvent(at=1.0, event="called", session="calling-", correlation=called)
     await parts.backend.audit.record([event])
 
-    async def found(query: str, only: Only = "all") -> list[str]:
+    async def found(query: str, only: str = "all") -> list[str]:
         page = await parts.operations.sessions(SessionQuery(query=query, only=only))
         return [row.session for row in page.sessions]
 

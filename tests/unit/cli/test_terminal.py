@@ -33,7 +33,7 @@ def test_tables_and_lines_show_what_they_were_given() -> None:
         assert not any(character in words for character in STEERING) and "\\x1b]0;owned\\x07\\x1b[2J[link=" in words
     out = Terminal()
     out.file = file = io.StringIO()
-    out.complain("error", HOSTILE)
+    out.print_labelled("error", HOSTILE)
     assert shows_only_text(file.getvalue())
 
 
