@@ -407,7 +407,7 @@ class SessionWatches:
         if report.problem:
             raise OperatorError(report.problem)
         self._record(f"the operator {by} has switched on its frames", session)
-        return _frames_page(report, 0)
+        return report.frames
 
     async def switch_off(self, prefix: str, by: str) -> FramesPage:
         """Stop watching a session, and delete what was seen."""
@@ -419,24 +419,23 @@ class SessionWatches:
     async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
         """Return the newest messages; or the oldest ones after the number `after`."""
         session = await self._allowed(prefix, by)
-        return _frames_page(await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after)), after)
+        return (await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after))).frames
 
     async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
         """Return the newest lines; or the oldest ones after the number `after`. Without a watch, every operator gets
         the last lines of each server."""
         session = await self._finder.find(prefix)
-        report = await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))
-        if report.watched:
+        page = (await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))).stderr
+        if page.watched:
             self._check(session, by)
-        return _stderr_page(report, after)
+        return page
 
-    async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> tuple[FramesPage, StderrPage] | None:
+    async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> FrameReport | None:
         """Return the newest messages and lines; None if `admin.frames` does not allow it."""
         session = await self._finder.find(prefix)
         if not self.allows(session.principal, by):
             return None
-        report = await self._read(FrameQuery(session=session.id, frames=frames, lines=lines))
-        return _frames_page(report, 0), _stderr_page(report, 0)
+        return await self._read(FrameQuery(session=session.id, frames=frames, lines=lines))
 
     def allows(self, principal: Principal, by: str) -> bool:
         """Return whether the operator `by` may watch sessions of that principal."""
@@ -466,18 +465,4 @@ class SessionWatches:
 def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
     """Return the report of the replica that serves a session. If several do, prefer the one that watches it."""
     reports = [report for report in answers.by.values() if report is not None]
-    return max(reports, key=lambda report: report.watched, default=None)
-
-
-def _watch_of(report: FrameReport) -> dict[str, Any]:
-    return {"watched": report.watched, "by": report.by, "ends_in_s": report.ends_in_s}
-
-
-def _frames_page(report: FrameReport, after: int) -> FramesPage:
-    last = report.frames[-1].number if report.frames else after
-    return FramesPage(**_watch_of(report), frames=report.frames, after=last, missed=report.missed_frames)
-
-
-def _stderr_page(report: FrameReport, after: int) -> StderrPage:
-    last = report.lines[-1].number if report.lines else after
-    return StderrPage(**_watch_of(report), lines=report.lines, after=last, missed=report.missed_lines)
+    return max(reports, key=lambda report: report.frames.watched, default=None)

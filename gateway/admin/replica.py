@@ -15,12 +15,14 @@ from gateway.admin.reports import (
     DeadProcess,
     FrameQuery,
     FrameReport,
+    FramesPage,
     ProcessFacts,
     ReplicaReport,
     ServerPart,
     ServerReport,
     SessionEnvironment,
     SessionPart,
+    StderrPage,
 )
 from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.session_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
@@ -276,7 +278,7 @@ class Replica:
             return FrameReport(
                 problem=f"{MOST_WATCHED} sessions are watched on this session's replica already: switch one of them off"
             )
-        return _report_of(live)
+        return _seen_of(live, FrameQuery(session=session_id))
 
     @question("unwatch")
     async def unwatch(self, session_id: str) -> bool | None:
@@ -397,28 +399,26 @@ def _lines(words: Sequence[str], most: int = MOST_LINES) -> list[str]:
     return [scrubbed_text(line)[:_MOST_CHARS] for line in newest(words, most)]
 
 
-def _report_of(live: LiveSession) -> FrameReport:
-    """Report who watches a session, and for how long."""
-    seen = live.frames
-    if seen is None:
-        return FrameReport()
-    return FrameReport(watched=True, by=seen.by, ends_in_s=round(max(0.0, seen.ends_at - time()), 1))
-
-
 def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
     """Report what was seen of a session."""
-    report = _report_of(live)
-    if live.frames is None:
-        return msgspec.structs.replace(report, lines=_output_tail(live)[-query.lines :] if query.lines else [])
-    frames, missed_frames = live.frames.frames.behind(query.after_frame, query.frames)
-    lines, missed_lines = live.frames.lines.behind(query.after_line, query.lines)
-    return msgspec.structs.replace(
-        report,
-        frames=_fitting(frames, newest=not query.after_frame),
-        missed_frames=missed_frames,
-        lines=lines,
-        missed_lines=missed_lines,
+    seen = live.frames
+    if seen is None:
+        return FrameReport(
+            stderr=StderrPage(watched=False, lines=_output_tail(live)[-query.lines :] if query.lines else [])
+        )
+    watch: dict[str, Any] = {"watched": True, "by": seen.by, "ends_in_s": round(max(0.0, seen.ends_at - time()), 1)}
+    frames, missed_frames = seen.frames.behind(query.after_frame, query.frames)
+    frames = _fitting(frames, newest=not query.after_frame)
+    lines, missed_lines = seen.lines.behind(query.after_line, query.lines)
+    after_frame, after_line = _last(frames, query.after_frame), _last(lines, query.after_line)
+    return FrameReport(
+        frames=FramesPage(**watch, frames=frames, after=after_frame, missed=missed_frames),
+        stderr=StderrPage(**watch, lines=lines, after=after_line, missed=missed_lines),
     )
+
+
+def _last(items: Sequence[SeenFrame] | Sequence[StderrLine], before: int) -> int:
+    return items[-1].number if items else before
 
 
 def _output_tail(live: LiveSession) -> list[StderrLine]:

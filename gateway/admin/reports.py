@@ -467,14 +467,9 @@ class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
 class FrameReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Messages and lines that a replica has seen of a session. `problem`: why the session cannot be watched."""
 
-    watched: bool = False
-    by: str = ""
-    ends_in_s: float = 0.0
+    frames: FramesPage = FramesPage(watched=False)
+    stderr: StderrPage = StderrPage(watched=False)
     problem: str = ""
-    frames: list[SeenFrame] = []
-    missed_frames: int = 0
-    lines: list[StderrLine] = []
-    missed_lines: int = 0
 
 
 class ToolRow(msgspec.Struct, frozen=True, kw_only=True):

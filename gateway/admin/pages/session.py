@@ -76,7 +76,7 @@ async def _frame_facts(operators: Operations, request: Request, row: SessionRow)
         kept = [StderrLine(number=0, server=one.server, text=text) for one in row.processes for text in one.stderr]
         frames, stderr = None, StderrPage(watched=False, lines=kept)
     else:
-        frames, stderr = both
+        frames, stderr = both.frames, both.stderr
     exceptions = exceptions_in(line.text for line in stderr.lines)
     return {
         "frames": frames and {"page": frames, "newest": frames.frames[::-1]},
