@@ -109,8 +109,10 @@ def _whole(lines: Sequence[str], at: int) -> str:
 
 async def _switch(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
-    is_on = request.url.path.endswith("/on")
-    await (operators.switch_frames_on if is_on else operators.switch_frames_off)(page.session, operator)
+    if request.url.path.endswith("/on"):
+        await operators.switch_frames_on(page.session, operator)
+    else:
+        await operators.switch_frames_off(page.session, operator)
     return f"/admin/sessions/{page.session}#frames"
 
 
