@@ -18,7 +18,7 @@ from gateway.calls.owned_tasks import OwnedTask, related_id
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
-from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, tagged
+from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, with_subscription_id
 from transports.era import LOG_LEVELS, Era
 from transports.jsonrpc import (
     INVALID_PARAMS,
@@ -269,7 +269,7 @@ def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str
     for exchange in tuple(conversation.calls.sent.values()):
         caller = exchange.caller if exchange.is_subscription else None
         if caller is not None and caller.declared.takes(method):
-            exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
+            exchange.emit(encode_notification(method, splice(encode(with_subscription_id(params, exchange.client_id)))))
 
 
 def _is_wanted(exchange: Exchange, params: Object) -> bool:
@@ -367,5 +367,5 @@ def _relay_subscribed(conversation: Conversation, method: str, params: Object) -
     if exchange is None or (method == ACKNOWLEDGED and exchange.takes_acknowledgement()):
         return True
     if exchange.listens_for(method):
-        exchange.emit(encode_notification(method, splice(encode(tagged(params, exchange.client_id)))))
+        exchange.emit(encode_notification(method, splice(encode(with_subscription_id(params, exchange.client_id)))))
     return True

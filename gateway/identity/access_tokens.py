@@ -11,7 +11,7 @@ import jwt
 from cachetools import FIFOCache
 
 from gateway.config.auth import JwtSettings
-from gateway.identity.credential_claims import InsufficientScope, InvalidToken, unusable
+from gateway.identity.credential_claims import InsufficientScope, InvalidToken, subject_fault
 from session_store import Principal
 from transports.tasks import Tasks
 
@@ -145,7 +145,7 @@ class _Issuer:
             # Valid only with a proof of possession of a key (RFC 7800; `jkt`: RFC 9449 §7.1, `x5t#S256`: RFC 8705 §3),
             # which the gateway does not check: accepted as a bearer token, it would serve a thief.
             raise InvalidToken("it is bound to a key, not a bearer token: request one without DPoP or mutual TLS")
-        if why := unusable(claims["sub"]):
+        if why := subject_fault(claims["sub"]):
             raise InvalidToken(f"its subject is invalid: {why}")
         missing = set(settings.scopes) - set(str(claims.get("scope", "")).split())
         if missing:

@@ -19,11 +19,11 @@ from gateway.identity.credential_claims import (
     CredentialClaims,
     InsufficientScope,
     InvalidToken,
+    claims_in_headers,
+    claims_in_token,
+    decoded_header,
     fields_in_headers,
-    granted_by,
-    granted_in_headers,
-    named_in_header,
-    unusable,
+    subject_fault,
 )
 from session_store import ANONYMOUS, Principal
 
@@ -193,7 +193,8 @@ class Identity:
     def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
         """Return the holder of a verified token with these claims. It needs no new check before the Unix time
         `until`."""
-        return Authenticated(principal, granted_by(claims, self._claims[principal.issuer], self._claim_fields), until)
+        granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
+        return Authenticated(principal, granted, until)
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:
         """Return the caller that a trusted proxy names; None if it names none."""
@@ -204,11 +205,11 @@ class Identity:
         if not subject:
             return None
         try:
-            subject = named_in_header(subject)
-            granted = granted_in_headers(headers, settings)
+            subject = decoded_header(subject)
+            granted = claims_in_headers(headers, settings)
         except ValueError:
             raise self._refused("The headers in which the proxy names the caller are not UTF-8.") from None
-        if why := unusable(subject):
+        if why := subject_fault(subject):
             raise self._refused(f"The subject that the proxy sent is invalid: {why}.")
         return Authenticated(Principal(issuer=settings.issuer, subject=subject), granted, math.inf)
 

@@ -15,12 +15,12 @@ __all__ = [
     "CredentialClaims",
     "InsufficientScope",
     "InvalidToken",
+    "claims_in_headers",
+    "claims_in_token",
+    "decoded_header",
     "fields_in_headers",
-    "granted_by",
-    "granted_in_headers",
-    "named_in_header",
     "normal_trust",
-    "unusable",
+    "subject_fault",
 ]
 
 
@@ -40,7 +40,7 @@ MAX_SUBJECT_CHARS: Final = 256
 """Longest subject, in characters. RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
 
 
-def unusable(subject: object) -> str:
+def subject_fault(subject: object) -> str:
     """Return the reason why a subject is invalid, as text that may be sent to the client; empty if it is valid."""
     if not isinstance(subject, str) or not subject.strip():
         return "it is empty"
@@ -51,7 +51,7 @@ def unusable(subject: object) -> str:
     return ""
 
 
-def named_in_header(value: str) -> str:
+def decoded_header(value: str) -> str:
     """Decode the name in a header value. Header values are bytes, and only UTF-8 is accepted, so that each name has one
     encoding.
 
@@ -86,7 +86,7 @@ def normal_trust(value: object) -> str:
     return level if level in _TRUST else SANDBOXED
 
 
-def granted_by(
+def claims_in_token(
     claims: Mapping[str, Any], names: ClaimNames, fields: Mapping[str, str] = MappingProxyType({})
 ) -> CredentialClaims:
     """Return the rights in the claims that the operator has named. A missing claim grants nothing. `fields` maps names
@@ -122,12 +122,10 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
     Raises:
         ValueError: a header is not UTF-8.
     """
-    return tuple(
-        (field, text) for field, header in fields.items() if (text := named_in_header(headers.get(header, "")))
-    )
+    return tuple((field, text) for field, header in fields.items() if (text := decoded_header(headers.get(header, ""))))
 
 
-def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
+def claims_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
     """Return the rights in the headers of a trusted proxy. A missing header grants nothing.
 
     Raises:
@@ -137,7 +135,7 @@ def granted_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Cred
     workspace = headers.get(names.workspace_header.lower(), "") if names.workspace_header else ""
     return CredentialClaims(
         trust=normal_trust(headers.get(names.trust_header.lower())) if names.trust_header else None,
-        workspace=named_in_header(workspace) or None,
+        workspace=decoded_header(workspace) or None,
         permissions=tuple(sorted(set(permissions.replace(",", " ").split()))),
         names_workspace=bool(names.workspace_header),
     )

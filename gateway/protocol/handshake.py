@@ -15,17 +15,17 @@ __all__ = [
     "HANDSHAKE_VERSIONS",
     "MODERN_VERSIONS",
     "HandshakeRefused",
-    "at_most",
     "capabilities_json",
     "capabilities_of",
     "discovery_for_all",
     "discovery_of",
     "handshake_of",
+    "limit_version",
     "merge_discoveries",
     "merge_handshakes",
-    "negotiable",
     "server_info_of",
     "version_of",
+    "with_known_version",
 ]
 
 
@@ -40,7 +40,7 @@ class HandshakeRefused(Exception):
         self.error = error
 
 
-def negotiable(params: Object) -> Object:
+def with_known_version(params: Object) -> Object:
     """Return the params of `initialize` with a version of the legacy era.
 
     An unknown or a modern version is replaced by the newest one (MCP 2025-11-25, Lifecycle §Version Negotiation).
@@ -51,7 +51,7 @@ def negotiable(params: Object) -> Object:
     return params | {"protocolVersion": msgspec.Raw(encode(HANDSHAKE_VERSIONS[-1]))}
 
 
-def at_most(result: bytes, version: str) -> bytes:
+def limit_version(result: bytes, version: str) -> bytes:
     """Return an `initialize` result whose version is no newer than the one that the client asked for.
 
     The process may be shared, or older than this request, and have negotiated its version with another client.

@@ -19,8 +19,8 @@ __all__ = [
     "SUBSCRIPTION_ID",
     "Filter",
     "SubscriptionFilter",
-    "beyond",
-    "tagged",
+    "extension_members",
+    "with_subscription_id",
 ]
 
 MAX_LISTENED_BYTES: Final = 64 << 10
@@ -94,7 +94,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
 
 
-def beyond(params: Object) -> Object:
+def extension_members(params: Object) -> Object:
     """Return the members of the filter of a `subscriptions/listen` that MCP and its tasks do not define."""
     known = {"resourceSubscriptions", "taskIds", *(row.flag for row in _FLAGGED)}
     return {key: raw for key, raw in object_of(params.get("notifications")).items() if key not in known}
@@ -169,10 +169,10 @@ class SubscriptionFilter:
             self._early[method, len(self._early)] = params
 
     def _send(self, method: str, params: Object) -> None:
-        self._emit(encode_notification(method, splice(encode(tagged(params, self._client_id)))))
+        self._emit(encode_notification(method, splice(encode(with_subscription_id(params, self._client_id)))))
 
 
-def tagged(params: Object, client_id: RequestId) -> Object:
+def with_subscription_id(params: Object, client_id: RequestId) -> Object:
     """Return the params of a notification, with the client's own subscription id."""
     meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
     return params | {"_meta": msgspec.Raw(encode(meta | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}))}

@@ -15,8 +15,8 @@ __all__ = [
     "TooManyMarks",
     "closeness",
     "forms",
-    "is_of",
-    "is_of_any",
+    "matches_any_template",
+    "matches_template",
     "normal",
     "template_fit",
     "with_plain_host",
@@ -211,7 +211,7 @@ def _without_dots(path: str) -> str:
     return "/".join(parts) + ("/" if path.endswith(("/", "/.", "/..")) and parts else "")
 
 
-def is_of(uri: str, template: str) -> bool:
+def matches_template(uri: str, template: str) -> bool:
     """Return whether a URI matches a template (RFC 6570)."""
     try:
         return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
@@ -227,11 +227,11 @@ def _matching(uri: str, templates: Iterable[str]) -> Iterator[str]:
         work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
         if work > _MOST_WORK:
             return
-        if template == uri or is_of(uri, template):
+        if template == uri or matches_template(uri, template):
             yield template
 
 
-def is_of_any(uri: str, templates: Iterable[str]) -> bool:
+def matches_any_template(uri: str, templates: Iterable[str]) -> bool:
     """Return whether a URI matches one of the templates. False if the search would take too long."""
     return next(_matching(uri, templates), None) is not None
 

@@ -25,7 +25,7 @@ from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.listing import Names, Tools, has_more
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
-from gateway.protocol.uris import is_of_any
+from gateway.protocol.uris import matches_any_template
 from gateway.sessions.child_sessions import with_handles
 from gateway.upstreams.review import require_matches
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -346,7 +346,8 @@ class Admission:
             templates = lists.names("resources/templates/list", uri)
             if isinstance(templates, _Missing):
                 return templates
-            if is_of_any(uri, (t for t in templates if not self._policy.why_listed_uri_hidden(context, server, t))):
+            seen = (t for t in templates if not self._policy.why_listed_uri_hidden(context, server, t))
+            if matches_any_template(uri, seen):
                 return None
         raise unknown_resource(uri, call.era, call.method)
 

@@ -28,7 +28,7 @@ from gateway.errors import (
     unknown_resource,
 )
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.handshake import HandshakeRefused, at_most, negotiable, version_of
+from gateway.protocol.handshake import HandshakeRefused, limit_version, version_of, with_known_version
 from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
@@ -94,7 +94,7 @@ class LegacyHandshake:
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
         """Answer `initialize`: open the session or find it again, open its servers, and merge their answers."""
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
-        params = negotiable(request.params)
+        params = with_known_version(request.params)
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
         version = msgspec.json.decode(params["protocolVersion"])
         if "_meta" in params:
@@ -111,7 +111,8 @@ class LegacyHandshake:
             if agreed is not meta or not resolved.opened:
                 await self._records.update(live, client=facts)
             try:
-                result = self._requested.declared(at_most(await endpoint.initialize(live, who.correlation), version))
+                result = limit_version(await endpoint.initialize(live, who.correlation), version)
+                result = self._requested.declared(result)
                 if (negotiated := version_of(result)) != version:
                     await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
             except HandshakeRefused as error:

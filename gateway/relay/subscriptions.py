@@ -22,7 +22,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter, beyond
+from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter, extension_members
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
 from gateway.relay.server_subscriptions import CONFIRM_S, ServerSubscriptions, has_to_start, listen_params, or_fail
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -174,7 +174,7 @@ async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callabl
     wanted, declared = Filter.of(call.params), upstream.extensions
     wanted = msgspec.structs.replace(wanted, uris=upstream.permits(exchange.context, wanted.uris))
     subscription = SubscriptionFilter(exchange.client_id, Filter(), exchange.emit)
-    subscription.honour({key: raw for key, raw in beyond(call.params).items() if declared.takes(key)})
+    subscription.honour({key: raw for key, raw in extension_members(call.params).items() if declared.takes(key)})
     exchange.queue_at(conversation)
     honoured = wanted.honoured(upstream.declared)
     exchange.acknowledged_here(functools.partial(subscription.notify_all, honoured))
@@ -203,7 +203,7 @@ async def listen(
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}
-    server_subscriptions = ServerSubscriptions(live, subscription, exchange, elsewhere, beyond(call.params))
+    server_subscriptions = ServerSubscriptions(live, subscription, exchange, elsewhere, extension_members(call.params))
     exchange.when_done(server_subscriptions.end)
     live.subscriptions.append(subscription)
     honoured = Filter()

@@ -8,11 +8,11 @@ from gateway.config.auth import ClaimNames, ProxySettings
 from gateway.identity.credential_claims import (
     MAX_SUBJECT_CHARS,
     CredentialClaims,
+    claims_in_headers,
+    claims_in_token,
     fields_in_headers,
-    granted_by,
-    granted_in_headers,
     normal_trust,
-    unusable,
+    subject_fault,
 )
 from tests.requirements import requirement
 
@@ -26,10 +26,10 @@ def test_an_unknown_level_of_trust_is_the_lowest() -> None:
 @requirement("wall.provenance")
 def test_a_missing_claim_grants_nothing_and_an_unnamed_one_is_not_asked_for() -> None:
     names = ClaimNames(trust="mcp.trust", workspace="team")
-    full = granted_by({"mcp": {"trust": "direct"}, "team": "a", "scope": "x y x"}, names)
+    full = claims_in_token({"mcp": {"trust": "direct"}, "team": "a", "scope": "x y x"}, names)
     assert full == CredentialClaims("direct", "a", ("x", "y"), names_workspace=True)
-    assert granted_by({}, names) == CredentialClaims("sandboxed", None, (), names_workspace=True)
-    assert granted_by({"trust": "direct", "workspace": "a"}, ClaimNames()).trust is None
+    assert claims_in_token({}, names) == CredentialClaims("sandboxed", None, (), names_workspace=True)
+    assert claims_in_token({"trust": "direct", "workspace": "a"}, ClaimNames()).trust is None
 
 
 CLAIMS: dict[str, list[Any]] = {
@@ -47,7 +47,7 @@ CLAIMS: dict[str, list[Any]] = {
 def test_a_claim_becomes_the_text_of_a_field(text: str, claim: Any) -> None:
     fields = {"team": "org.team", "other": "nowhere"}
     for claims in ({"org": {"team": claim}}, {"org.team": claim}):
-        assert granted_by(claims, ClaimNames(), fields).fields == ((("team", text),) if text else ())
+        assert claims_in_token(claims, ClaimNames(), fields).fields == ((("team", text),) if text else ())
 
 
 @requirement("ctx.open")
@@ -66,15 +66,15 @@ def test_headers_of_a_proxy_say_what_claims_say() -> None:
         workspace_header="X-Team",
         permissions_header="X-May",
     )
-    found = granted_in_headers({"x-trust": "direct", "x-team": "a", "x-may": "p, q p"}, names)
+    found = claims_in_headers({"x-trust": "direct", "x-team": "a", "x-may": "p, q p"}, names)
     assert found == CredentialClaims("direct", "a", ("p", "q"), names_workspace=True)
-    assert granted_in_headers({}, names) == CredentialClaims(trust="sandboxed", names_workspace=True)
+    assert claims_in_headers({}, names) == CredentialClaims(trust="sandboxed", names_workspace=True)
 
 
 @requirement("wall.authority")
 def test_a_name_that_people_can_read_is_usable() -> None:
     for subject in ("ada", "CN=ada,O=x", "\u0141ucja", "a b", "x" * MAX_SUBJECT_CHARS, "7", "../x"):
-        assert unusable(subject) == "", subject
+        assert subject_fault(subject) == "", subject
 
 
 @requirement("wall.authority")
@@ -88,4 +88,4 @@ def test_a_name_that_people_can_read_is_usable() -> None:
 )
 def test_a_name_that_deceives_its_reader_is_not(why: str, subjects: list[object]) -> None:
     for subject in subjects:
-        assert why in unusable(subject), repr(subject)
+        assert why in subject_fault(subject), repr(subject)

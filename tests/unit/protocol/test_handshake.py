@@ -8,15 +8,15 @@ import pytest
 from gateway.protocol.handshake import (
     HANDSHAKE_VERSIONS,
     MODERN_VERSIONS,
-    at_most,
     capabilities_of,
     discovery_of,
     handshake_of,
+    limit_version,
     merge_discoveries,
     merge_handshakes,
-    negotiable,
     server_info_of,
     version_of,
+    with_known_version,
 )
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
@@ -32,11 +32,11 @@ def shaken(version: str = "2025-11-25", **more: Any) -> bytes:
 def test_a_version_of_the_handshake_era_is_asked_for_as_it_is_and_the_newest_for_any_other() -> None:
     for version in HANDSHAKE_VERSIONS:
         params = raw(protocolVersion=version, x=1)
-        assert negotiable(params) is params
+        assert with_known_version(params) is params
     newest = raw(protocolVersion=HANDSHAKE_VERSIONS[-1])
     for other in ("2026-07-28", "1.0", 7, None):
-        assert negotiable(raw(protocolVersion=other, x=1)) == newest | raw(x=1)
-    assert negotiable({}) == newest
+        assert with_known_version(raw(protocolVersion=other, x=1)) == newest | raw(x=1)
+    assert with_known_version({}) == newest
 
 
 def test_a_client_gets_no_newer_version_than_it_asked_for() -> None:
@@ -47,7 +47,7 @@ def test_a_client_gets_no_newer_version_than_it_asked_for() -> None:
         ("2025-11-25", "2026-07-28", "2025-11-25"),
         ("of-its-own", "2025-03-26", "of-its-own"),
     ):
-        assert version_of(at_most(shaken(negotiated), asked)) == told, (negotiated, asked)
+        assert version_of(limit_version(shaken(negotiated), asked)) == told, (negotiated, asked)
 
 
 def test_a_server_that_has_shaken_hands_is_discovered_without_what_the_modern_era_does_not_know() -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.protocol.extensions import Declared
-from gateway.protocol.subscription_filter import MAX_EARLY, Filter, SubscriptionFilter, beyond
+from gateway.protocol.subscription_filter import MAX_EARLY, Filter, SubscriptionFilter, extension_members
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
 from transports.jsonrpc import Object, encode_notification, parse
@@ -91,8 +91,8 @@ def test_notifications_of_declared_extensions_wait_for_the_acknowledgement_and_k
 @requirement("ext.relay")
 def test_what_a_filter_has_beyond_mcp_is_acknowledged_once_a_server_gets_it() -> None:
     params: Object = {"notifications": msgspec.Raw(b'{"toolsListChanged":true,"taskIds":[],"com.acme/a":{"v":1e2}}')}
-    assert beyond(params) == {"com.acme/a": msgspec.Raw(b'{"v":1e2}')} and beyond({}) == {}
+    assert extension_members(params) == {"com.acme/a": msgspec.Raw(b'{"v":1e2}')} and extension_members({}) == {}
     listening, frames = a_listener(Filter())
-    listening.honour(beyond(params))
+    listening.honour(extension_members(params))
     listening.acknowledge(Filter())
     assert b'"notifications":{"com.acme/a":{"v":1e2}}' in frames[0]

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.protocol.uris import MOST_MARKS, TooManyMarks, closeness, forms, is_of, is_of_any, normal, template_fit
+from gateway.protocol.uris import (
+    MOST_MARKS,
+    TooManyMarks,
+    closeness,
+    forms,
+    matches_any_template,
+    matches_template,
+    normal,
+    template_fit,
+)
 from tests.requirements import requirement
 
 pytestmark = requirement("wall.decoded")
@@ -18,8 +27,8 @@ def test_a_uri_is_read_in_every_form() -> None:
     assert forms("note:x") == ("note:x",) and forms("note:%41") == ("note:%41", "note:A")
     assert forms("%2525252525252541") is None
     assert forms("note:e%CC%81") == ("note:e%CC%81", "note:é")
-    assert is_of("db://t/1", "db://t/{id}") and not is_of("db://t/1/x", "db://t/{id}")
-    assert is_of("db://t/1/x", "db://t/{+id}") and not is_of("db://t", "db://t/{id}")
+    assert matches_template("db://t/1", "db://t/{id}") and not matches_template("db://t/1/x", "db://t/{id}")
+    assert matches_template("db://t/1/x", "db://t/{+id}") and not matches_template("db://t", "db://t/{id}")
 
 
 @pytest.mark.parametrize("heap", ["\u0301" * 16_000 + "\u0323" * 16_000, "\u0f73" * 32_000, "%CC%81%CC%A3" * 8_000])
@@ -31,11 +40,11 @@ def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
 
 def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
     honest = [f"db://host/table{n}/{{id}}{{?fields}}" for n in range(3_000)]
-    assert is_of_any("db://host/table2999/7", honest)
-    assert not is_of("xy" * 9, "{a}y" * 2_000), "compiled, it would be too large"
+    assert matches_any_template("db://host/table2999/7", honest)
+    assert not matches_template("xy" * 9, "{a}y" * 2_000), "compiled, it would be too large"
     hostile = [f"{n}" + "{a}x" * 240 for n in range(4_096)]
     began = time.monotonic()
-    assert not is_of_any("x" * 8_000, hostile)
+    assert not matches_any_template("x" * 8_000, hostile)
     assert time.monotonic() - began < 2, "each of them takes 0.1 s"
 
 
