@@ -1,12 +1,11 @@
 """Read the session id that a client of an app sends, and write the headers that give a client its session. Pure."""
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gateway.sessions.carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
 from session_store import KeyRing, Purpose, TokenCodec
-from transports.inbound.http import Guard, Scope, header_map, peer_of
+from transports.inbound.http import Guard, Scope, header_map
 from transports.inbound_port import HeaderList, Refused
 
 __all__ = ["AppCarriers", "has_header", "with_session_headers"]
@@ -14,10 +13,6 @@ __all__ = ["AppCarriers", "has_header", "with_session_headers"]
 _HEADER: Final = GATEWAY_HEADER.encode()
 _READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-site", b"x-forwarded-proto"})
 _VARY: Final = f"Cookie, {GATEWAY_HEADER.title()}".encode()
-_CARRIERS_HELD: Final = 4_096
-_CARRIER_BYTES_HELD: Final = 1_024
-"""The most bytes of all these headers together whose ids are cached. Clients choose the headers, and longer ones would
-fill the memory."""
 _guard: Final = Guard()
 
 
@@ -28,8 +23,6 @@ class AppCarriers:
         self._tokens = TokenCodec(ring, Purpose.TOKEN)
         self._cookies = TokenCodec(ring, Purpose.COOKIE)
         self._uses_cookies = cookie
-        # A client repeats these headers with every request, and reading them takes longer than all else here.
-        self._read_again = functools.lru_cache(maxsize=_CARRIERS_HELD)(self._session_ids)
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
         """Return the session ids that the client sends: that of the header, else those of cookies. Ids without a valid
@@ -38,16 +31,6 @@ class AppCarriers:
         Raises:
             Refused: 400, the header appears twice.
         """
-        carried = tuple([(name, value) for name, value in scope["headers"] if name in _READ])
-        size = 0
-        for name, value in carried:
-            size += len(name) + len(value)
-        if size > _CARRIER_BYTES_HELD:
-            return self._session_ids(carried, scope.get("scheme"), peer_of(scope))
-        return self._read_again(carried, scope.get("scheme"), peer_of(scope))
-
-    def _session_ids(self, carried: tuple[tuple[bytes, bytes], ...], scheme: str | None, peer: str) -> Sequence[str]:
-        scope: Scope = {"headers": carried, "scheme": scheme, "client": (peer, 0)}
         headers = _read(scope) if has_header(scope) else _readable(scope)
         if (token := headers.get(GATEWAY_HEADER)) is not None:
             named = self._tokens.verify(token)
