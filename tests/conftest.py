@@ -19,6 +19,7 @@ import pytest
 from tests.rings import is_of_the_second_ring
 from tests.support import mcp_clients
 from tests.support.redis_server import RunningRedis, running_redis
+from tests.support.waiting import GIVE_UP_S
 
 pytest.register_assert_rewrite("session_store.testing")
 pytest_plugins = ["tests.support.named_gateways"]
@@ -32,6 +33,14 @@ hypothesis.settings.load_profile("of these tests")
 # Each client makes itself a context for TLS, which takes 20 ms of the processor: more than most tests.
 for _default in (httpx._transports.default, httpx2._transports.default):
     _default.create_ssl_context = functools.cache(_default.create_ssl_context)  # type: ignore[attr-defined]
+
+# A request waits for five seconds by itself, which a busy machine may need.
+for _default in (
+    httpx.Client.__init__,
+    httpx.AsyncClient.__init__,
+    *(getattr(httpx, name) for name in ("get", "post")),
+):
+    _default.__kwdefaults__["timeout"] = httpx.Timeout(GIVE_UP_S)
 
 
 _NAMES: Final = itertools.count(1)

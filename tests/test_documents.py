@@ -184,7 +184,7 @@ def test_a_command_does_what_the_document_says(block: Block, world: World) -> No
         with _serving(block.text, world, ROOT if block.note.endswith("in the project") else world.folder) as base:
             # A server that npm has to fetch first cannot answer where there is no registry: then nothing is ready.
             path = "healthz" if block.note.endswith("npm fetches") else "readyz"
-            assert eventually(lambda: httpx.get(f"{base}/{path}").status_code == 200, 20)
+            assert eventually(lambda: httpx.get(f"{base}/{path}").status_code == 200)
     elif block.note.startswith("with "):
         command = f"mcp-session-gateway run --config {block.note.removeprefix('with ')}"
         with _serving(command, world, world.folder) as base:

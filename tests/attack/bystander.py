@@ -103,7 +103,7 @@ class Place:
         try:
             for client in clients:
                 client.start()
-            assert eventually(lambda: len(self._told) == len(keys), 60), "the honest clients could not begin"
+            assert eventually(lambda: len(self._told) == len(keys)), "the honest clients could not begin"
             yield
         finally:
             self._over.set()

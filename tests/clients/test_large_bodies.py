@@ -45,7 +45,7 @@ def posting(gateway: RunningGateway, *more: str) -> Iterator[socket.socket]:
         "Accept: application/json, text/event-stream",
         *more,
     ]
-    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), timeout=60) as connection:
         connection.sendall("\r\n".join([*head, "", ""]).encode())
         yield connection
 

@@ -34,7 +34,7 @@ def gateway() -> Iterator[RunningGateway]:
     environment = {**os.environ, **node_environment(), "PORT": str(port)}
     example = subprocess.Popen([str(node()), str(folder / EXAMPLE)], env=environment, stdout=subprocess.DEVNULL)
     try:
-        assert eventually(lambda: answers(port), within_s=20)
+        assert eventually(lambda: answers(port))
         servers = {"sdk": {"url": f"http://localhost:{port}/mcp"}, "demo": server(DEMO)}
         with running_gateway(servers) as running:
             yield running

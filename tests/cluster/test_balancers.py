@@ -111,11 +111,11 @@ def test_a_gateway_that_alone_is_cut_off_from_redis_gets_no_requests(http: httpx
         url = stack.enter_context(running_balancer([g.base.removeprefix("http://") for g in gateways]))
         cut_off = gateways[0]
         relay.cut()
-        assert eventually(lambda: "store" in http.get(f"{cut_off.base}/readyz", timeout=10).json(), within_s=10)
+        assert eventually(lambda: "store" in http.get(f"{cut_off.base}/readyz", timeout=10).json())
         assert http.get(f"{cut_off.base}/readyz").status_code == 200, "it cannot know that it is alone"
 
         def thirty_are_served() -> bool:
             return all(judge(Modern(f"{url}/mcp", http).tool("count")) == "served" for _ in range(30))
 
-        assert eventually(thirty_are_served, within_s=20)
+        assert eventually(thirty_are_served)
         relay.mend()

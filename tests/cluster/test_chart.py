@@ -137,13 +137,13 @@ def test_redis_of_the_chart_asks_for_its_password_and_ends_in_order(tmp_path: Pa
                 return bool(redis.Redis(port=port, password=password).set("kept", "1"))
             return False
 
-        assert eventually(answers, 20) and not (tmp_path / "x").exists()
+        assert eventually(answers) and not (tmp_path / "x").exists()
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=port).ping()
         process.terminate()
         assert process.wait(20) == 0, "the first process of the container gets the signal, and it is Redis"
     with redis_of_the_chart(tmp_path, password) as (process, port):
-        assert eventually(answers, 20)
+        assert eventually(answers)
 
 
 def test_redis_of_the_chart_is_that_of_the_compose_file() -> None:

@@ -41,7 +41,7 @@ def test_a_call_that_was_done_is_not_refused_when_its_owner_and_the_store_die(
                 tool: in_background(partial(far.tool, tool, {"seconds": 3, "note": str(note)}))
                 for tool, note in notes.items()
             }
-            assert eventually(lambda: all(note.exists() for note in notes.values()), within_s=5)
+            assert eventually(lambda: all(note.exists() for note in notes.values()))
             redis.stop()
             owner.kill()
             assert not eventually(lambda: any(call.done() for call in calls.values()), within_s=1)
@@ -64,7 +64,7 @@ def test_a_call_whose_owner_lives_behind_something_that_died_is_made_once(
         tool_text(far.tool("pid"))
         relay.loses_answers = True
         call = in_background(lambda: far.tool("sleep", {"seconds": 0, "note": str(note)}))
-        assert eventually(note.exists, within_s=5)
+        assert eventually(note.exists)
         relay.close()
         assert error_of(call.result(30))["code"] == -32014, "nobody can know, so nobody says that it was not"
         assert note.read_text() == "called\n"

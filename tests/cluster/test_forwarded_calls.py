@@ -98,7 +98,7 @@ def test_a_modern_client_that_leaves_cancels_its_call_at_the_owner(pair: Pair, t
     assert counted("direct", "fast") >= 2
     raw.send(raw.request("probe__hang"))
     raw.close()
-    assert eventually(lambda: "error -32016" in pair.owner.stderr(), within_s=10)
+    assert eventually(lambda: "error -32016" in pair.owner.stderr())
 
 
 @requirement("hot.forwarded", "rep.takeover", "rep.honest")
@@ -110,7 +110,7 @@ def test_the_death_of_the_owner_loses_no_call_that_had_not_begun(redis_server: R
                 tool_text(client.tool("pid"))
         note = tmp_path / "note"
         call = in_background(lambda: clients[0].tool("sleep", {"seconds": 30, "note": str(note)}))
-        assert eventually(note.exists, within_s=5)
+        assert eventually(note.exists)
         pair.owner.kill()
         for client in clients[1:]:
             answer = retried(lambda client=client: client.tool("pid"), within_s=5)

@@ -195,4 +195,4 @@ def test_the_connections_of_a_worker_that_dies_are_reset_and_its_sessions_live_o
     with PipeliningClient(limited.gateway.url) as again:
         again.write(call(again, token, RECALL))
         assert texts(again, 1) == ["kept"]
-    assert eventually(lambda: len(worker_processes(limited.gateway)) == 2, within_s=10), "it is started again"
+    assert eventually(lambda: len(worker_processes(limited.gateway)) == 2), "it is started again"

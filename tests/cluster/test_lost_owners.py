@@ -60,7 +60,7 @@ def test_a_call_that_may_be_repeated_is_made_again_where_the_session_goes(
     owner = owner_of(two, client)
     calling = through(next(g for g in two if g is not owner), "probe", client)
     call = in_background(lambda: calling.tool("nap", {"seconds": 2, "note": str(note)}))
-    assert eventually(note.exists, within_s=5)
+    assert eventually(note.exists)
     owner.kill()
     assert tool_text(call.result(15)) == "slept" and restarted(call.result()) == {"reason": "takeover"}
     assert note.read_text() == "called\n" * 2
@@ -146,7 +146,7 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         far = through(other, "probe", client)
         assert tool_text(far.tool("pid")) == old
         call = in_background(lambda: far.tool("sleep", {"seconds": 30, "note": str(note)}))
-        assert eventually(note.exists, within_s=5)
+        assert eventually(note.exists)
         child = psutil.Process(int(old))
         relay.cut()
         began = time.monotonic()
@@ -158,7 +158,7 @@ def test_an_owner_that_is_cut_off_from_the_others_is_replaced_and_told(
         assert time.monotonic() - began < LEASE_S + 4
         assert error_of(call.result(15))["code"] == -32014
         assert tool_text(client.tool("pid")) == tool_text(answer), "the old owner forwards now"
-        assert gone([child], within_s=5) and note.read_text() == "called\n"
+        assert gone([child]) and note.read_text() == "called\n"
 
 
 # -- streams that are resumed at another owner
@@ -176,7 +176,7 @@ def killed_in_a_call(owner: RunningGateway, client: Legacy, tool: str, note: Pat
             while "id: " not in text or "\n\n" not in text:
                 text += next(chunks)
             begun = next(event_id for event_id, _ in events(text) if event_id)
-            assert eventually(note.exists, within_s=5)
+            assert eventually(note.exists)
             with client.get(begun) as resumed:  # so the event is in the store
                 assert resumed.status_code == 200
             owner.kill()

@@ -45,7 +45,7 @@ def test_sessions_are_forwarded_over_tls_and_nobody_else_gets_in(
         port = internal_port(owner)
         for context in (ssl.create_default_context(cafile=str(tmp_path / "ca.pem")), None):
             with contextlib.ExitStack() as closing:
-                wire = closing.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+                wire = closing.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
                 if context is not None:
                     wire = closing.enter_context(context.wrap_socket(wire, server_hostname="127.0.0.1"))
                 got = b""

@@ -141,7 +141,7 @@ def test_delete_on_one_replica_ends_the_process_on_another(steady: list[RunningG
         child = psutil.Process(int(tool_text(client.tool("pid"))))
         client.url = client.urls[n]
         assert client.delete().status_code == 200
-        assert gone([child], within_s=5)
+        assert gone([child])
         assert [client.tool("pid").status_code for _ in range(3)] == [404] * 3
 
 
@@ -162,7 +162,7 @@ def test_a_killed_owner_is_replaced_without_initialize(two: list[RunningGateway]
         if client is clients[0]:
             assert time.monotonic() - began < 3.0
     assert json.loads(tool_text(clients[1].tool("env")))["MCP_SESSION_WORKSPACE"] == "w1"
-    assert gone(children, within_s=5)
+    assert gone(children)
 
 
 @requirement("rep.fence", "rep.takeover")
@@ -260,7 +260,7 @@ def test_only_replicas_are_let_in_at_the_internal_listener(steady: list[RunningG
     strangers.append(b"GET /mcp HTTP/1.1\r\nMcp-Session-Id: " + token.encode() + b"\r\n\r\n")
     for port in ports - public:
         for knock in strangers:
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(knock)
                 assert connection.recv(64) == b""
-    assert eventually(lambda: all(http.get(f"{g.base}/readyz").status_code == 200 for g in steady), within_s=5)
+    assert eventually(lambda: all(http.get(f"{g.base}/readyz").status_code == 200 for g in steady))

@@ -123,7 +123,7 @@ def test_the_task_of_a_server_outlives_the_gateway_that_has_followed_it(
             done = client.until(handles[f"{era} works"], "completed", within_s=20)
             assert done["result"]["content"][0]["text"] == "must is done"
             asks, asked = handles[f"{era} asks"], before[era]
-            assert eventually(functools.partial(is_asked_again, client, asks, asked), 20)
+            assert eventually(functools.partial(is_asked_again, client, asks, asked))
             client.answer(asks, client.get(asks)["inputRequests"], ADA)
             assert client.until(asks, "completed")["result"]["content"][0]["text"] == "hello Ada"
             lost = client.until(handles[f"{era} forgotten"], "failed", within_s=20)

@@ -38,7 +38,7 @@ def test_nothing_is_left_when_the_parent_ends(redis_server: RunningRedis, how: s
         everything = descendants(gateway.pid)
         assert len(everything) > 6
         getattr(gateway, how)()
-        assert gone(everything, within_s=20)
+        assert gone(everything)
 
 
 @requirement("ops.config")

@@ -110,7 +110,7 @@ def served(app: Workers) -> Workers:
     def both_answer() -> bool:
         return len({httpx.get(f"{app.base}/visit").json()["worker"] for _ in range(10)}) == 2
 
-    assert eventually(both_answer, 30)
+    assert eventually(both_answer)
     return app
 
 

@@ -135,7 +135,7 @@ def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notifie
         return messages(legacy.call("tools/list"))[-1]["result"]
 
     # A list waits a few seconds for servers: on a busy machine they have not failed by then.
-    assert eventually(lambda: "exited with code 3" in missing_of(listed_now())["later"]["reason"], 60)
+    assert eventually(lambda: "exited with code 3" in missing_of(listed_now())["later"]["reason"])
     listed = listed_now()
     missing = missing_of(listed)
     assert {"later", "exit", "usage"} <= {*missing}
@@ -153,7 +153,7 @@ def test_a_server_that_failed_is_tried_again_and_those_who_missed_it_are_notifie
                 if "later__who" in [tool["name"] for tool in listed["tools"]]:
                     break
     assert "later" not in missing_of(listed)
-    assert eventually(lambda: "later" not in missing_of(messages(modern.send("tools/list"))[-1]["result"]), 5)
+    assert eventually(lambda: "later" not in missing_of(messages(modern.send("tools/list"))[-1]["result"]))
 
 
 @requirement("spec.sessionless-lists", "proc.late")

@@ -46,7 +46,7 @@ def nginx(gateway: RunningGateway, buffering: str) -> Iterator[int]:
         )
         process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(config)], stderr=subprocess.DEVNULL)
         try:
-            assert eventually(lambda: _serves(port), 10)
+            assert eventually(lambda: _serves(port))
             yield port
         finally:
             process.terminate()
@@ -145,7 +145,7 @@ def test_a_certificate_is_a_principal(proxied: tuple[str, Authority]) -> None:
             except httpx.ConnectError:
                 return False
 
-        assert eventually(answers, 10)
+        assert eventually(answers)
         who = json.loads(tool_text(Modern(url, ada).tool("whoami")))
         assert who["principal"] == "mtls:ada"
         assert json.loads(tool_text(Modern(url, ada).tool("whoami"))) == who, "her own session again"

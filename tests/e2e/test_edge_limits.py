@@ -237,9 +237,9 @@ def test_clients_that_do_not_read_are_cut_and_hold_nothing(
         for sock in deaf:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             sock.sendall(request)
-        assert eventually(lambda: limited(gateway, "write_time") == before + number, 40)
+        assert eventually(lambda: limited(gateway, "write_time") == before + number)
         # Not even the kernel keeps what they did not read.
-        assert eventually(lambda: psutil.Process(gateway.pid).memory_info().rss - memory < 60 << 20, 5)
+        assert eventually(lambda: psutil.Process(gateway.pid).memory_info().rss - memory < 60 << 20)
         assert all(len(closed_after(sock, 10)[1]) < 11_000_000 for sock in deaf)
     assert tool_text(Legacy(gateway.url, http).open().tool("echo", {"a": 1})) == '{"a": 1}'
 
@@ -276,12 +276,12 @@ def test_nobody_takes_all_connections() -> None:
         files = psutil.Process(gateway.pid).num_fds
         before = files()
         refused = [taken("127.0.0.1", b"") for _ in range(60)]
-        assert eventually(lambda: limited(gateway, "peer_connections") >= 62, 20)
-        assert eventually(lambda: files() - before < 10, 5), "refused ones are gone, whatever the other side does"
+        assert eventually(lambda: limited(gateway, "peer_connections") >= 62)
+        assert eventually(lambda: files() - before < 10), "refused ones are gone, whatever the other side does"
         del refused
         held = [taken(f"127.0.0.{n}", b"") for n in range(3, 15)]
         # All are taken: who has waited longest for nothing makes room, and whoever comes is served.
-        assert eventually(lambda: all(served(main, f"127.0.0.{n}") for n in range(21, 26)), 20)
+        assert eventually(lambda: all(served(main, f"127.0.0.{n}") for n in range(21, 26)))
         assert limited(gateway, "connections") >= 1 and served(admin, "127.0.0.1"), "operators have their own"
         del held
 
@@ -308,7 +308,7 @@ def test_a_connection_that_makes_room_is_gone_though_its_client_does_not_close(s
 
         # Which connections may make room is found out once a second, so some of the new ones are refused.
         assert eventually(lambda: evicted() >= 40, 90)
-        assert eventually(lambda: files() - before <= 12, 2), files() - before
+        assert eventually(lambda: files() - before <= 12), files() - before
 
 
 def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
@@ -322,7 +322,7 @@ def test_when_all_connections_work_a_new_one_is_told_to_come_back() -> None:
         working = [stack.enter_context(connected(listener_of(gateway.url))) for _ in range(6)]
         for sock in working:
             sock.sendall(request)
-        assert eventually(lambda: not served(listener_of(gateway.url), "127.0.0.9"), 3)
+        assert eventually(lambda: not served(listener_of(gateway.url), "127.0.0.9"))
         assert all(b" 200 " in sock.recv(1 << 16) for sock in working), "those that work are left alone"
         assert limited(gateway, "connections") >= 1
 
@@ -390,7 +390,7 @@ def test_a_connection_that_makes_room_waits_for_nobody_to_read() -> None:
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server_:
             with socket.create_connection(server_.sockets[0].getsockname()):
-                await asyncio.wait_for(closed.wait(), 5)
+                await asyncio.wait_for(closed.wait(), 60)
 
     asyncio.run(drops())
 
@@ -442,7 +442,7 @@ def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(bounded: Runn
 
     for number in range(12):
         with posting(bounded, client.request_headers(), hanging(number, LARGE)):
-            assert eventually(partial(arrived, number + 1), within_s=10)
+            assert eventually(partial(arrived, number + 1))
     assert in_flight(bounded) == 8
     assert limited(bounded, "in_flight") - refused == 4
     grown = psutil.Process(bounded.pid).memory_info().rss - before
@@ -456,9 +456,9 @@ def test_large_calls_whose_clients_left_are_bounded_by_their_bytes(bounded: Runn
 
     # What ends a call gives its bytes back, whoever does it.
     client.notify("notifications/cancelled", {"requestId": 0})
-    assert eventually(lambda: client.tool("echo", {"text": "y" * LARGE}).status_code == 200, within_s=5)
+    assert eventually(lambda: client.tool("echo", {"text": "y" * LARGE}).status_code == 200)
     assert client.delete().status_code == 200
-    assert eventually(lambda: in_flight(bounded) == 0, within_s=5)
+    assert eventually(lambda: in_flight(bounded) == 0)
 
 
 @requirement("wall.memory")
@@ -466,11 +466,11 @@ def test_one_address_holds_half_of_what_all_may(bounded: RunningGateway, http: h
     """Many sessions, and bodies that are never sent whole: all of it is one account of the process."""
     clients = [Legacy(bounded.url, http).open() for _ in range(2)]
     calls = [posting(bounded, c.request_headers(), hanging(n, LARGE)) for c in clients for n in range(7)]
-    assert eventually(lambda: in_flight(bounded) == 14, within_s=10)
+    assert eventually(lambda: in_flight(bounded) == 14)
     refused = limited(bounded, "in_flight")
     headers = clients[0].request_headers()
     parts = [posting(bounded, headers, hanging(9, LARGE), part=LARGE) for _ in range(3)]
-    assert eventually(lambda: limited(bounded, "in_flight") > refused, within_s=10)
+    assert eventually(lambda: limited(bounded, "in_flight") > refused)
     stranger = Legacy(bounded.url, http).open()
     answer = stranger.tool("echo", {"text": "y" * LARGE})
     assert answer.status_code == 429 and "of your address" in answer.json()["error"]["message"]
@@ -480,7 +480,7 @@ def test_one_address_holds_half_of_what_all_may(bounded: RunningGateway, http: h
         connection.close()
     for client in clients:
         assert client.delete().status_code == 200
-    assert eventually(lambda: stranger.tool("echo", {"text": "y" * LARGE}).status_code == 200, within_s=5)
+    assert eventually(lambda: stranger.tool("echo", {"text": "y" * LARGE}).status_code == 200)
 
 
 @requirement("wall.memory")
@@ -490,5 +490,5 @@ def test_a_modern_call_gives_its_bytes_back_when_its_client_leaves(bounded: Runn
     headers = {**modern_headers(body), "MCP-Gateway-Session": token}
     for _ in range(4):
         with posting(bounded, headers, json.dumps(body).encode()):
-            assert eventually(lambda: in_flight(bounded) == 1, within_s=5)
-        assert eventually(lambda: in_flight(bounded) == 0, within_s=5)
+            assert eventually(lambda: in_flight(bounded) == 1)
+        assert eventually(lambda: in_flight(bounded) == 0)

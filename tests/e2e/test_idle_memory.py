@@ -91,7 +91,7 @@ async def bytes_of_an_idle_session(store: str) -> float:
         await links_closed()
         taken = most = MOST_BYTES * SESSIONS["idle"]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 while taken >= most:
                     # Another writing of what sessions did may be under way, with parts of its own in hand.
                     await gateway.parts.foundation.activity.write()
@@ -143,7 +143,7 @@ def held() -> Held:
 async def settled(expected: Held) -> Held:
     """What is held when it is as expected, or after a time: a process that was told to end is reaped later."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while held() != expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
     return held()

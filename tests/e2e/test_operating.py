@@ -77,7 +77,7 @@ def test_sigterm_lets_calls_finish_and_ends_streams(http: httpx.Client) -> None:
                 gateway.process.send_signal(signal.SIGTERM)
                 assert "".join(stream.iter_text()).replace(": keepalive", "").strip() == "", "the GET stream ends"
                 assert [*coming][-1]["result"]["content"][0]["text"] == "done"
-        assert eventually(lambda: gateway.process.poll() is not None, 10)
+        assert eventually(lambda: gateway.process.poll() is not None)
 
 
 @requirement("ops.two-commands")
@@ -350,7 +350,7 @@ def agrees(gateway: RunningGateway, http: httpx.Client, bases: list[str], is_rea
     """Every listener says so within seconds, and so it is."""
     status = 200 if is_ready else 503
     for base in bases:
-        assert eventually(lambda base=base: http.get(f"{base}/readyz").status_code == status, 10), base  # type: ignore[misc]
+        assert eventually(lambda base=base: http.get(f"{base}/readyz").status_code == status), base  # type: ignore[misc]
     assert opens(gateway, http) is is_ready
 
 
@@ -376,14 +376,14 @@ def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: htt
                 redis: Any = store.client()
                 redis.execute_command(*fault.split())
                 for base in bases:
-                    assert eventually(lambda base=base: away(http.get(f"{base}/readyz")), 10), base  # type: ignore[misc]
+                    assert eventually(lambda base=base: away(http.get(f"{base}/readyz"))), base  # type: ignore[misc]
                 refused = Legacy(gateway.url, http).initialize()
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                 assert refused.json()["error"]["code"] == STORE_UNAVAILABLE
                 key = {"Authorization": f"Bearer {KEY}"}
                 assert "mcp_gateway_store_up 0" in http.get(f"{operators_of(gateway)}/metrics", headers=key).text
                 redis.execute_command(*mended.split())
-                assert eventually(lambda: not away(http.get(f"{bases[0]}/readyz")), 10)
+                assert eventually(lambda: not away(http.get(f"{bases[0]}/readyz")))
                 agrees(gateway, http, bases, True)
 
 

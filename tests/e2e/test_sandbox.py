@@ -356,7 +356,7 @@ def test_servers_of_a_session_share_its_folder_if_home_is_there_also_in_prestart
             home = asked(client, "os.getcwd()", "one")
             assert asked(client, "os.environ['HOME']", "two") == home
             assert asked(client, f"os.listdir({home!r})", "own") in CLOSED
-            assert eventually(lambda: len(evaluating()) >= 6, 10), "the next session's are there"
+            assert eventually(lambda: len(evaluating()) >= 6), "the next session's are there"
 
 
 def evaluating() -> list[int]:

@@ -191,7 +191,7 @@ def test_a_store_on_a_disk_that_stands_still_answers_503_and_holds_up_nobody_els
             assert http.get(f"{gateway.base}/healthz").status_code == 200
         assert "blocked" not in gateway.stderr()
         flag.unlink()
-        assert eventually(lambda: Legacy(gateway.url, http).initialize().status_code == 200, 20)
+        assert eventually(lambda: Legacy(gateway.url, http).initialize().status_code == 200)
         client.tool("count")
         flag.touch()
         Legacy(gateway.url, http).initialize()
@@ -201,4 +201,4 @@ def test_a_store_on_a_disk_that_stands_still_answers_503_and_holds_up_nobody_els
     finally:
         left = descendants(process.pid)
         gateway.kill()
-        assert gone(left, 10)
+        assert gone(left)

@@ -403,7 +403,7 @@ def test_a_session_is_followed_from_replica_to_replica_and_after_its_end(
     def past() -> Any:
         return [one["ended"] for one in of(ops, here, "timelines", client="timeline-agent")]
 
-    assert eventually(lambda: past() == ["ended"], 15.0)
+    assert eventually(lambda: past() == ["ended"])
     assert of(ops, here, "timelines", client="timeline-agent", principal="nobody") == []
     assert ops.get(f"{here.base}/admin/api/sessions/neverthere/timeline").status_code == 404
 

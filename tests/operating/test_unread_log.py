@@ -50,13 +50,13 @@ def unread_gateway(
     )
     base = f"http://127.0.0.1:{port}"
     try:
-        assert eventually(lambda: lives(base) or process.poll() is not None, 60) and lives(base)
+        assert eventually(lambda: lives(base) or process.poll() is not None) and lives(base)
         yield base, process
     finally:
         left = descendants(process.pid)
         process.kill()
         process.wait()
-        assert gone(left, 10)
+        assert gone(left)
 
 
 def lives(base: str) -> bool:
@@ -135,7 +135,7 @@ def test_workers_with_a_full_pipe_serve_and_are_started_again(
         def started() -> list[Any]:
             return [one for one in worker_processes(process) if one not in first]
 
-        assert eventually(lambda: len(started()) == 2 and lives(base), 60)
+        assert eventually(lambda: len(started()) == 2 and lives(base))
         Legacy(f"{base}/mcp", http).open().call("tools/call", {"name": NAME, "arguments": {}})
         process.terminate()
         assert process.wait(30) == 0

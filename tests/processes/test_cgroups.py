@@ -139,12 +139,12 @@ async def test_what_outlives_all_of_a_gateway_is_ended_at_the_next_start(subtree
         reaper = parent_of(process.pid)
         for pid in (parent_of(reaper), reaper):  # the fork server first
             os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 60)
         assert await until(lambda: len(family.members()) == 1)  # the daemon, which nobody knows any more
         [left] = groups(subtree)
     async with started(subtree, walled(Family(), "print(1, flush=True)")) as (process, recorder):
         assert not left.exists() and not left.parent.exists() and not family.members()
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 60)
     assert not folders(subtree)
 
 

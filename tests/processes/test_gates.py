@@ -157,10 +157,10 @@ async def test_a_stuck_connection_does_not_hold_up_the_end_of_its_process() -> N
             begun = asyncio.Event()
             stuck = command(reaching(Reach(hosts=("localhost",))), PROGRAM, json.dumps(attempts))
             process = await fork_server.spawn(stuck, Recorder(), stderr=lambda _: begun.set())
-            await asyncio.wait_for(begun.wait(), 20)
+            await asyncio.wait_for(begun.wait(), 60)
             began = monotonic()
             process.kill()
-            assert await asyncio.wait_for(process.wait(), 10) == -9
+            assert await asyncio.wait_for(process.wait(), 60) == -9
             assert monotonic() - began < 5
 
 
@@ -265,7 +265,7 @@ def run_with(patch: str, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     monkeypatch.setattr(spawn, "_PROGRAM", program)
     walls = Walls(profile="", grants=python_grants(), reach=Reach())
     argv = [sys.executable, "-I", "-S", "-c", SCRIPT]
-    return asyncio.run(asyncio.wait_for(run_here(argv, walls.to_json(), None, "off"), 20))
+    return asyncio.run(asyncio.wait_for(run_here(argv, walls.to_json(), None, "off"), 60))
 
 
 @needs_walls

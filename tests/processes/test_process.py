@@ -321,7 +321,7 @@ async def test_a_child_that_keeps_forking_is_gone_too(house: House) -> None:
         "    if os.fork():\n        os._exit(0)\n"  # the server is gone at once, and its heirs hop from pid to pid
     )
     process = await house.python(program)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await process.wait() in (0, -signal.SIGKILL)
     assert house.family.members() == []
 
@@ -400,7 +400,7 @@ async def test_when_the_gateway_is_killed_everything_is_gone_within_two_seconds(
 async def test_when_a_reaper_is_killed_its_server_and_all_below_are_gone(house: House, program: str) -> None:
     process = await house.ready(program)
     os.kill(parent_of(process.pid), signal.SIGKILL)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await process.wait() is None
     assert house.sink.codes == [None]
     assert await house.family.gone()
@@ -439,7 +439,7 @@ async def test_when_the_fork_server_program_is_lost_children_work_on_and_new_one
     assert set(codes) == {0}
     assert house.family.members() == []
     is_there = Path(f"/proc/{program}").exists  # as a zombie, too
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while is_there():
             await (await house.start("true", sink=Recorder())).wait()
 

@@ -100,7 +100,7 @@ def nginx(config: str, port: int) -> Iterator[str]:
         )
         process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(path)], stderr=subprocess.DEVNULL)
         try:
-            assert eventually(lambda: _listens(port), 20), "nginx does not listen"
+            assert eventually(lambda: _listens(port)), "nginx does not listen"
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()

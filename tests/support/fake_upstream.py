@@ -117,7 +117,7 @@ def a_call(live: Any = None, method: str = "tools/call") -> Exchange:
 
 async def answer_of(exchange: Exchange) -> Any:
     """The next message to the client of a call."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60):
         frame = await exchange.replies.next()
     assert frame is not None
     return msgspec.json.decode(frame.data)

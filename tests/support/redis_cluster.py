@@ -50,7 +50,7 @@ class RunningCluster:
 
     def node(self, port: int) -> redis.Redis:
         """A plain client of one node."""
-        return redis.Redis(port=port, socket_timeout=2)
+        return redis.Redis(port=port, socket_timeout=60)
 
     def run(self, port: int, *command: object) -> Any:
         """Run a command on one node and return its reply."""

@@ -63,7 +63,7 @@ class RunningRedis:
 
     def client(self) -> redis.Redis:
         """A plain client, for tests to inspect the data."""
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=60)
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:

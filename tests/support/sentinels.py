@@ -83,7 +83,7 @@ class Sentinels:
     wait = staticmethod(settled)
 
     def look(self, port: int) -> redis.Redis:
-        return redis.Redis(port=port, socket_timeout=2)
+        return redis.Redis(port=port, socket_timeout=60)
 
 
 @contextlib.contextmanager

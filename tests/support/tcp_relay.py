@@ -59,7 +59,7 @@ class Relay:
         if connection is self._listener:
             inside, _ = self._listener.accept()
             try:
-                outside = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+                outside = socket.create_connection(("127.0.0.1", self._target), timeout=60)
             except OSError:
                 inside.close()
                 return

@@ -29,7 +29,7 @@ class Workers:
 
     def wait_ready(self) -> None:
         started = "Application startup complete"
-        assert eventually(lambda: self.log.count(started) >= 2 or self._process.poll() is not None, 60), self.log
+        assert eventually(lambda: self.log.count(started) >= 2 or self._process.poll() is not None), self.log
         assert self._process.poll() is None, self.log
 
     @property

@@ -8,8 +8,11 @@ import psutil
 
 T = TypeVar("T")
 
+GIVE_UP_S = 60.0
+"""How long a test waits for what has to come. It fails a test where nothing comes, not one on a busy machine."""
 
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+
+def eventually(condition: Callable[[], bool], within_s: float = GIVE_UP_S) -> bool:
     """Poll a condition until it is true. Returns False if it is not within `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not condition():
@@ -27,7 +30,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def gone(processes: list[psutil.Process], within_s: float = 2.0) -> bool:
+def gone(processes: list[psutil.Process], within_s: float = GIVE_UP_S) -> bool:
     """Wait until all these processes have ended (a zombie has). Returns False if one is alive after `within_s`."""
 
     def over(process: psutil.Process) -> bool:

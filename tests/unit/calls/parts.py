@@ -80,6 +80,6 @@ async def turns(count: int = 10) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - each turn is looked at
             await asyncio.sleep(0)

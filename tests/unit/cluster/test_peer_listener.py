@@ -88,7 +88,7 @@ async def sender(serve: Any = None, posts: Any = None, app: App | None = None) -
     app, envelopes = app or App(serve, posts), Envelopes(KeyRing.ephemeral())
     endpoints: Any = {"/mcp": app}
     listener = PeerListener("me", envelopes, endpoints, refused=lambda: None, hold=lambda replica: replica == "held")
-    async with asyncio.timeout(10), listener.listening("127.0.0.1", 0) as port:
+    async with asyncio.timeout(60), listener.listening("127.0.0.1", 0) as port:
         channel = await open_channel(f"127.0.0.1:{port}", "me", envelopes.peer_keys)
         try:
             yield Sender(channel, envelopes), app

@@ -127,7 +127,7 @@ async def test_lines_that_wait_are_written_at_once_and_before_any_other(log: Log
     stderr.writes.clear()
     stderr.written.clear()
     add([7])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await stderr.written.wait()
     add([8])
     logging.getLogger().handlers[0].flush()  # as `logging` does when the process exits

@@ -134,7 +134,7 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
 async def answer_of(reply: CallReply) -> list[Any]:
     """The messages of a reply. Its connection is done with it."""
     got = []
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60):
         while (frame := await reply.replies.next()) is not None:
             got.append(msgspec.json.decode(frame.data))
             if frame.final:

@@ -261,7 +261,7 @@ class Listening:
 
     async def got(self, count: int) -> list[Any]:
         """So many frames, which are all that there are."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             frames = [await self.replies.next() for _ in range(count)]
         assert self.has_nothing
         return [msgspec.json.decode(frame.data)["method"] for frame in frames if frame is not None]

@@ -107,7 +107,7 @@ class Replica:
 
     async def messages(self, stream: str) -> list[Any]:
         """All of the stream, once it has ended."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             frames = [event.frame async for event in self.events.follow(self.live.session.id, stream, None)]
         return [msgspec.json.decode(frame) for frame in frames if frame]
 

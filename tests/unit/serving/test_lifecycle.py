@@ -51,7 +51,7 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
     parts: Any = SimpleNamespace(http=SimpleNamespace(tasks=tasks), foundation=foundation)
     life = Lifecycle(parts)
     running = [asyncio.create_task(life._renew_tasks()), asyncio.create_task(life._sweep_tasks())]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await done.wait()
     assert not any(task.done() for task in running)
     assert len([record for record in caplog.records if "cannot be" in record.message]) == 2, "once each"
@@ -216,7 +216,7 @@ async def test_clients_that_wait_for_a_task_are_answered_before_they_are_cut(mon
     reading = asyncio.ensure_future(result.replies.next())
     assert await goes_on(reading), "the gateway goes on"
     await drain.drain()
-    frame = await asyncio.wait_for(reading, 5)
+    frame = await asyncio.wait_for(reading, 60)
     assert frame is not None and frame.final and frame.error_code == STORE_UNAVAILABLE
     assert b"ask for its result again" in frame.data and not other.is_over
 

@@ -183,13 +183,13 @@ class Pair:
         """A client of that address, and the connection if it has come back to worker 0."""
         before = self.taker.counts.total()
         asking = self.give(client, moves)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.taker.counts.total() == before:  # noqa: ASYNC110  # nothing else tells
                 await asyncio.sleep(0)
         asking.setblocking(False)
         back = self.giver.receive()
         if back is None:
-            said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(asking, 100), 5)
+            said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(asking, 100), 60)
             assert said in (b"", str(moves).encode()), said
             return asking, None if said else "refused"
         assert back.moves == MOST_MOVES + 1

@@ -288,6 +288,6 @@ async def test_a_stream_of_tasks_that_cannot_be_read_ends(
     client.about_nothing_else()
     client.emit(ACK)
     client.accept(await notices.follow(client, {"h": handle_of(task)}, RequestContext(task.principal, None, "c")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await notices._tasks.settled()
     assert client.is_over and "is notified of the tasks of a session no more" in caplog.text

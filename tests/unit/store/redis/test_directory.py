@@ -36,7 +36,7 @@ class Server:
         return [asyncio.create_task(self.copies.have(f"session {n}")) for n in range(many)]
 
     async def waits_come(self, many: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while len(self.waits) < many:  # noqa: ASYNC110 - each turn is looked at
                 await asyncio.sleep(0)
 

@@ -142,7 +142,7 @@ class One:
         """Refusals are for the audit trail."""
 
     async def get(self) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return msgspec.json.decode(await self.made.get(self.handle, "handle", self.who))
 
     async def listed(self) -> list[str]:

@@ -66,7 +66,7 @@ class Followed:
         self.lost += 1
 
     async def ended(self) -> None:
-        await asyncio.wait(self.server.background, timeout=5)
+        await asyncio.wait(self.server.background, timeout=60)
 
 
 Follow = Callable[..., Followed]
@@ -242,7 +242,7 @@ async def asked(**recorded: str) -> tuple[Rounds, FakeLink, TaskExchange, Work]:
 
 async def sent_to(link: FakeLink) -> Any:
     """The params of what the server is sent next."""
-    await asyncio.wait_for(link.was_sent.wait(), 5)
+    await asyncio.wait_for(link.was_sent.wait(), 60)
     link.was_sent.clear()
     return link.sent[-1]["params"]
 

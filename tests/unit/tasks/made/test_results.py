@@ -133,7 +133,7 @@ async def test_a_task_that_becomes_unknown_ends_the_call_and_an_outage_of_the_st
 async def test_the_stream_of_a_silent_wait_begins_as_that_of_any_call(on: Scene) -> None:
     call = on.call()
     reading = asyncio.ensure_future(call.replies.next(quiet_at=monotonic()))
-    await asyncio.wait((reading,), timeout=5)
+    await asyncio.wait((reading,), timeout=60)
     assert reading.done() and isinstance(reading.exception(), TimeoutError), "which begins the stream"
     other = on.call()
     assert call.number != other.number, "each has its own stream, whatever its id"
@@ -184,7 +184,7 @@ async def test_other_work_runs_between_the_answers_to_many_calls(on: Scene) -> N
     calls = [on.call() for _ in range(50)]
     on.ends()
     most = before = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while before < len(calls):
             await asyncio.sleep(0)
             now = sum(call.is_over for call in calls)

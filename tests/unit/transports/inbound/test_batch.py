@@ -106,7 +106,7 @@ async def test_a_client_that_waits_for_long_gets_comments(monkeypatch: pytest.Mo
     client = Client()
     response = BatchResponse(client.send)
     await response.answer(0, b"1")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await response.during(client.came(": keepalive"))
     assert client.data() == [1]
 

@@ -48,7 +48,7 @@ async def test_a_connection_that_cannot_be_cut_ends_no_deadline_of_others() -> N
     for is_broken in (True, False):  # the second is let in after the first was looked at
         waiting = Waiting(is_broken=is_broken)
         connections.enter(waiting, "192.0.2.1")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await waiting.over.wait()
         assert {how for _, how in waiting.ends} == {"dropped" if is_broken else Limited.HEAD_TIME}
     connections.close()
@@ -59,7 +59,7 @@ async def test_thousands_that_came_together_are_cut_in_many_turns_of_the_loop() 
     connections = Connections(Limits(head_timeout_s=0.05), Counter())
     waiting = [Waiting() for _ in range(1_000)]
     assert [connections.enter(each, "") for each in waiting] == [None] * 1_000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(each.ends for each in waiting):
             Waiting.turn += 1
             await asyncio.sleep(0)

@@ -158,7 +158,7 @@ async def test_no_event_id_and_no_error_ends_the_stream_of_a_server() -> None:
     odd = (stream("id: é\ndata:\n\n"), stream("id: \x01\ndata:\n\n"), RuntimeError("odd"))
     server = Server(*refusals, *odd, stream(NOTE), httpx2.Response(405))
     async with linked(server, resume=SESSION) as (link, events):
-        await asyncio.wait([link._running["stream"]], timeout=5.0)
+        await asyncio.wait([link._running["stream"]], timeout=60)
         assert server.asked == ["", "", "", "", "é", "", "", ""], "405 is the last word"
         assert server.pauses == [1.0, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0] and events.methods == ["notifications/x"]
 
@@ -166,7 +166,7 @@ async def test_no_event_id_and_no_error_ends_the_stream_of_a_server() -> None:
 @requirement("up.retry")
 async def test_a_stream_is_not_opened_any_more_when_the_link_has_ended() -> None:
     server = Server(httpx2.Response(503))
-    async with linked(server, resume=SESSION) as (link, _), asyncio.timeout(5.0):
+    async with linked(server, resume=SESSION) as (link, _), asyncio.timeout(60):
         running = link._running["stream"]
         await server.halted.wait()
         await link.close()
@@ -197,7 +197,7 @@ async def test_a_server_that_does_not_continue_a_call_is_given_up(answer: httpx2
 @requirement("up.retry")
 async def test_a_cancelled_call_is_not_continued() -> None:
     server = Server(stream("retry: 1000\n\n"), post=stream("id: 1\nretry: 1000\ndata:\n\n"))
-    async with linked(server, resume='["2025-11-25",""]') as (link, _), asyncio.timeout(5.0):
+    async with linked(server, resume='["2025-11-25",""]') as (link, _), asyncio.timeout(60):
         link.send(CALL)
         running = link._running[7]
         await server.halted.wait()
@@ -239,7 +239,7 @@ async def test_an_answer_that_nobody_needs_is_read_in_part(
         status = 200 if request.method == "POST" else 405
         return httpx2.Response(status, content=b'{"jsonrpc":"2.0","id":7,"result":{}}')
 
-    async with linked(answer, resume=SESSION) as (link, events), asyncio.timeout(5.0):
+    async with linked(answer, resume=SESSION) as (link, events), asyncio.timeout(60):
         link.send(b'{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}')
         link.send(CALL)
         await events.settled()
