@@ -201,7 +201,7 @@ class Others:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Others())
-import session_store.child, session_store.redis, session_store.small_store
+import session_store.child, session_store.redis, session_store.document_store
 from gateway import SessionMiddleware
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse

@@ -19,7 +19,7 @@ from gateway.integrations.app_session_store import AppSessions, AppStore
 from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
 from session_store.connect import BackendOptions, check_store_url
 from session_store.context import bound_session
-from session_store.small_store import SmallBackend, SmallStore
+from session_store.document_store import DocumentBackend, DocumentStore
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import HeaderList, Refused
 
@@ -129,7 +129,7 @@ class SessionMiddleware:
         self,
         app: Any,
         *,
-        store: str | SmallStore | AppStore | None = None,
+        store: str | DocumentStore | AppStore | None = None,
         keys: str | Sequence[str] | KeyRing | None = None,
         idle_ttl_s: float | None = None,
         max_age_s: float | None = None,
@@ -138,7 +138,7 @@ class SessionMiddleware:
     ) -> None:
         """Wrap an app. Arguments that are None are taken from the environment.
 
-        `store`: a URL (`MCP_GATEWAY_STORE`), a backend, or an object with the methods of `SmallStore`. `keys`: the keys
+        `store`: a URL (`MCP_GATEWAY_STORE`), a backend, or an object with the methods of `DocumentStore`. `keys`: keys
         that sign session ids, newest first (`MCP_GATEWAY_KEYS`). `idle_ttl_s` and `max_age_s`: seconds after which
         sessions end (`MCP_GATEWAY_SESSION__IDLE_TTL_S`, `…__MAX_AGE_S`). `principal` returns the sender of the request
         with that scope. Only the principal that has opened a session can use it. `lazy` False: look up the session of
@@ -153,7 +153,7 @@ class SessionMiddleware:
         if isinstance(store, str | None):
             given = backend_of(settings)
         elif not hasattr(store, "sessions"):
-            given = SmallBackend(given)
+            given = DocumentBackend(given)
         self._app = app
         self._carriers = AppCarriers(ring_of(keys, given), cookie=settings.session.cookie)
         self._sessions = AppSessions(given, settings.session)

@@ -26,7 +26,7 @@ from session_store import (
     current_session,
 )
 from session_store.context import current_session_id
-from session_store.small_store import SmallBackend
+from session_store.document_store import DocumentBackend
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
 from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count, nothing
@@ -308,7 +308,7 @@ def test_what_cannot_be_used_is_named(
 
 @requirement("app.settings")
 def test_keys_are_the_arguments_or_the_environments_or_the_stores_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared: Any = SmallBackend(None)  # type: ignore[arg-type]  # nothing asks it
+    shared: Any = DocumentBackend(None)  # type: ignore[arg-type]  # nothing asks it
     ring = KeyRing([KEY])
     assert ring_of(ring, shared) is ring
     for keys in (KEY, [KEY], (KEY, "l" * 40)):

@@ -22,7 +22,7 @@ from session_store.record import from_fields, to_fields
 from session_store.session import Session
 from session_store.tokens import KeyRing
 
-__all__ = ["SmallBackend", "SmallStore"]
+__all__ = ["DocumentBackend", "DocumentStore"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _ATTEMPTS: Final = 100
 """Attempts of an operation while others change the same session. Each time one of the others succeeds."""
 
 
-class SmallStore(Protocol):
+class DocumentStore(Protocol):
     """Keep documents by session id, which expire. An app implements this to keep sessions in a store of its own.
 
     An exception of a method means that the store is unavailable. Several tasks, threads and processes may call at once;
@@ -73,16 +73,16 @@ _decode = msgspec.json.Decoder(_Document).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-class SmallBackend:
-    """Provide the sessions and the state that a `SmallStore` keeps."""
+class DocumentBackend:
+    """Provide the sessions and the state that a `DocumentStore` keeps."""
 
     needs_keys = True
     is_shared = True
 
-    def __init__(self, store: SmallStore, *, clock: Callable[[], float] = time) -> None:
+    def __init__(self, store: DocumentStore, *, clock: Callable[[], float] = time) -> None:
         documents = _Documents(store, clock)
-        self.sessions = SmallSessions(documents, clock)
-        self.state = SmallState(documents, clock)
+        self.sessions = DocumentSessions(documents, clock)
+        self.state = DocumentState(documents, clock)
 
     def own_keys(self) -> KeyRing:
         raise StoreError("an app with a store of its own gives its keys")
@@ -95,9 +95,9 @@ class SmallBackend:
 
 
 class _Documents:
-    """Provide transactions on the documents of a small store. In this process, one at a time changes a document."""
+    """Provide transactions on the documents of a store. In this process, one at a time changes a document."""
 
-    def __init__(self, store: SmallStore, clock: Callable[[], float]) -> None:
+    def __init__(self, store: DocumentStore, clock: Callable[[], float]) -> None:
         self.store = store
         self.clock = clock
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -177,7 +177,7 @@ def _document(session: Session, records: Records) -> bytes:
     return _encode(_Document(session=fields, state=state))
 
 
-class SmallSessions(EmbeddedSessionStore):
+class DocumentSessions(EmbeddedSessionStore):
     """Keep session records in documents, one session at a time."""
 
     def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
@@ -192,7 +192,7 @@ class SmallSessions(EmbeddedSessionStore):
         return []
 
 
-class SmallState(EmbeddedStateStore):
+class DocumentState(EmbeddedStateStore):
     """Keep state in documents, one session at a time."""
 
     def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from session_store import InvalidMetadata, InvalidState, SessionGone, StoreError, StoreUnavailable
+from session_store.document_store import DocumentBackend
 from session_store.ports.state import MAX_VALUE_BYTES
-from session_store.small_store import SmallBackend
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from tests.requirements import requirement
 
-pytestmark = [pytest.mark.anyio, requirement("app.small-store")]
+pytestmark = [pytest.mark.anyio, requirement("app.document-store")]
 
 
 class Documents:
@@ -48,7 +48,7 @@ def clock() -> FakeClock:
 
 async def test_sessions_and_state_are_what_they_are_in_other_stores(clock: FakeClock) -> None:
     documents = Documents()
-    store = SmallBackend(documents, clock=clock)
+    store = DocumentBackend(documents, clock=clock)
     session = await store.sessions.create(a_session(clock))
     assert documents.ttl_s == 100.0
     assert await store.sessions.resume(session.id, BOB) is None
@@ -84,7 +84,7 @@ async def test_a_session_that_ended_does_not_come_back(clock: FakeClock) -> None
 
     saving, ended = asyncio.Event(), asyncio.Event()
     documents = Slow(compares=False)
-    store, other = SmallBackend(documents, clock=clock), SmallBackend(documents, clock=clock)
+    store, other = DocumentBackend(documents, clock=clock), DocumentBackend(documents, clock=clock)
     session = await store.sessions.create(a_session(clock))
     writing = asyncio.ensure_future(other.state.set(session.id, "k", b"1"))
     await saving.wait()
@@ -98,7 +98,7 @@ async def test_a_session_that_ended_does_not_come_back(clock: FakeClock) -> None
 async def test_increments_are_lost_only_between_processes_whose_store_cannot_compare(clock: FakeClock) -> None:
     async def counted(processes: int, *, compares: bool) -> int:
         documents = Documents(compares)
-        stores = [SmallBackend(documents, clock=clock) for _ in range(processes)]
+        stores = [DocumentBackend(documents, clock=clock) for _ in range(processes)]
         session = await stores[0].sessions.create(a_session(clock))
         await asyncio.gather(*(store.state.increment(session.id, "n", 1) for store in stores * 10))
         return int(await stores[0].state.get(session.id, "n") or b"0")
@@ -113,7 +113,7 @@ async def test_any_failure_of_the_store_is_an_outage(clock: FakeClock) -> None:
         async def get(self, session_id: str) -> bytes | None:
             raise ConnectionResetError("the database went away")
 
-    store, session = SmallBackend(Broken(), clock=clock), "x" * 24
+    store, session = DocumentBackend(Broken(), clock=clock), "x" * 24
     for asked in (store.state.get(session, "k"), store.sessions.resume(session, ALICE)):
         with pytest.raises(StoreUnavailable, match="ConnectionResetError"):
             await asked
@@ -123,11 +123,11 @@ async def test_a_document_that_is_not_ours_is_said_to_be(clock: FakeClock) -> No
     documents = Documents()
     documents.kept["x" * 24] = b"{}"
     with pytest.raises(StoreError, match="no session's"):
-        await SmallBackend(documents, clock=clock).sessions.peek("x" * 24)
+        await DocumentBackend(documents, clock=clock).sessions.peek("x" * 24)
 
 
 async def test_what_concerns_several_sessions_is_refused(clock: FakeClock) -> None:
-    sessions = SmallBackend(Documents(), clock=clock).sessions
+    sessions = DocumentBackend(Documents(), clock=clock).sessions
     for asked in (sessions.page(), sessions.named("alice")):
         with pytest.raises(StoreError, match="no list of its sessions"):
             await asked
