@@ -4,7 +4,15 @@ from session_store.connect import backend_for
 from session_store.context import current_session
 from session_store.embedded.events import MemoryEventLog
 from session_store.memory import MemoryBackend, MemorySessionStore
-from session_store.ports.accounting import AuditEvent, AuditTrail, HistoryRecord, HistoryStore, Marks, Quotas, Rates
+from session_store.ports.accounting import (
+    AuditEvent,
+    AuditTrail,
+    ExpiringFlags,
+    HistoryRecord,
+    HistoryStore,
+    Quotas,
+    Rates,
+)
 from session_store.ports.backend import Backend
 from session_store.ports.cluster import Bus, Directory
 from session_store.ports.errors import (
@@ -50,6 +58,7 @@ __all__ = [
     "Event",
     "EventLog",
     "EventStreams",
+    "ExpiringFlags",
     "Gone",
     "HistoryRecord",
     "HistoryStore",
@@ -58,7 +67,6 @@ __all__ = [
     "InvalidMetadata",
     "InvalidState",
     "KeyRing",
-    "Marks",
     "MemoryBackend",
     "MemoryEventLog",
     "MemorySessionStore",

@@ -1,6 +1,6 @@
 """Authenticate operators: by a key in `Authorization: Bearer`, or by the cookie of a browser that has signed in.
 
-A sign-in is a signed cookie and a mark in the store. Signing out deletes the mark, for all replicas at once. While the
+A sign-in is a signed cookie and a flag in the store. Signing out deletes the flag, for all replicas at once. While the
 store does not answer, no cookie is accepted.
 """
 
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from gateway.identity.authenticate import KeyDigests, digest_of
 from gateway.observability.audit import Audit
 from gateway.observability.logs import CLIENT
-from session_store import KeyRing, Marks
+from session_store import ExpiringFlags, KeyRing
 from session_store.tokens import Purpose, is_canonical
 from transports.inbound.http import Guard
 
@@ -160,7 +160,7 @@ class Access:
         ring: KeyRing,
         *,
         guard: Guard,
-        marks: Marks,
+        flags: ExpiringFlags,
         audit: Audit,
         link: SignInLink | None = None,
         hosts: OperatorHosts | None = None,
@@ -168,13 +168,13 @@ class Access:
         self._guard = guard
         self._hosts = OperatorHosts() if hosts is None else hosts
         self._link = link
-        self._marks = marks
+        self._flags = flags
         self._audit = audit
         self._attempts = SignInAttempts()
         configured = [(name, digest) for name, digests in keys.items() for digest in digests]
         self.has_keys = bool(configured)  # whether there is a key to sign in to the console with
         self._keys = KeyDigests([*configured, *([] if link is None else [(OPERATOR, digest_of(link.key))])])
-        # What a cookie holds: the name, how the digest of its key begins, and the name of its mark.
+        # What a cookie holds: the name, how the digest of its key begins, and the name of its flag.
         self._proofs = {(name, digest[:_PROOF_CHARS]) for name, digests in keys.items() for digest in digests}
         if link is not None:
             self._proofs.add((OPERATOR, link.proof))
@@ -209,7 +209,7 @@ class Access:
         if scheme:
             return self._holder(request, key.strip()) if scheme.lower() == "bearer" else None
         signed_in = self._signed_in(request)
-        if signed_in is None or not await self._marks.has(_mark(signed_in[1])):
+        if signed_in is None or not await self._flags.has(_flag(signed_in[1])):
             return None
         return signed_in[0]
 
@@ -262,7 +262,7 @@ class Access:
             return False
         sign_in = await self._marked()
         if not self._link.take(token):  # another has been let in meanwhile
-            await self._marks.drop(_mark(sign_in))
+            await self._flags.drop(_flag(sign_in))
             return False
         self._give_cookie(request, response, [OPERATOR, self._link.proof, sign_in])
         self._audit.record("operated", reason="the one-time link of the terminal was used to sign in")
@@ -271,7 +271,7 @@ class Access:
     async def _marked(self) -> str:
         """Store a new sign-in, and return its name."""
         sign_in = secrets.token_urlsafe(18)
-        await self._marks.set(_mark(sign_in), SIGNED_IN_S)
+        await self._flags.set(_flag(sign_in), SIGNED_IN_S)
         return sign_in
 
     def _give_cookie(self, request: Request, response: Response, held: Sequence[str]) -> None:
@@ -293,13 +293,13 @@ class Access:
         """
         signed_in = self._signed_in(request)
         if signed_in is not None:
-            await self._marks.drop(_mark(signed_in[1]))
+            await self._flags.drop(_flag(signed_in[1]))
             self._audit.record("operated", reason=f"the operator {signed_in[0]} has signed out")
         for name in self._cookies:
             response.delete_cookie(name, path=f"{request.scope.get('root_path', '')}/admin")
 
 
-def _mark(sign_in: str) -> str:
+def _flag(sign_in: str) -> str:
     return f"operator/{sign_in}"
 
 

@@ -112,7 +112,7 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         cluster=base.cluster,
         clock=base.clock,
     )
-    returns = Returns(settings, base.backend.marks, base.audit)
+    returns = Returns(settings, base.backend.flags, base.audit)
     aliases = Aliases(settings, carriers, returns, servers.endpoints)
     lookup = SessionLookup(store, carriers, base.audit)
     resolver = SessionResolver(

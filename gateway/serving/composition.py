@@ -264,7 +264,7 @@ def _operating(
         admin.keys,
         base.ring,
         guard=callers.guard,
-        marks=backend.marks,
+        flags=backend.flags,
         audit=base.audit,
         link=link,
         hosts=OperatorHosts((*base.settings.gateway.allowed_hosts, *admin.allowed_hosts)),

@@ -22,7 +22,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.sessions.carriers import brings_token, modern_client
 from gateway.sessions.known_clients import agent_of, mending_line
-from session_store import Marks, Principal, StoreUnavailable
+from session_store import ExpiringFlags, Principal, StoreUnavailable
 from transports.inbound_port import Request
 
 __all__ = ["ADVICE", "ASKED_AGAIN_S", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
@@ -51,8 +51,8 @@ class ClientKey(msgspec.Struct, frozen=True):
     name: str
     agent: str
 
-    def mark(self, what: str) -> str:
-        """Return the name in the store of a mark (an expiring flag) about these clients."""
+    def flag(self, what: str) -> str:
+        """Return the name in the store of an expiring flag about these clients."""
         return msgspec.json.encode(
             [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
         ).decode()
@@ -147,14 +147,14 @@ class Returns:
     def __init__(
         self,
         settings: SessionSettings,
-        marks: Marks,
+        flags: ExpiringFlags,
         audit: Audit,
         *,
         clock: Callable[[], float] = monotonic,
         wall: Callable[[], float] = time,
     ) -> None:
         self._header = next(iter(settings.key_headers), "")
-        self._marks = marks
+        self._flags = flags
         self._audit = audit
         self._clock = clock
         self._wall = wall
@@ -203,7 +203,7 @@ class Returns:
         known = self._carrying.get(client)
         if known is None:
             try:
-                known = self._carrying[client] = await self._marks.has(client.mark("carries"))
+                known = self._carrying[client] = await self._flags.has(client.flag("carries"))
             except StoreUnavailable:
                 return False  # its default session may still be served by the replica that owns it
         return known
@@ -211,7 +211,7 @@ class Returns:
     async def _learn(self, client: ClientKey) -> None:
         self._carrying[client] = True
         with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
-            await self._marks.set(client.mark("carries"), _LEARNT_FOR_S)
+            await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
 
     # -- what is told
 
@@ -232,9 +232,9 @@ class Returns:
                 continue
             openings.is_told = True
             try:
-                if await self._marks.has(client.mark("told")):
+                if await self._flags.has(client.flag("told")):
                     continue
-                await self._marks.set(client.mark("told"), _LEARNT_FOR_S)
+                await self._flags.set(client.flag("told"), _LEARNT_FOR_S)
             except StoreUnavailable:
                 logger.debug("the store does not say whether another replica has reported a client")
             found = self._described(client, openings)

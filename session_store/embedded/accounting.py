@@ -1,4 +1,4 @@
-"""Keep rates, quotas, expiring marks, audit trail, timelines and history in the memory of this process. No I/O."""
+"""Keep rates, quotas, expiring flags, audit trail, timelines and history in the memory of this process. No I/O."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from cachetools import TLRUCache
 from session_store.ports.accounting import PARTS, STEPS, AuditEvent, HistoryRecord, by_part, newest
 from session_store.ports.timelines import KEPT_S, Timeline, TimelineHead, TimelinePart, joined, merged, timeline_of
 
-__all__ = ["MemoryAuditTrail", "MemoryHistory", "MemoryMarks", "MemoryQuotas", "MemoryRates", "MemoryTimelines"]
+__all__ = ["MemoryAuditTrail", "MemoryExpiringFlags", "MemoryHistory", "MemoryQuotas", "MemoryRates", "MemoryTimelines"]
 
 _HELD: Final = 20_000
 
@@ -78,7 +78,7 @@ class MemoryQuotas:
 _MOST: Final = 10_000
 
 
-class MemoryMarks:
+class MemoryExpiringFlags:
     """Keep names, each until its time has passed. Beyond `_MOST`, the least recently used are dropped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

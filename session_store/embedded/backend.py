@@ -10,8 +10,8 @@ from time import time
 
 from session_store.embedded.accounting import (
     MemoryAuditTrail,
+    MemoryExpiringFlags,
     MemoryHistory,
-    MemoryMarks,
     MemoryQuotas,
     MemoryRates,
     MemoryTimelines,
@@ -35,7 +35,7 @@ __all__ = ["EmbeddedBackend"]
 class EmbeddedBackend(ABC):
     """Keep sessions and state in the `Records` of a subclass, and everything else in memory.
 
-    For bus, leases, rates and marks, memory is enough for one process. A durable backend may set `events`, `audit`,
+    For bus, leases, rates and flags, memory is enough for one process. A durable backend may set `events`, `audit`,
     `timelines`, `history`, `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, a
     restart has these effects: clients cannot resume earlier streams; audit trail, timelines and history are empty;
     earlier sessions do not count for quotas; tasks are unknown.
@@ -56,7 +56,7 @@ class EmbeddedBackend(ABC):
         self.bus = MemoryBus()
         self.directory = MemoryDirectory(self.sessions, clock=clock)
         self.rates = MemoryRates(clock)
-        self.marks = MemoryMarks(clock)
+        self.flags = MemoryExpiringFlags(clock)
 
     @abstractmethod
     async def run(self, work: Work[Result]) -> Result:

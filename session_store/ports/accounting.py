@@ -1,4 +1,4 @@
-"""Define what processes that share a store count and record together: rates, quotas, marks that expire, the audit
+"""Define what processes that share a store count and record together: rates, quotas, expiring flags, the audit
 trail, and the history of figures.
 
 The audit trail has parts (`Part`), each with its own limit. So events that strangers can cause without limit (refusals,
@@ -19,9 +19,9 @@ __all__ = [
     "AuditEvent",
     "AuditTrail",
     "EventName",
+    "ExpiringFlags",
     "HistoryRecord",
     "HistoryStore",
-    "Marks",
     "Part",
     "Quotas",
     "Rates",
@@ -67,19 +67,19 @@ class Quotas(Protocol):
         ...
 
 
-class Marks(Protocol):
+class ExpiringFlags(Protocol):
     """Set names for a limited time, for all processes of a store. All methods may raise `StoreUnavailable`."""
 
     async def set(self, name: str, for_s: float) -> None:
-        """Set the mark for that many seconds from now."""
+        """Set the flag for that many seconds from now."""
         ...
 
     async def has(self, name: str) -> bool:
-        """Return True while the mark is set."""
+        """Return True while the flag is set."""
         ...
 
     async def drop(self, name: str) -> None:
-        """Remove the mark. Harmless if it is not set."""
+        """Remove the flag. Harmless if it is not set."""
         ...
 
 

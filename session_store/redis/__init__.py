@@ -16,8 +16,8 @@ from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.redis import keys
 from session_store.redis.accounting import (
     RedisAuditTrail,
+    RedisExpiringFlags,
     RedisHistory,
-    RedisMarks,
     RedisQuotas,
     RedisRates,
     RedisTimelines,
@@ -64,7 +64,7 @@ class RedisBackend:
         self.timelines = RedisTimelines(self.commands, clock or time)
         self.history = RedisHistory(self.commands)
         self.quotas = RedisQuotas(self.commands)
-        self.marks = RedisMarks(self.commands)
+        self.flags = RedisExpiringFlags(self.commands)
         self.rates = RedisRates(self.commands, self.sessions)
 
     def own_keys(self) -> KeyRing:

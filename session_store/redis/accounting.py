@@ -1,4 +1,4 @@
-"""Keep rates, quotas, marks, audit trail, history and timelines in Redis, where all replicas share them."""
+"""Keep rates, quotas, expiring flags, audit trail, history and timelines in Redis, where all replicas share them."""
 
 import asyncio
 import math
@@ -32,7 +32,7 @@ from session_store.redis import keys
 from session_store.redis.commands import Commands, in_parts, prepared, script
 from session_store.redis.sessions import RedisSessionStore
 
-__all__ = ["RedisAuditTrail", "RedisHistory", "RedisMarks", "RedisQuotas", "RedisRates", "RedisTimelines"]
+__all__ = ["RedisAuditTrail", "RedisExpiringFlags", "RedisHistory", "RedisQuotas", "RedisRates", "RedisTimelines"]
 
 _RATE: Final = script("rate")
 
@@ -68,20 +68,20 @@ class RedisQuotas:
             await self._commands.run("SREM", keys.quota(key), *names)
 
 
-class RedisMarks:
+class RedisExpiringFlags:
     """Keep names that are set for a limited time, as keys that expire."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
 
     async def set(self, name: str, for_s: float) -> None:
-        await self._commands.run("SET", keys.mark(name), "1", "PX", math.ceil(for_s * 1_000))
+        await self._commands.run("SET", keys.flag(name), "1", "PX", math.ceil(for_s * 1_000))
 
     async def has(self, name: str) -> bool:
-        return await self._commands.run("GET", keys.mark(name)) is not None
+        return await self._commands.run("GET", keys.flag(name)) is not None
 
     async def drop(self, name: str) -> None:
-        await self._commands.run("DEL", keys.mark(name))
+        await self._commands.run("DEL", keys.flag(name))
 
 
 _KEPT_S: Final = 30 * 86_400

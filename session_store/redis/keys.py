@@ -15,10 +15,10 @@ __all__ = [
     "alias",
     "audit",
     "fate",
+    "flag",
     "history",
     "lease",
     "lost",
-    "mark",
     "of_session",
     "quota",
     "rate",
@@ -91,8 +91,8 @@ def audit(part: Part) -> str:
     return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
 
 
-def mark(name: str) -> str:
-    """Return the key of a mark. Hashed, like that of a rate."""
+def flag(name: str) -> str:
+    """Return the key of an expiring flag. Hashed, like that of a rate."""
     return f"mcp:{{mark-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 

@@ -23,7 +23,7 @@ KEY_FILE_ENDING: Final = ".keys"
 
 
 class SqliteBackend(EmbeddedBackend):
-    """Serve `sqlite:///path` URLs. Bus, leases, rates and marks are in memory, because one process uses the file."""
+    """Serve `sqlite:///path` URLs. Bus, leases, rates and flags are in memory, because one process uses the file."""
 
     is_durable = True
 

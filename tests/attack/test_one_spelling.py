@@ -64,7 +64,7 @@ def assertion() -> Kind:
 def operator_cookie() -> Kind:
     backend = MemoryBackend()
     audit = Audit(backend.audit, lambda: 0.0)
-    access = Access({"ops": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit)
+    access = Access({"ops": [sha256("key")]}, KeyRing.ephemeral(), guard=Guard(), flags=backend.flags, audit=audit)
     response = Response()
     assert asyncio.run(access.sign_in(Request({"type": "http", "headers": []}), response, "key"))
     name, _, cookie = response.headers["set-cookie"].partition(";")[0].partition("=")

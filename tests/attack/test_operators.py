@@ -141,14 +141,14 @@ async def test_a_mark_in_redis_stands_until_it_is_dropped_or_its_time_is_over(re
     backend = backend_for(redis.url)
     await backend.open()
     try:
-        await backend.marks.set("one", 60.0)
-        await backend.marks.set("short", 0.05)
-        assert await backend.marks.has("one") and not await backend.marks.has("two")
-        await backend.marks.drop("one")
-        await backend.marks.drop("two")
-        assert not await backend.marks.has("one")
+        await backend.flags.set("one", 60.0)
+        await backend.flags.set("short", 0.05)
+        assert await backend.flags.has("one") and not await backend.flags.has("two")
+        await backend.flags.drop("one")
+        await backend.flags.drop("two")
+        assert not await backend.flags.has("one")
         async with asyncio.timeout(60):
-            while await backend.marks.has("short"):  # noqa: ASYNC110  # the store's own clock ends it
+            while await backend.flags.has("short"):  # noqa: ASYNC110  # the store's own clock ends it
                 await asyncio.sleep(0.01)
     finally:
         await backend.close()

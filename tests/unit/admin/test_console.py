@@ -112,7 +112,7 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     settings = Settings.model_validate({"gateway": {"issuer": HOSTILE}})
     operations = operations_of(backend, replicas, clock, ending=ending, settings=settings, tried=tried)
     keys, audit, allowed = {"ann": [sha256("key")]}, Audit(backend.audit, time), OperatorHosts(["gateway"])
-    access = Access(keys, KeyRing.ephemeral(), guard=Guard(), marks=backend.marks, audit=audit, hosts=allowed)
+    access = Access(keys, KeyRing.ephemeral(), guard=Guard(), flags=backend.flags, audit=audit, hosts=allowed)
     transport = httpx.ASGITransport(Starlette(routes=Console(operations, access).routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=bearer("key")) as client:
         yield client
@@ -282,7 +282,7 @@ class ConsoleWithLink:
         backend = MemoryBackend(clock=FakeClock(time()))
         operations = operations_of(backend, FakeReplicas(), time)
         audit, ring = Audit(backend.audit, time), ring or KeyRing.ephemeral()
-        self.access = Access({}, ring, guard=Guard(), marks=backend.marks, audit=audit, link=self.link)
+        self.access = Access({}, ring, guard=Guard(), flags=backend.flags, audit=audit, link=self.link)
         self.app = Starlette(routes=Console(operations, self.access).routes)
 
     def client(self, other: "ConsoleWithLink | None" = None) -> httpx.AsyncClient:
@@ -372,7 +372,7 @@ async def test_replicas_know_the_cookie_while_keys_are_replaced() -> None:
     """The one that has the new key already and the one that has it as its second one."""
     old, new = generate_key(), generate_key()
     before, after = ConsoleWithLink(KeyRing([old, new])), ConsoleWithLink(KeyRing([new, old]))
-    after.access._proofs, after.access._marks = before.access._proofs, before.access._marks  # one store
+    after.access._proofs, after.access._flags = before.access._proofs, before.access._flags  # one store
     async with before.client(after) as browser:
         await browser.get(before.path)
         assert await seen_by(browser) == [200, 200]

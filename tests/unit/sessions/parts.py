@@ -112,7 +112,7 @@ class Parts:
         )
         chosen = SessionSettings(**{"trust": "direct", **settings})
         options = SimpleNamespace(session=chosen, context=ContextSettings(), policy=policy)
-        of_backend = ("tasks", "bus", "marks", "state")
+        of_backend = ("tasks", "bus", "flags", "state")
         base: Any = SimpleNamespace(
             settings=SimpleNamespace(gateway=options, workspaces_become_variables=False),
             backend=SimpleNamespace(sessions=self.store, **{name: getattr(self.backend, name) for name in of_backend}),

@@ -1,4 +1,4 @@
-"""Marks, quotas and rates of embedded stores."""
+"""Expiring flags, quotas and rates of embedded stores."""
 
 import contextlib
 import sqlite3
@@ -7,7 +7,7 @@ from time import time
 
 import pytest
 
-from session_store.embedded.accounting import MemoryMarks, MemoryQuotas, MemoryRates
+from session_store.embedded.accounting import MemoryExpiringFlags, MemoryQuotas, MemoryRates
 from session_store.sqlite import SqliteBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
@@ -18,25 +18,25 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_mark_ends_by_itself_or_at_once() -> None:
     clock = FakeClock()
-    marks = MemoryMarks(clock)
-    await marks.set("a", 10.0)
-    await marks.set("b", 20.0)
-    assert await marks.has("a") and not await marks.has("c")
+    flags = MemoryExpiringFlags(clock)
+    await flags.set("a", 10.0)
+    await flags.set("b", 20.0)
+    assert await flags.has("a") and not await flags.has("c")
     clock.pass_time(10.0)
-    assert not await marks.has("a") and await marks.has("b")
-    await marks.drop("b")
-    await marks.drop("b")
-    assert not await marks.has("b")
+    assert not await flags.has("a") and await flags.has("b")
+    await flags.drop("b")
+    await flags.drop("b")
+    assert not await flags.has("b")
 
 
 async def test_of_too_many_marks_those_are_dropped_that_were_not_used_for_longest() -> None:
-    marks = MemoryMarks(FakeClock())
-    await marks.set("operator/olga", 1_000.0)
+    flags = MemoryExpiringFlags(FakeClock())
+    await flags.set("operator/olga", 1_000.0)
     for number in range(20_000):
-        await marks.set(f"m{number}", 1_000.0)
+        await flags.set(f"m{number}", 1_000.0)
         if number % 1_000 == 0:
-            assert await marks.has("operator/olga"), "a flood of clients signs an operator out"
-    assert [await marks.has(name) for name in ("operator/olga", "m10000", "m10001")] == [True, False, True]
+            assert await flags.has("operator/olga"), "a flood of clients signs an operator out"
+    assert [await flags.has(name) for name in ("operator/olga", "m10000", "m10001")] == [True, False, True]
 
 
 @requirement("wall.memory")
