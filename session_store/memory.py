@@ -12,12 +12,12 @@ from session_store.embedded.records import Records, Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreFull
-from session_store.ports.sessions import Fate, Gone
+from session_store.ports.sessions import Gone, SessionStatus
 from session_store.session import Session
 
 __all__ = ["MAX_SESSIONS", "MemoryBackend", "MemoryRecords", "MemorySessionStore"]
 
-_FATES_KEPT: Final = 10_000
+_STATUSES_KEPT: Final = 10_000
 
 
 class MemoryRecords(Records):
@@ -28,7 +28,7 @@ class MemoryRecords(Records):
         self._values: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
         self._aliases: dict[str, str] = {}
         self._alias_of: dict[str, str] = {}
-        self._fates: FIFOCache[str, Fate] = FIFOCache(_FATES_KEPT)
+        self._statuses: FIFOCache[str, SessionStatus] = FIFOCache(_STATUSES_KEPT)
 
     async def run(self, work: Work[Result]) -> Result:
         """Call `work` with these records."""
@@ -83,11 +83,11 @@ class MemoryRecords(Records):
     def keys(self, session_id: str) -> list[str]:
         return sorted(self._values[session_id])
 
-    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
-        self._fates[session_id] = fate
+    def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
+        self._statuses[session_id] = status
 
-    def fate(self, session_id: str) -> Fate:
-        return self._fates.get(session_id, "unknown")
+    def status(self, session_id: str) -> SessionStatus:
+        return self._statuses.get(session_id, "unknown")
 
 
 MAX_SESSIONS: Final = 1_000
@@ -120,7 +120,7 @@ class MemorySessionStore(EmbeddedSessionStore):
         now = self._clock()
         reason: Literal["expired", "evicted"] = "expired" if victim.is_expired(now) else "evicted"
         self.records.remove(victim.id)
-        self.records.record_fate(victim.id, reason, now)
+        self.records.record_status(victim.id, reason, now)
         self._evicted.append(Gone(session_id=victim.id, reason=reason))
 
 

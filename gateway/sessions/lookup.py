@@ -93,5 +93,5 @@ class SessionLookup:
         self._audit.record("refused", session=session_id, era=era, principal=str(principal), reason=reason)
 
     async def _refused_id(self, session_id: str, era: Era, principal: Principal) -> None:
-        fate = await self._store.fate(session_id)
-        self._refused(era, principal, "session of another principal" if fate == "live" else fate, session_id)
+        status = await self._store.status(session_id)
+        self._refused(era, principal, "session of another principal" if status == "live" else status, session_id)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from session_store.ports.sessions import Fate
+from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
 
 __all__ = ["Records", "Result", "Transactions", "Work", "live"]
@@ -59,12 +59,12 @@ class Records(ABC):
         """Return the keys that have a value, sorted."""
 
     @abstractmethod
-    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
+    def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
         """Record what happened to a session that is being removed, at the time `at`. Old entries may be dropped."""
 
     @abstractmethod
-    def fate(self, session_id: str) -> Fate:
-        """Return the fate that `record_fate` recorded for the session; `unknown` if there is none."""
+    def status(self, session_id: str) -> SessionStatus:
+        """Return the status that `record_status` recorded for the session; `unknown` if there is none."""
 
     # -- Correct for every backend. A backend that can do them faster overrides them.
 
@@ -82,7 +82,7 @@ class Records(ABC):
         return [session.id for session in self.scan() if session.is_expired(now)]
 
     def prune(self, now: float) -> None:  # noqa: B027  # optional
-        """Delete old fates, if the backend wants to. Called after each sweep."""
+        """Delete old statuses, if the backend wants to. Called after each sweep."""
 
 
 Work = Callable[[Records], Result]

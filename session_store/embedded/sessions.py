@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from session_store.embedded.records import Records, Result, Transactions, Work, live
 from session_store.ports.errors import SessionGone
-from session_store.ports.sessions import Fate, Gone, SetField
+from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.ports.state import check_key, check_total, check_value, incremented
 from session_store.session import Principal, Session, merged_metadata
 
@@ -117,12 +117,12 @@ class EmbeddedSessionStore:
 
         return await self._transactions.run(work)
 
-    async def fate(self, session_id: str) -> Fate:
-        def work(records: Records) -> Fate:
+    async def status(self, session_id: str) -> SessionStatus:
+        def work(records: Records) -> SessionStatus:
             session = records.read(session_id)
             if session is not None:
                 return "expired" if session.is_expired(self._clock()) else "live"
-            return records.fate(session_id)
+            return records.status(session_id)
 
         return await self._transactions.run(work)
 
@@ -153,9 +153,9 @@ class EmbeddedSessionStore:
         records.use(session)
         return session
 
-    def _remove(self, records: Records, session_id: str, fate: Fate) -> None:
+    def _remove(self, records: Records, session_id: str, status: SessionStatus) -> None:
         records.remove(session_id)
-        records.record_fate(session_id, fate, self._clock())
+        records.record_status(session_id, status, self._clock())
 
 
 class EmbeddedStateStore:

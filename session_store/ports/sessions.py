@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 
 from session_store.session import Principal, Session
 
-__all__ = ["Fate", "Gone", "SessionStore", "SetField"]
+__all__ = ["Gone", "SessionStatus", "SessionStore", "SetField"]
 
-Fate = Literal["live", "ended", "expired", "evicted", "unknown"]
+SessionStatus = Literal["live", "ended", "expired", "evicted", "unknown"]
 """The state of the session with an id, or how it ended. `unknown`: there was none, or it ended too long ago."""
 
 
@@ -100,8 +100,8 @@ class SessionStore(Protocol):
         """Return the ids, out of these, that name no live session."""
         ...
 
-    async def fate(self, session_id: str) -> Fate:
-        """Return what happened to the session of that id. For logs, never for clients."""
+    async def status(self, session_id: str) -> SessionStatus:
+        """Return the status of the session of that id. For logs, never for clients."""
         ...
 
     async def sweep(self) -> list[Gone]:

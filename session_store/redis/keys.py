@@ -14,9 +14,9 @@ __all__ = [
     "TIMELINES",
     "alias",
     "audit",
-    "fate",
     "flag",
     "history",
+    "last_status",
     "lease",
     "lost",
     "of_session",
@@ -55,13 +55,13 @@ def claimed(session_id: str) -> str:
     return f"mcp:{{{session_id}}}:claimed"
 
 
-def fate(session_id: str) -> str:
-    """Return the key with a session's fate, which is kept until the session's shard of the index records it."""
+def last_status(session_id: str) -> str:
+    """Return the key that says how a session ended. It is kept until the session's shard of the index records that."""
     return f"mcp:{{{session_id}}}:fate"
 
 
 def shard(number: int) -> tuple[str, str, str]:
-    """Return the keys of one shard of the index: deadlines, ids and fates."""
+    """Return the keys of one shard of the index: deadlines, ids and statuses."""
     tag = f"mcp:{{index-{number}}}:"
     return tag + "deadlines", tag + "ids", tag + "fates"
 

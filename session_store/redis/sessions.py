@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from session_store.ports.sessions import Fate, Gone
+from session_store.ports.sessions import Gone, SessionStatus
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, in_parts, prepared, script
@@ -21,13 +21,13 @@ from session_store.session import MAX_METADATA_BYTES, Principal, Session, too_la
 
 __all__ = ["RedisSessionStore"]
 
-FATE_KEPT_S: Final = 3_600
-_FATES_HELD: Final = 640
-"""Fates that each shard of the index keeps: in all about as many as the memory store. Bounded, because anonymous
+STATUS_KEPT_S: Final = 3_600
+_STATUSES_HELD: Final = 640
+"""Statuses that each shard of the index keeps: in all about as many as the memory store. Bounded, because anonymous
 clients can end any number of sessions."""
 
-_FATE_PENDING_MS: Final = 2_000
-"""Lifetime of `keys.fate`: longer than the index takes to record how the session ended."""
+_STATUS_PENDING_MS: Final = 2_000
+"""Lifetime of `keys.last_status`: longer than the index takes to record how the session ended."""
 
 _ALIASES_HELD: Final = 10_000
 _RECENT_HELD_BYTES: Final = 4 << 20
@@ -93,7 +93,7 @@ class RedisSessionStore:
         """Write the record and its index entry in one round trip. Redis gets the record first. An entry whose record is
         not there yet does no harm: `sweep` looks only at entries whose deadline has passed."""
         record, expires_at = itertools.chain.from_iterable(to_fields(session).items()), repr(session.expires_at)
-        most_ms = math.ceil((session.max_age_s + FATE_KEPT_S) * 1_000)
+        most_ms = math.ceil((session.max_age_s + STATUS_KEPT_S) * 1_000)
         await asyncio.gather(
             self._commands.call(_CREATE, keys.of_session(session.id)[:1], self.now(), expires_at, *record),
             self._commands.call(_INDEX, keys.shard_of(session.id)[:2], session.id, expires_at, most_ms),
@@ -180,15 +180,15 @@ class RedisSessionStore:
 
     async def end(self, session_id: str) -> bool:
         ended = await self._commands.call(
-            _END, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_PENDING_MS
+            _END, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )
         if ended:
             await self._unindex(session_id, "ended")
         return bool(ended)
 
-    async def _unindex(self, session_id: str, fate: str) -> bool:
-        """Remove an ended session from the index, which keeps its fate. Return True to the one caller that did it."""
-        facts = (session_id, self.now(), fate, _FATES_HELD, FATE_KEPT_S)
+    async def _unindex(self, session_id: str, status: str) -> bool:
+        """Remove an ended session from the index, which keeps its status. Return True to one caller only."""
+        facts = (session_id, self.now(), status, _STATUSES_HELD, STATUS_KEPT_S)
         return bool(await self._commands.call(_UNINDEX, keys.shard_of(session_id), *facts))
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
@@ -218,19 +218,19 @@ class RedisSessionStore:
     async def _is_alive(self, session_id: str) -> Any:
         return await self._commands.call(_ALIVE, keys.of_session(session_id)[:1], self.now())
 
-    async def fate(self, session_id: str) -> Fate:
+    async def status(self, session_id: str) -> SessionStatus:
         if await self.peek(session_id) is not None:
             return "live"
-        kept = await self._commands.run("GET", keys.fate(session_id))
+        kept = await self._commands.run("GET", keys.last_status(session_id))
         if kept is not None:
-            return cast("Fate", kept.decode())
-        deadlines, _, fates = keys.shard_of(session_id)
+            return cast("SessionStatus", kept.decode())
+        deadlines, _, statuses = keys.shard_of(session_id)
         if await self._commands.run("ZSCORE", deadlines, session_id) is not None:
             return "expired"
-        became: tuple[Fate, ...] = ("ended", "expired")
-        for fate in became:
-            if await self._commands.run("ZSCORE", fates, f"{session_id}:{fate}") is not None:
-                return fate
+        became: tuple[SessionStatus, ...] = ("ended", "expired")
+        for status in became:
+            if await self._commands.run("ZSCORE", statuses, f"{session_id}:{status}") is not None:
+                return status
         return "unknown"
 
     async def sweep(self) -> list[Gone]:
@@ -248,7 +248,7 @@ class RedisSessionStore:
     async def _settle(self, session_id: str) -> Gone | None:
         """Correct a deadline of the index that has passed, or end its session. Return `Gone` to one caller only."""
         outcome = await self._commands.call(
-            _SETTLE, [keys.fate(session_id), *keys.of_session(session_id)], self.now(), _FATE_PENDING_MS
+            _SETTLE, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )
         if outcome not in (b"ended", b"expired"):
             await self._commands.run("ZADD", keys.shard_of(session_id)[0], "XX", outcome, session_id)

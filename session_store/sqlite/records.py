@@ -9,13 +9,13 @@ import msgspec
 from msgspec.structs import replace
 
 from session_store.embedded.records import Records
-from session_store.ports.sessions import Fate
+from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
 
 __all__ = ["SqliteRecords"]
 
-FATE_KEPT_S: Final = 3_600
-_FATES_HELD: Final = 10_000
+STATUS_KEPT_S: Final = 3_600
+_STATUSES_HELD: Final = 10_000
 
 _encode = msgspec.json.Encoder().encode
 _MAX_SHARED_BYTES: Final = 512
@@ -96,15 +96,15 @@ class SqliteRecords(Records):
         )
         return int(self._db.execute(query, (session_id, without)).fetchone()[0])
 
-    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
-        self._db.execute("INSERT OR REPLACE INTO fates VALUES (?, ?, ?)", (session_id, fate, at))
+    def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
+        self._db.execute("INSERT OR REPLACE INTO fates VALUES (?, ?, ?)", (session_id, status, at))
 
-    def fate(self, session_id: str) -> Fate:
+    def status(self, session_id: str) -> SessionStatus:
         row = self._db.execute("SELECT fate FROM fates WHERE session = ?", (session_id,)).fetchone()
-        return "unknown" if row is None else cast("Fate", row[0])
+        return "unknown" if row is None else cast("SessionStatus", row[0])
 
     def prune(self, now: float) -> None:
-        self._db.execute("DELETE FROM fates WHERE at < ?", (now - FATE_KEPT_S,))
+        self._db.execute("DELETE FROM fates WHERE at < ?", (now - STATUS_KEPT_S,))
         newest = "SELECT session FROM fates ORDER BY at DESC LIMIT ?"
-        if self._db.execute("SELECT COUNT(*) FROM fates").fetchone()[0] > _FATES_HELD:
-            self._db.execute(f"DELETE FROM fates WHERE session NOT IN ({newest})", (_FATES_HELD,))
+        if self._db.execute("SELECT COUNT(*) FROM fates").fetchone()[0] > _STATUSES_HELD:
+            self._db.execute(f"DELETE FROM fates WHERE session NOT IN ({newest})", (_STATUSES_HELD,))

@@ -45,7 +45,7 @@ class SessionStoreContract:
         assert not await store.touch("nobody")
         assert not await store.end("nobody")
         assert await store.gone(["nobody"]) == ["nobody"]
-        assert await store.fate("nobody") == "unknown"
+        assert await store.status("nobody") == "unknown"
 
     async def test_somebody_elses_session_is_none_and_left_untouched(
         self, store: SessionStore, clock: FakeClock
@@ -208,9 +208,9 @@ class SessionStoreContract:
         ended, expired, alive = [await store.create(a_session(clock, idle_ttl_s=t)) for t in (10.0, 10.0, 100.0)]
         await store.end(ended.id)
         clock.pass_time(10)
-        assert await store.fate(expired.id) == "expired"
+        assert await store.status(expired.id) == "expired"
         await store.sweep()
-        assert [await store.fate(s.id) for s in (ended, expired, alive)] == ["ended", "expired", "live"]
+        assert [await store.status(s.id) for s in (ended, expired, alive)] == ["ended", "expired", "live"]
         assert sorted(await store.gone([ended.id, alive.id, expired.id])) == sorted([ended.id, expired.id])
 
     async def test_what_ended_by_itself_is_swept_once(self, store: SessionStore, clock: FakeClock) -> None:

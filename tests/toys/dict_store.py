@@ -7,7 +7,7 @@ from session_store import Session
 from session_store.connect import BackendOptions
 from session_store.embedded.backend import EmbeddedBackend
 from session_store.embedded.records import Records, Result, Work
-from session_store.ports.sessions import Fate
+from session_store.ports.sessions import SessionStatus
 
 
 class DictRecords(Records):
@@ -17,7 +17,7 @@ class DictRecords(Records):
         self.sessions: dict[str, Session] = {}
         self.values: dict[str, dict[str, bytes]] = {}
         self.aliases: dict[str, str] = {}
-        self.fates: dict[str, Fate] = {}
+        self.statuses: dict[str, SessionStatus] = {}
 
     def read(self, session_id: str) -> Session | None:
         return self.sessions.get(session_id)
@@ -52,11 +52,11 @@ class DictRecords(Records):
     def keys(self, session_id: str) -> list[str]:
         return sorted(self.values.get(session_id, {}))
 
-    def record_fate(self, session_id: str, fate: Fate, at: float) -> None:
-        self.fates[session_id] = fate
+    def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
+        self.statuses[session_id] = status
 
-    def fate(self, session_id: str) -> Fate:
-        return self.fates.get(session_id, "unknown")
+    def status(self, session_id: str) -> SessionStatus:
+        return self.statuses.get(session_id, "unknown")
 
 
 class DictBackend(EmbeddedBackend):

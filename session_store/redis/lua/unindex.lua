@@ -1,4 +1,4 @@
--- KEYS: deadlines, ids, fates (one shard). ARGV: session id, then of one that was kept: now, its fate, how many fates are
+-- KEYS: deadlines, ids, statuses (one shard). ARGV: session id, then of one that was kept: now, its status, how many statuses are
 -- kept, for how many seconds. 1 for the one caller who removed it.
 redis.call('ZREM', KEYS[2], ARGV[1])
 local removed = redis.call('ZREM', KEYS[1], ARGV[1])
