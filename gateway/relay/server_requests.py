@@ -29,7 +29,7 @@ from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import legacy_result
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.upstreams.first_answers import is_unused
-from gateway.upstreams.result_cache import Asked
+from gateway.upstreams.result_cache import CacheKey
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
@@ -66,7 +66,7 @@ class ServerAnswer:
 # -- calls of clients
 
 
-async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None) -> None:
+async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None) -> None:
     """Send a call in that conversation. `asked` is the cache key of its result; None if that may not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
@@ -95,7 +95,7 @@ async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Cal
 
 
 def for_server(
-    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: Asked | None
+    upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None
 ) -> tuple[Object, Object]:
     """Return the params and the `_meta` for the server. Set the exchange's bridge, which translates the answer. `asked`
     is the cache key of the result; None if the result may not be cached."""
@@ -222,7 +222,7 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 # -- results that are kept
 
 
-def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswer | None:
+def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAnswer | None:
     """Return a fresh answer from the cache, or None. A session that has its own process of a legacy server gets none:
     it asks that process."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
@@ -236,7 +236,7 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: Asked) -> ServerAnswe
     return ServerAnswer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
 
 
-def _may_be_kept(asked: Asked, live: LiveSession | None, conversation: Conversation) -> bool:
+def _may_be_kept(asked: CacheKey, live: LiveSession | None, conversation: Conversation) -> bool:
     """Return True if an answer that has just come in that conversation may be cached. For a legacy server, its process
     must not have been asked for anything but lists."""
     if not asked.fresh_ms:
@@ -251,7 +251,7 @@ def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> boo
     return not (has_own_process and conversation.was_used)
 
 
-def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
+def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
     """Return the key under which a result of this request may be cached; None if it may not be cached.
 
     A public result is cached for all callers that declare the same extensions: servers list other tools to hosts of MCP
@@ -272,10 +272,10 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
         is_public = plain and (lists is None or METHODS[method].kind not in lists.announced)
     private, session = _private(upstream, call)
     private = None if private is None or not plain else private + extensions
-    return Asked.of(method, params, public=extensions if is_public else None, private=private, session=session)
+    return CacheKey.of(method, params, public=extensions if is_public else None, private=private, session=session)
 
 
-def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> Asked | None:
+def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
     """Return the cache key of `asked_of` for a legacy server (`gateway.upstreams.first_answers`)."""
     live = call.live
     if live is None or call.era is Era.MODERN or not is_unused(live, upstream.open_with(live), method):
@@ -308,11 +308,11 @@ class KeptResult:
     The bridge `then`, if there is one, translates it afterwards."""
 
     def __init__(
-        self, upstream: ConfiguredUpstream, asked: Asked, conversation: Conversation, then: Bridge | None = None
+        self, upstream: ConfiguredUpstream, asked: CacheKey, conversation: Conversation, then: Bridge | None = None
     ) -> None:
         self._conversation = conversation
         self._upstream = upstream
-        self._asked: Asked | None = asked
+        self._asked: CacheKey | None = asked
         self._version = upstream.inventory.results.version(asked.method)
         self._then = then
 

@@ -15,7 +15,7 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.methods import LISTS, METHODS
-from gateway.upstreams.result_cache import Asked, ResultCache
+from gateway.upstreams.result_cache import CacheKey, ResultCache
 from session_store import Context
 from transports.jsonrpc import encode
 
@@ -31,14 +31,14 @@ class FirstAnswers:
         self._results = results
         self._fresh_ms = int(fresh_s * 1_000) if results.takes("tools/list") else 0
 
-    def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> Asked | None:
-        """Return the cache key (`Asked`) for a request of a legacy client; None if its result must not be kept."""
+    def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> CacheKey | None:
+        """Return the cache key (`CacheKey`) for a request of a legacy client; None if its result must not be kept."""
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
         facts = (sorted(session.metadata.items()), session.token_hash)  # processes get these facts too
         equal = encode([session.endpoint, session.principal.key, session.client, context, *facts])
-        return Asked.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
+        return CacheKey.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
 
     def handshake(self, live: LiveSession) -> bytes | None:
         """Return the cached answer of a new process to the session's `initialize`; None if there is none."""

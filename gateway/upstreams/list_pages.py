@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, has_more, items_of
 from gateway.protocol.methods import METHODS
-from gateway.upstreams.result_cache import Asked, ResultCache
+from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era
 from transports.inbound.limits import Limits
 from transports.jsonrpc import encode
@@ -25,9 +25,9 @@ GATEWAY_META: Final = {
 _MAX_PAGES: Final = 100
 
 
-def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> Asked:
+def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
     """Return the cache key of the gateway's own request. It is only for results that are for every caller."""
-    return Asked.of(method, params, public=b"", private=None)
+    return CacheKey.of(method, params, public=b"", private=None)
 
 
 class ListReader:

@@ -18,7 +18,7 @@ from gateway.protocol.cache_hints import Hints, hints_of, with_ttl
 from gateway.protocol.methods import CACHEABLE, METHODS, Method
 from transports.jsonrpc import encode
 
-__all__ = ["Asked", "ResultCache"]
+__all__ = ["CacheKey", "ResultCache"]
 
 _OVERHEAD: Final = 512
 """Bytes that an entry takes in addition to its result, so that many small entries are bounded too."""
@@ -28,10 +28,10 @@ _LEAST_S: Final = 0.001
 """A result that stays fresh for less time is not given to anybody: `ttlMs` is a whole number."""
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A request whose result may be cached.
+class CacheKey(msgspec.Struct, frozen=True):
+    """The keys under which the result of one request may be cached.
 
-    `public` and `private` are the cache keys of results for all callers and for this caller. If a key is empty, such
+    `public` is the key of results for all callers, `private` of those for this caller. If a key is empty, such
     results are neither kept nor found. `session` is the only session that a private result is for; empty: it is for
     more than one. `fresh_ms` is how long results of a legacy server are fresh; 0: each result says it.
     """
@@ -52,9 +52,9 @@ class Asked(msgspec.Struct, frozen=True):
         private: bytes | None,
         session: str = "",
         fresh_ms: int = 0,
-    ) -> "Asked":
-        """Return the request with these params. `public` is what else a public result depends on. `private` is for whom
-        a private result is. None: such results are not kept."""
+    ) -> "CacheKey":
+        """Return the keys of a request with these params. `public` is what else a public result depends on. `private`
+        is for whom a private result is. None: such results are not kept."""
         # As JSON, so that no two requests have the same text: the result of one request must not answer another.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))
@@ -104,43 +104,43 @@ class ResultCache:
         """Return True if results of that method are kept."""
         return self._most_bytes > 0 and method in CACHEABLE
 
-    def find(self, asked: Asked) -> bytes | None:
+    def find(self, key: CacheKey) -> bytes | None:
         """Return the cached result, its `ttlMs` reduced to the time that is left; None if no fresh one is kept."""
-        kept = self._fresh(asked)
-        if kept is None or asked.fresh_ms:
+        kept = self._fresh(key)
+        if kept is None or key.fresh_ms:
             return None if kept is None else kept.result
         return with_ttl(kept.result, int((kept.until - self._clock()) * 1_000))
 
-    def has(self, asked: Asked) -> bool:
+    def has(self, key: CacheKey) -> bool:
         """Return True if `find` would return a result."""
-        return self._fresh(asked) is not None
+        return self._fresh(key) is not None
 
-    def _fresh(self, asked: Asked) -> _Kept | None:
-        for key in (asked.private, asked.public):
-            kept = self._kept.get(key) if key else None
+    def _fresh(self, key: CacheKey) -> _Kept | None:
+        for name in (key.private, key.public):
+            kept = self._kept.get(name) if name else None
             if kept is None:
                 continue
-            if kept.until - self._clock() >= _LEAST_S and kept.version == self._versions[asked.method]:
+            if kept.until - self._clock() >= _LEAST_S and kept.version == self._versions[key.method]:
                 return kept
-            del self._kept[key]
+            del self._kept[name]
         return None
 
     def version(self, method: str) -> int:
         """Return how often the server has notified of a change of these results. Read it before the request is sent."""
         return self._versions[method]
 
-    def keep(self, asked: Asked, result: object, version: int, *, for_all: bool = True) -> None:
+    def keep(self, key: CacheKey, result: object, version: int, *, for_all: bool = True) -> None:
         """Keep the result of a request, unless the server has notified of a change since the request was sent.
         `for_all`: keep a public result for all callers."""
-        if not isinstance(result, msgspec.Raw) or version != self._versions[asked.method]:
+        if not isinstance(result, msgspec.Raw) or version != self._versions[key.method]:
             return
-        hints = Hints(asked.fresh_ms, False) if asked.fresh_ms else hints_of(result)
+        hints = Hints(key.fresh_ms, False) if key.fresh_ms else hints_of(result)
         size = _OVERHEAD + len(bytes(result))
-        key = asked.public if for_all and hints.is_public and asked.public else asked.private
-        if not key or not hints.ttl_ms or size > self._most_bytes // 4:
+        name = key.public if for_all and hints.is_public and key.public else key.private
+        if not name or not hints.ttl_ms or size > self._most_bytes // 4:
             return
-        session = asked.session if key == asked.private else ""
-        self._kept[key] = _Kept(bytes(result), self._clock() + hints.ttl_ms / 1_000, version, session)
+        session = key.session if name == key.private else ""
+        self._kept[name] = _Kept(bytes(result), self._clock() + hints.ttl_ms / 1_000, version, session)
         if session:
             self._sessions.add(session)
 
@@ -156,12 +156,12 @@ class ResultCache:
             for key in [key for key, kept in self._kept.items() if kept.session == session]:
                 del self._kept[key]
 
-    def pages(self, method: str, asked: Callable[[Mapping[str, bytes]], Asked]) -> Iterable[bytes] | None:
-        """Return all cached pages of a list; None if one is not kept. `asked` makes the request of a page."""
+    def pages(self, method: str, key_of: Callable[[Mapping[str, bytes]], CacheKey]) -> Iterable[bytes] | None:
+        """Return all cached pages of a list; None if one is not kept. `key_of` makes the key of a page."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}
         for _ in range(_MOST_PAGES):
-            page = self.find(asked(params))
+            page = self.find(key_of(params))
             if page is None:
                 return None
             pages.append(page)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.methods import CHANGES
 from gateway.upstreams.first_answers import FirstAnswers
-from gateway.upstreams.result_cache import Asked, ResultCache
+from gateway.upstreams.result_cache import CacheKey, ResultCache
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
@@ -24,9 +24,11 @@ def result(ttl_ms: int = 5_000, scope: str = "public", **more: Any) -> msgspec.R
     return msgspec.Raw(json.dumps({"tools": [], "ttlMs": ttl_ms, "cacheScope": scope, **more}).encode())
 
 
-def asked(method: str = LIST, whom: str = "ann", public: bytes | None = b"", session: str = "", **params: Any) -> Asked:
+def key_of(
+    method: str = LIST, whom: str = "ann", public: bytes | None = b"", session: str = "", **params: Any
+) -> CacheKey:
     raw = {name: json.dumps(value).encode() for name, value in params.items()}
-    return Asked.of(method, raw, public=public, private=whom.encode() if whom else None, session=session)
+    return CacheKey.of(method, raw, public=public, private=whom.encode() if whom else None, session=session)
 
 
 class Kept:
@@ -34,10 +36,10 @@ class Kept:
         self.clock = FakeClock()
         self.cache = ResultCache(most_bytes, self.clock)
 
-    def keep(self, request: Asked, found: msgspec.Raw) -> None:
+    def keep(self, request: CacheKey, found: msgspec.Raw) -> None:
         self.cache.keep(request, found, self.cache.version(request.method))
 
-    def ttl(self, request: Asked) -> int | None:
+    def ttl(self, request: CacheKey) -> int | None:
         found = self.cache.find(request)
         return None if found is None else json.loads(found)["ttlMs"]
 
@@ -48,36 +50,36 @@ def kept() -> Kept:
 
 
 def test_a_result_is_fresh_for_its_time_and_says_how_much_is_left(kept: Kept) -> None:
-    kept.keep(asked(), result(5_000))
+    kept.keep(key_of(), result(5_000))
     kept.clock.pass_time(2)
-    assert kept.ttl(asked()) == 3_000
+    assert kept.ttl(key_of()) == 3_000
     kept.clock.pass_time(3)
-    assert kept.ttl(asked()) is None and len(kept.cache) == 0
+    assert kept.ttl(key_of()) is None and len(kept.cache) == 0
 
 
 def test_a_public_result_is_for_all_and_a_private_one_for_one(kept: Kept) -> None:
-    kept.keep(asked(), result())
-    assert kept.ttl(asked(whom="bob")) and kept.ttl(asked(whom=""))
-    assert kept.ttl(asked(public=b"other extensions", whom="bob")) is None
-    kept.keep(asked(READ, uri="x"), result(scope="private"))
-    assert kept.ttl(asked(READ, uri="x")) and kept.ttl(asked(READ, whom="bob", uri="x")) is None
-    kept.keep(asked(READ, whom="", uri="y"), result(scope="private"))
-    assert kept.ttl(asked(READ, whom="", uri="y")) is None, "nobody can be named whom it is for"
+    kept.keep(key_of(), result())
+    assert kept.ttl(key_of(whom="bob")) and kept.ttl(key_of(whom=""))
+    assert kept.ttl(key_of(public=b"other extensions", whom="bob")) is None
+    kept.keep(key_of(READ, uri="x"), result(scope="private"))
+    assert kept.ttl(key_of(READ, uri="x")) and kept.ttl(key_of(READ, whom="bob", uri="x")) is None
+    kept.keep(key_of(READ, whom="", uri="y"), result(scope="private"))
+    assert kept.ttl(key_of(READ, whom="", uri="y")) is None, "nobody can be named whom it is for"
 
 
 def test_a_result_answers_the_same_request_only(kept: Kept) -> None:
-    kept.keep(asked(READ, uri="x"), result())
-    assert kept.ttl(asked(READ, uri="x")) and kept.ttl(asked(READ, uri="x", _meta={"progressToken": 1}))
-    for other in (asked(READ, uri="y"), asked(LIST, uri="x"), asked(READ, uri="x", more=1), asked(READ)):
+    kept.keep(key_of(READ, uri="x"), result())
+    assert kept.ttl(key_of(READ, uri="x")) and kept.ttl(key_of(READ, uri="x", _meta={"progressToken": 1}))
+    for other in (key_of(READ, uri="y"), key_of(LIST, uri="x"), key_of(READ, uri="x", more=1), key_of(READ)):
         assert kept.ttl(other) is None
-    one = Asked.of(READ, {"a": b"1", "b": b"2"}, public=b"", private=None)
-    other = Asked.of(READ, {'a",1],["b': b"2"}, public=b"", private=None)
+    one = CacheKey.of(READ, {"a": b"1", "b": b"2"}, public=b"", private=None)
+    other = CacheKey.of(READ, {'a",1],["b': b"2"}, public=b"", private=None)
     assert one.public != other.public, "no text of a client makes its request another one"
 
 
 @pytest.mark.parametrize("found", [result(0), result(-1), result(resultType="input_required"), "none"])
 def test_what_may_not_be_kept_is_not(kept: Kept, found: Any) -> None:
-    kept.keep(asked(), found)
+    kept.keep(key_of(), found)
     assert len(kept.cache) == 0
 
 
@@ -90,7 +92,7 @@ def test_what_may_not_be_kept_is_not(kept: Kept, found: Any) -> None:
     ],
 )
 def test_a_change_that_the_server_notifies_of_ends_it(change: str, gone: set[str]) -> None:
-    kept, requests = Kept(), {method: asked(method) for method in (LIST, "resources/list", READ)}
+    kept, requests = Kept(), {method: key_of(method) for method in (LIST, "resources/list", READ)}
     versions = {method: kept.cache.version(method) for method in requests}
     for request in requests.values():
         kept.keep(request, result())
@@ -98,40 +100,40 @@ def test_a_change_that_the_server_notifies_of_ends_it(change: str, gone: set[str
     assert {method for method, request in requests.items() if kept.ttl(request) is None} == gone
     for method, request in requests.items():
         kept.cache.keep(request, result(), versions[method])
-    assert {method for method, request in requests.items() if kept.ttl(request) is None} == gone, "asked for before it"
+    assert {method for method, request in requests.items() if kept.ttl(request) is None} == gone, "key_of for before it"
 
 
 def test_nothing_is_kept_if_the_operator_wants_none() -> None:
     kept = Kept(0)
     assert not kept.cache.takes(LIST) and Kept().cache.takes(LIST) and not Kept().cache.takes("tools/call")
-    kept.keep(asked(), result())
-    assert kept.ttl(asked()) is None
+    kept.keep(key_of(), result())
+    assert kept.ttl(key_of()) is None
 
 
 def test_results_are_bounded_in_bytes_and_so_in_number() -> None:
     kept = Kept(64 << 10)
     for n in range(1_000):
-        kept.keep(asked(READ, uri=n), result())
+        kept.keep(key_of(READ, uri=n), result())
     assert kept.cache.size <= 64 << 10 and 50 < len(kept.cache) < 128
-    kept.keep(asked(READ, uri="large"), result(text="x" * (17 << 10)))
-    assert kept.ttl(asked(READ, uri="large")) is None, "one result takes a quarter at most"
-    assert kept.ttl(asked(READ, uri=999)), "the latest is there"
+    kept.keep(key_of(READ, uri="large"), result(text="x" * (17 << 10)))
+    assert kept.ttl(key_of(READ, uri="large")) is None, "one result takes a quarter at most"
+    assert kept.ttl(key_of(READ, uri=999)), "the latest is there"
 
 
 def test_what_was_kept_for_a_session_goes_with_it(kept: Kept) -> None:
-    kept.keep(asked(session="s1"), result(scope="private"))
-    kept.keep(asked(whom="bob", session="s2"), result(scope="private"))
-    kept.keep(asked(READ, session="s1"), result())
+    kept.keep(key_of(session="s1"), result(scope="private"))
+    kept.keep(key_of(whom="bob", session="s2"), result(scope="private"))
+    kept.keep(key_of(READ, session="s1"), result())
     kept.cache.forget("s1")
-    assert kept.ttl(asked()) is None and kept.ttl(asked(whom="bob")) and kept.ttl(asked(READ))
+    assert kept.ttl(key_of()) is None and kept.ttl(key_of(whom="bob")) and kept.ttl(key_of(READ))
 
 
 def test_results_of_a_legacy_server_are_fresh_as_long_as_the_operator_says_and_stay_as_they_are(kept: Kept) -> None:
-    request = Asked.of(LIST, {}, public=None, private=b"ann", fresh_ms=2_000)
+    request = CacheKey.of(LIST, {}, public=None, private=b"ann", fresh_ms=2_000)
     plain = msgspec.Raw(b'{"tools":[]}')
     kept.keep(request, plain)
     assert kept.cache.find(request) == bytes(plain) and kept.cache.has(request)
-    assert kept.cache.find(asked()) is None, "a request of the other era has another key"
+    assert kept.cache.find(key_of()) is None, "a request of the other era has another key"
     kept.clock.pass_time(1.9)
     assert kept.cache.has(request)
     kept.clock.pass_time(0.2)
@@ -143,8 +145,8 @@ def test_results_of_a_legacy_server_are_fresh_as_long_as_the_operator_says_and_s
 
 def test_all_pages_of_a_list_or_none(kept: Kept) -> None:
 
-    def page(params: Any) -> Asked:
-        return Asked.of(LIST, params, public=b"", private=None)
+    def page(params: Any) -> CacheKey:
+        return CacheKey.of(LIST, params, public=b"", private=None)
 
     kept.keep(page({}), result(nextCursor="2"))
     assert kept.cache.pages(LIST, page) is None
