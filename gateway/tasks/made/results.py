@@ -201,7 +201,7 @@ class ResultCalls:
         self._table = table
         self._outcomes = outcomes
         self._bus = bus
-        self._asked: WeakKeyDictionary[LiveSession, _Asked] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[LiveSession, _AskedQuestions] = WeakKeyDictionary()
         self._waiting = WaitingCalls()
         self._tasks = Tasks("results of tasks")
 
@@ -212,7 +212,7 @@ class ResultCalls:
         self._waiting.add(call)
         outcome, room = self._outcomes.of(f"{handle.session_id}/{handle.id}"), self._outcomes.room_of(live)
         read = functools.partial(_read, call, text, look, outcome, room)
-        waiting = _Waiting(call, live, text, read, asked=self._asked.setdefault(live, _Asked()))
+        waiting = _Waiting(call, live, text, read, asked=self._asked.setdefault(live, _AskedQuestions()))
         self._tasks.spawn(waiting.run(self._bus, handle, self._table))
 
 
@@ -228,7 +228,7 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
         return found
 
 
-class _Asked:
+class _AskedQuestions:
     """The questions that the client of a session was asked, each by its task's name and its key. `waiting` wakes the
     client's waiting calls when one of them withdraws its questions."""
 
@@ -244,7 +244,7 @@ class _Asked:
 class _Waiting:
     """One `tasks/result` that waits for its task. `asked` has the questions that its session's client was asked."""
 
-    def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _Asked) -> None:
+    def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _AskedQuestions) -> None:
         self._call = call
         self._live = live
         self._text = text
