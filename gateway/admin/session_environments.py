@@ -30,7 +30,7 @@ from session_store.session import redact
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE
 from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
-from transports.upstream.delegation import Delegation
+from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import ConnectOptions
 

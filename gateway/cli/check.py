@@ -37,7 +37,7 @@ def check(
     from gateway.doctor.workspaces import check_workspaces
     from gateway.sandbox.enclosures import own_files
     from gateway.sandbox.server_sandboxes import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld
-    from transports.upstream.delegation import look
+    from transports.upstream.cgroup_delegation import look
 
     try:
         file = required_configuration(config)

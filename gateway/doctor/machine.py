@@ -13,7 +13,7 @@ from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.sandbox.enclosures import own_files
 from gateway.sandbox.server_sandboxes import ServerSandbox, configured_sandboxes, refuse_cgroup, told
 from session_store import backend_for
-from transports.upstream.delegation import look
+from transports.upstream.cgroup_delegation import look
 
 __all__ = ["check_access", "check_keys", "check_limits", "check_sandboxes"]
 

@@ -17,7 +17,7 @@ from gateway.config.settings import Settings
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, opened
 from gateway.sandbox.package_folder import PackageFolder
 from gateway.sandbox.system_paths import system_grants
-from transports.upstream.delegation import OFF, Delegation, look
+from transports.upstream.cgroup_delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Walls
 

@@ -35,7 +35,7 @@ from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
-from transports.upstream.delegation import OFF
+from transports.upstream.cgroup_delegation import OFF
 from transports.upstream.spawn import ForkServer
 
 __all__ = ["build_servers"]

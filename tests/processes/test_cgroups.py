@@ -21,7 +21,7 @@ from tests.processes.test_gates import Heard
 from tests.requirements import requirement
 from tests.support.subtree import controllers_here, delegated, why_no_subtree
 from tests.support.walled import NOBODY, ROOT, USERS, Outcome, python_for, python_grants, run_walled
-from transports.upstream.delegation import LEAF, LOCK_WITHIN_S, Delegation, look
+from transports.upstream.cgroup_delegation import LEAF, LOCK_WITHIN_S, Delegation, look
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Limits, Reach, Walls
@@ -104,7 +104,7 @@ def test_where_a_child_cannot_be_born_in_a_group_it_moves_there_first(subtree: P
     program = (
         "import os, sys\n"
         "from transports.upstream import cgroups\n"
-        "from transports.upstream.delegation import Delegation\n"
+        "from transports.upstream.cgroup_delegation import Delegation\n"
         "from transports.upstream.walls.spec import Limits, Walls\n"
         "cgroups.numbers = lambda: {'clone3': 100_000}\n"
         f"group = cgroups.Groups(Delegation(root={str(subtree)!r})).group(Walls(profile='x', grants=()))\n"
@@ -183,7 +183,7 @@ def test_a_required_limit_without_a_controller_stops_the_start_of_a_server() -> 
 
 @requirement("box.cgroup")
 def test_a_gateway_takes_only_what_is_delegated_to_it(subtree: Path) -> None:
-    ask = "import json, dataclasses\nfrom transports.upstream.delegation import look, take\n"
+    ask = "import json, dataclasses\nfrom transports.upstream.cgroup_delegation import look, take\n"
     inside = ["sh", "-c", f'echo 0 > {subtree}/cgroup.procs; exec "$@"', "sh", sys.executable, "-c"]
 
     def says(program: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_a_lock_that_a_server_holds_on_the_subtree_delays_a_start_and_stops_none
     held = os.open(subtree, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        program = f"from transports.upstream.delegation import take\nprint(take({str(subtree)!r}).root)"
+        program = f"from transports.upstream.cgroup_delegation import take\nprint(take({str(subtree)!r}).root)"
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LOCK_WITHIN_S + 10
         )
@@ -220,7 +220,7 @@ def test_a_lock_that_a_server_holds_on_the_subtree_delays_a_start_and_stops_none
 @requirement("box.cgroup")
 @pytest.mark.skipif(len(USERS) == 1, reason="needs root")
 def test_a_folder_that_is_not_writable_is_not_used(subtree: Path) -> None:
-    program = f"from transports.upstream.delegation import take\nprint(take({str(subtree)!r}).lacks)"
+    program = f"from transports.upstream.cgroup_delegation import take\nprint(take({str(subtree)!r}).lacks)"
     done = subprocess.run(
         [python_for(NOBODY), "-c", program],
         env={"PYTHONPATH": str(ROOT)},

@@ -1,9 +1,9 @@
 """Give each server a cgroup (version 2): limits for all its processes together, and one order that ends them all.
 
-Part of the program `fork_server.py`, which has a folder beside the gateway's leaf (`delegation.py`). In it, the reaper
-of each server with walls makes one group. The server is in its group from its first instruction on; the reaper is not.
-The folder is locked as long as the fork server or one of its reapers lives. A folder without a lock was left behind by
-a gateway that was killed. At the next start, what still runs in it is ended, and it is removed.
+Part of the program `fork_server.py`, which has a folder beside the gateway's leaf (`cgroup_delegation.py`). In it, the
+reaper of each server with walls makes one group. The server is in its group from its first instruction on; the reaper
+is not. The folder is locked as long as the fork server or one of its reapers lives. A folder without a lock was left
+behind by a gateway that was killed. At the next start, what still runs in it is ended, and it is removed.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import Any, Final
 
-from transports.upstream.delegation import Delegation, writes_alone
+from transports.upstream.cgroup_delegation import Delegation, writes_alone
 from transports.upstream.walls.build import WallsFailed
 from transports.upstream.walls.spec import Limits, Walls
 from transports.upstream.walls.system_calls import numbers

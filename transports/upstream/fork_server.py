@@ -1,7 +1,7 @@
 """Start stdio servers, and leave no process behind that they started.
 
 This program runs beside the gateway (`python -I -S -X utf8 fork_server.py FD DELEGATION`). It imports small standard
-modules only, and knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`delegation.py`).
+modules only, and knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`cgroup_delegation.py`).
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prototypes.py`) per
 server, with four descriptors: a control socket, and the server's stdin, stdout and stderr. A fifth is the channel of
@@ -40,8 +40,8 @@ from typing import Final, NoReturn
 
 sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` is: there are no site packages
 
+from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.cgroups import Groups
-from transports.upstream.delegation import Delegation
 from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, Starts, Wakeups, below, children, kill, prctl
 from transports.upstream.prototypes import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.reaper import Reaper

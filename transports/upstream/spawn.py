@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from transports.upstream.delegation import OFF, Delegation, take
+from transports.upstream.cgroup_delegation import OFF, Delegation, take
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
 from transports.upstream.prototypes import REQUEST, Announced
 from transports.upstream.walls import limits

@@ -24,7 +24,7 @@ from gateway.sandbox.server_sandboxes import (
 from gateway.sandbox.system_paths import system_grants
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
-from transports.upstream.delegation import Delegation
+from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.walls.kernel import Kernel
 from transports.upstream.walls.spec import Grant, Walls
 
