@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.calls.exchange import Exchange, fallback_id
 from gateway.calls.live_session import LiveSession
-from gateway.protocol.capabilities import Caller, caller_of_params
+from gateway.protocol.capabilities import ClientDeclaration, caller_of_params
 from gateway.protocol.methods import CHANGES
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
@@ -47,7 +47,7 @@ class RelayedReplies(ReplyQueue):
         return True
 
 
-def caller_of(live: LiveSession) -> Caller:
+def caller_of(live: LiveSession) -> ClientDeclaration:
     """Return the description of a session's legacy client that modern servers get with every request."""
     return caller_of_params(live.session.client.initialize_params)
 

@@ -10,7 +10,7 @@ from gateway.protocol.extensions import Declared, object_of, passed_on
 from gateway.protocol.tasks import with_tasks
 from transports.jsonrpc import Object, encode, splice
 
-__all__ = ["Caller", "caller_of_meta", "caller_of_params", "capability_for", "may_be_asked"]
+__all__ = ["ClientDeclaration", "caller_of_meta", "caller_of_params", "capability_for", "may_be_asked"]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
@@ -29,7 +29,7 @@ _CACHED: Final = 1_024
 _MAX_CACHED_BYTES: Final = 2_048
 
 
-class Caller(msgspec.Struct, frozen=True, dict=True):
+class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
     """A client's identity and capabilities, for servers of the other era.
 
     `info` and `capabilities` are JSON, as the client has written them, without what the other era does not have.
@@ -107,7 +107,7 @@ _metas = msgspec.json.Decoder(_Meta)
 _params = msgspec.json.Decoder(_Params)
 
 
-def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
+def caller_of_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
     """Return the modern client that sent this `_meta`. Raises `msgspec.MsgspecError` if it is no object."""
     said = _metas.decode(meta)
     caller = _caller(bytes(said.info), bytes(said.capabilities))
@@ -115,7 +115,7 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> Caller:
     return msgspec.structs.replace(caller, log_level=level) if level and isinstance(level, str) else caller
 
 
-def caller_of_params(initialize_params: bytes) -> Caller:
+def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
     """Return the legacy client that sent these params of `initialize`. Raises `msgspec.MsgspecError`."""
     said = _params.decode(initialize_params or b"{}")
     return _caller(bytes(said.clientInfo), bytes(said.capabilities))
@@ -139,7 +139,7 @@ def capability_for(method: str, params: Object) -> dict[str, Any]:
     return {name: {}} if name in _ASKED else {"extensions": {"/".join(method.split("/")[:2]): {}}}
 
 
-def _made_caller(info: bytes, declared: bytes) -> Caller:
+def _made_caller(info: bytes, declared: bytes) -> ClientDeclaration:
     passed = passed_on(object_of(splice(declared)))
     known: dict[str, Any] = {}
     for name, kinds in _ASKED.items():
@@ -151,13 +151,13 @@ def _made_caller(info: bytes, declared: bytes) -> Caller:
         if name == "elicitation" and not known[name]:
             known[name] = {"form": {}}  # an empty object means forms, as before URLs came (MCP 2025-11-25, Elicitation)
     known |= {name: raw for name, raw in passed.items() if name not in _ASKED}
-    return Caller(_info(splice(info)), encode(known))
+    return ClientDeclaration(_info(splice(info)), encode(known))
 
 
 _cached_caller = functools.lru_cache(maxsize=_CACHED)(_made_caller)
 
 
-def _caller(info: bytes, declared: bytes) -> Caller:
+def _caller(info: bytes, declared: bytes) -> ClientDeclaration:
     # A client sends the same with each request. Longer texts would only fill the cache.
     return (_cached_caller if len(info) + len(declared) <= _MAX_CACHED_BYTES else _made_caller)(info, declared)
 

@@ -17,7 +17,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.config.model import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import may_be_relayed
@@ -46,7 +46,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     params: Object
     meta: Object
     era: Era
-    caller: Caller | None
+    caller: ClientDeclaration | None
     live: LiveSession
     context: Context
     correlation: str

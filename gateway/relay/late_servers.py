@@ -16,7 +16,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.calls.starts import MOST_S, Backoff, without_output_tail
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.results import Missing
@@ -63,7 +63,7 @@ class Asker:
 
     live: LiveSession | None
     era: Era
-    caller: Caller | None
+    caller: ClientDeclaration | None
     correlation: str
 
     @classmethod

@@ -14,7 +14,7 @@ from gateway.calls.link import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources
 from session_store import Context, Session, TimelineEntry
@@ -208,7 +208,7 @@ class SessionLinks:
     __slots__ = ("_caller", "_correlation", "_key", "_links", "_live")
 
     def __init__(
-        self, links: UpstreamLinks, live: LiveSession, key: Key, caller: Caller | None, correlation: str
+        self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
     ) -> None:
         self._links = links
         self._live = live

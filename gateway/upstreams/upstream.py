@@ -12,7 +12,7 @@ from gateway.calls.server_messages import IsolatedRouter
 from gateway.calls.starts import Backoff
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import SessionDiscovery
@@ -219,7 +219,7 @@ class ConfiguredUpstream:
             held = self._shared.of(era) if self.settings.shared else live.conversations.get(key)
         return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 
-    def _key(self, era: Era, caller: Caller | None) -> Key:
+    def _key(self, era: Era, caller: ClientDeclaration | None) -> Key:
         """Return the key of the conversation for that era and caller among those of a session."""
         declaring = caller if era is LEGACY else None
         return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
@@ -235,7 +235,9 @@ class ConfiguredUpstream:
         conversation = self.open_with(live)
         return conversation is not None and conversation.is_open
 
-    def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None = None) -> Conversation:
+    def conversation(
+        self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None = None
+    ) -> Conversation:
         """Return the conversation of a session in that era, made if there is none. A shared server has one for all
         sessions. `caller` is a modern client: a legacy server learns its capabilities in the handshake. So each set of
         capabilities has its own conversation.

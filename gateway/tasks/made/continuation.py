@@ -21,7 +21,7 @@ from gateway.calls.live_session import LiveSession, LiveSessions, live_session_o
 from gateway.context.session_facts import new_correlation_id
 from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.capabilities import Caller, caller_of_meta
+from gateway.protocol.capabilities import ClientDeclaration, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.handles import TaskHandles
@@ -171,7 +171,9 @@ class TaskContinuation:
         await live.recover()
         return live
 
-    def _exchange(self, task: Task, live: LiveSession, call: StoredCall, caller: Caller | None) -> TaskExchange:
+    def _exchange(
+        self, task: Task, live: LiveSession, call: StoredCall, caller: ClientDeclaration | None
+    ) -> TaskExchange:
         """Return an exchange (call of a client) for the stored call of a task. No request of a client waits for it."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self._handles.of_record(task))

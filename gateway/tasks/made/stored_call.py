@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.calls.suspended_call import InputRequest
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from session_store import Context
 from transports.jsonrpc import Object, encode
@@ -25,7 +25,7 @@ class FollowedCall(msgspec.Struct, frozen=True):
     sent them with the call."""
 
     task: TaskAtServer
-    caller: Caller | None
+    caller: ClientDeclaration | None
 
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,7 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.protocol.capabilities import MAX_INFO_BYTES, Caller, caller_of_meta, caller_of_params, may_be_asked
+from gateway.protocol.capabilities import (
+    MAX_INFO_BYTES,
+    ClientDeclaration,
+    caller_of_meta,
+    caller_of_params,
+    may_be_asked,
+)
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
 from transports.jsonrpc import encode
@@ -20,11 +26,11 @@ def of_spec(**members: Any) -> dict[str, Any]:
     return {f"io.modelcontextprotocol/{name}": value for name, value in members.items()}
 
 
-def modern(capabilities: Any, **more: Any) -> Caller:
+def modern(capabilities: Any, **more: Any) -> ClientDeclaration:
     return caller_of_meta(encode(of_spec(clientInfo=INFO, clientCapabilities=capabilities, **more)))
 
 
-def legacy(capabilities: Any) -> Caller:
+def legacy(capabilities: Any) -> ClientDeclaration:
     return caller_of_params(encode({"clientInfo": INFO, "capabilities": capabilities}))
 
 

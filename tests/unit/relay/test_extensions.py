@@ -12,7 +12,7 @@ from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import MethodSettings
 from gateway.errors import unknown_method
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json
 from gateway.relay.extensions import ExtensionRelay, Notice
@@ -46,7 +46,7 @@ class Server(OneServer):
         self.era = era
         self.settings = SimpleNamespace(methods={k: MethodSettings(**v) for k, v in (methods or {}).items()})
         self._facts = ServerFacts(initialize=encode({"capabilities": capabilities or {}}))
-        self.opened_with: list[Caller | None] = []
+        self.opened_with: list[ClientDeclaration | None] = []
         self.sent: list[tuple[str, Any]] = []
 
     @property
@@ -70,7 +70,7 @@ class Server(OneServer):
     def open_with(self, live: LiveSession) -> "Server | None":  # type: ignore[override]
         return self if self.is_known else None
 
-    def conversation(self, live: LiveSession, era: Era, correlation: str, caller: Caller | None) -> "Server":
+    def conversation(self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None) -> "Server":
         self.opened_with.append(caller)
         return self
 
@@ -99,7 +99,7 @@ def relay(*servers: Server, hidden: str = "") -> ExtensionRelay:
 
 
 def asker(capabilities: Any = None, era: Era = MODERN) -> Asker:
-    return Asker(None, era, Caller(b"{}", encode(capabilities or {})), "c")
+    return Asker(None, era, ClientDeclaration(b"{}", encode(capabilities or {})), "c")
 
 
 async def takers(method: str, *servers: Server, declared: Any = None, era: Era = MODERN) -> list[str]:
@@ -163,7 +163,7 @@ async def test_what_a_server_has_declared_to_the_session_counts() -> None:
     assert [each.name for each in found] == ["one"]
 
 
-def notice(era: Era, caller: Caller | None = None, **params: Any) -> Notice:
+def notice(era: Era, caller: ClientDeclaration | None = None, **params: Any) -> Notice:
     hello = encode({"capabilities": ACME, "clientInfo": {"name": "c", "version": "1"}})
     client = ClientFacts(name="c", protocol_version="2025-11-25", initialize_params=hello)
     return Notice(
@@ -179,7 +179,7 @@ def notice(era: Era, caller: Caller | None = None, **params: Any) -> Notice:
 
 
 async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
-    caller = Caller(b'{"name":"m"}', encode(ACME))
+    caller = ClientDeclaration(b'{"name":"m"}', encode(ACME))
     legacy, modern = Server("one", ACME), Server("two", ACME, era=MODERN)
     await relay(legacy, modern).notify(notice(MODERN, caller, k=1.5))
     assert legacy.sent == [("notifications/com.acme/changed", {"k": 1.5, "_meta": {"own": 1}})]
@@ -195,7 +195,7 @@ async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
 
     known = Server("one", ACME)
     known.is_known = True
-    await relay(known).notify(notice(MODERN, Caller(b"{}", b"{}")))
+    await relay(known).notify(notice(MODERN, ClientDeclaration(b"{}", b"{}")))
     assert known.opened_with == [] and len(known.sent) == 1, "without the facts of its client, it goes with the calls"
 
 

@@ -18,7 +18,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.packages import PackageInUse
 from gateway.upstreams import prestart
@@ -62,8 +62,8 @@ def upstream(name: str) -> ConfiguredUpstream:
 async def test_other_extension_settings_are_another_connection_up_to_a_limit() -> None:
     live, server = a_live(), upstream("s")
 
-    def caller(settings: int) -> Caller:
-        return Caller(b'{"name":"c","version":"1"}', b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings)
+    def caller(settings: int) -> ClientDeclaration:
+        return ClientDeclaration(b'{"name":"c","version":"1"}', b'{"extensions":{"com.acme/a":{"n":%d}}}' % settings)
 
     def conversation(server: ConfiguredUpstream, settings: int) -> Conversation:
         return server.conversation(live, LEGACY, "c", caller(settings))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.protocol.capabilities import Caller
+from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from gateway.tasks.made.stored_call import MAX_BYTES, FollowedCall, RecordedAnswers, StoredCall, following, stored
 from session_store import Context, ContextField
@@ -17,7 +17,7 @@ EMPTY = encode(StoredCall({}, CONTEXT))
 
 
 def followed(own_id: str = "t/1", capabilities: bytes = b"{}") -> FollowedCall:
-    caller = Caller(b'{"name":"c"}', capabilities)
+    caller = ClientDeclaration(b'{"name":"c"}', capabilities)
     return FollowedCall(TaskAtServer(own_id, "2026-11-22T09:00:00Z", Era.LEGACY), caller)
 
 
