@@ -47,7 +47,7 @@ PURE = [
     "gateway/protocol/results.py",
     "gateway/protocol/handshake.py",
     "gateway/protocol/tasks.py",
-    "gateway/tasks/answers.py",
+    "gateway/tasks/task_encoding.py",
     "gateway/tasks/handles.py",
     "gateway/tasks/made/stored_call.py",
     "gateway/tasks/made/state.py",

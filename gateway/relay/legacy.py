@@ -45,7 +45,7 @@ from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.legacy_clients import LegacyTasks
-from gateway.tasks.requested import RequestedTasks
+from gateway.tasks.requested_tasks import RequestedTasks
 from session_store import UnknownEvent, UnwrittenEvent
 from session_store.session import redact
 from transports.era import LEGACY, LOG_LEVELS

@@ -23,7 +23,6 @@ from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers
 from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.legacy_clients import LegacyTasks
-from gateway.tasks.listening import TaskListening
 from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.made_tasks import MadeTasks, TaskVisibility
 from gateway.tasks.made.maker import TaskMaker
@@ -32,9 +31,10 @@ from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.results import Outcomes, ResultCalls
 from gateway.tasks.made.table import TaskTable
 from gateway.tasks.modern_clients import ModernTasks
-from gateway.tasks.notices import TaskNotices
-from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.requested import RequestedTasks
+from gateway.tasks.notifications import TaskNotices
+from gateway.tasks.relayed_tasks import RelayedTasks
+from gateway.tasks.requested_tasks import RequestedTasks
+from gateway.tasks.subscriptions import TaskListening
 from session_store import Purpose, Task
 from transports.era import LEGACY, MODERN
 from transports.inbound.event_stream import StreamTimes

@@ -49,7 +49,7 @@ from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.table import TaskTable
-from gateway.tasks.notices import TaskNotices
+from gateway.tasks.notifications import TaskNotices
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing, Session

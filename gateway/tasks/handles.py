@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.tasks.refusals import UnknownTask
+from gateway.tasks.errors import UnknownTask
 from session_store import KeyRing, Purpose, Task
 from session_store.session import redact
 from session_store.tokens import Macs, is_canonical

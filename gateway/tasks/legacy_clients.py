@@ -1,7 +1,7 @@
 """Handle the tasks of legacy clients (MCP 2025-11-25, Tasks): calls with `params.task`, and requests about tasks.
 
 Messages about a server's task pass unchanged, except that the gateway's handle replaces the server's task id for the
-client. `gateway.tasks.requested` has the tasks that the gateway makes.
+client. `gateway.tasks.requested_tasks` has the tasks that the gateway makes.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import session_of
 from gateway.tasks.ports import Calls, Endpoint
-from gateway.tasks.relayed import RelayedTasks
-from gateway.tasks.requested import RequestedTasks
+from gateway.tasks.relayed_tasks import RelayedTasks
+from gateway.tasks.requested_tasks import RequestedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request

@@ -12,7 +12,7 @@ from typing import Final
 from gateway.calls.lifecycles import EXCHANGE, GONE, LINK, LIVE, OVER, ExchangeState, LinkState, LiveState
 from gateway.tasks.made.maker import REPLY, ReplyState
 from gateway.tasks.made.state import TASK, TaskState
-from gateway.tasks.relayed import KNOWN, KnownState
+from gateway.tasks.relayed_tasks import KNOWN, KnownState
 
 __all__ = ["DIAGRAMS", "DOCUMENT", "diagram", "drawn"]
 

@@ -18,14 +18,14 @@ from gateway.policy.decisions import Policy
 from gateway.policy.rate_limits import RateLimits
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.answers import ACKNOWLEDGEMENT, task_result
+from gateway.tasks.errors import UnknownTask, task_is_over
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.quotas import TaskQuotas, parts_of
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable
 from gateway.tasks.ports import Endpoint
-from gateway.tasks.refusals import UnknownTask, task_is_over
+from gateway.tasks.task_encoding import ACKNOWLEDGEMENT, task_result
 from session_store import Session, SessionStore, StoreUnavailable, Task
 from transports.era import Era
 from transports.inbound_port import Refused

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.protocol.listing import Called
-from gateway.tasks.answers import created_result
+from gateway.tasks.errors import too_many_tasks
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.made.exchange import TaskExchange, fail_unsent
 from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import RecordedAnswers, stored
 from gateway.tasks.made.table import TaskTable, log_fields_of
-from gateway.tasks.refusals import too_many_tasks
+from gateway.tasks.task_encoding import created_result
 from session_store import StoreError, Task
 from session_store.session import new_task_id
 from transports.era import MODERN
@@ -31,7 +31,7 @@ from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.reply_queue import Frame
 from transports.tasks import Tasks
 
-__all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskMaker", "TaskableReply", "ToolOf"]
+__all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskableReply", "TaskMaker", "ToolOf"]
 
 logger = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ from gateway.errors import CANCELLED, error_of
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.input_requests import for_legacy_client, question_of
-from gateway.tasks.answers import legacy_outcome
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable, topic_of
+from gateway.tasks.task_encoding import legacy_outcome
 from session_store import Bus, StoreUnavailable, Task
 from transports.inbound.limits import SMALL_BODY_BYTES, Bodies
 from transports.inbound_port import Refused

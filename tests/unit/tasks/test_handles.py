@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.tasks.errors import UnknownTask
 from gateway.tasks.handles import MAX_ID_CHARS, TaskHandle, TaskHandles
-from gateway.tasks.refusals import UnknownTask
 from session_store import KeyRing, Purpose, TokenCodec
 from session_store.session import new_session_id
 from tests.requirements import requirement

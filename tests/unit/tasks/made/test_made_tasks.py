@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.identity.request_context import RequestContext
+from gateway.tasks.errors import UnknownTask
 from gateway.tasks.made.made_tasks import PAGE
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.refusals import UnknownTask
 from session_store import ANONYMOUS, Principal, Session, StoreFull, StoreUnavailable, Task
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement

@@ -13,9 +13,9 @@ from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest
 from gateway.errors import TOO_OFTEN, too_much_in_flight
+from gateway.tasks.errors import UnknownTask
 from gateway.tasks.made.results import Outcomes, ResultCalls
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.refusals import UnknownTask
 from session_store import StoreUnavailable, Task
 from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.calls.lifecycles import IllegalStep
-from gateway.tasks.answers import legacy_outcome, legacy_task, task_result
 from gateway.tasks.made.state import (
     AGAIN,
     MAX_LEVELS,
@@ -23,6 +22,7 @@ from gateway.tasks.made.state import (
     progress_text,
     reason_of,
 )
+from gateway.tasks.task_encoding import legacy_outcome, legacy_task, task_result
 from session_store.ports.tasks import OVER
 from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP

@@ -24,12 +24,12 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.errors import UnknownTask, tasks_not_declared
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import found_session
-from gateway.tasks.notices import TaskNotices, TaskStream, task_notification
+from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification
 from gateway.tasks.ports import Calls, Endpoint
-from gateway.tasks.refusals import UnknownTask, tasks_not_declared
-from gateway.tasks.relayed import RelayedTasks
+from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era

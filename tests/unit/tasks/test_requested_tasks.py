@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.tasks.requested import kept_s
+from gateway.tasks.requested_tasks import kept_s
 from tests.requirements import requirement
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage
 

@@ -24,9 +24,9 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.attach import Resolved
+from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.ports import Calls, Endpoint
-from gateway.tasks.refusals import UnknownTask, tasks_not_declared, unreadable_task
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.era import Era

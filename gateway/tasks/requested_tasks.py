@@ -19,14 +19,14 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
 from gateway.protocol.listing import Called
 from gateway.sessions.attach import Resolved
-from gateway.tasks.answers import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
+from gateway.tasks.errors import no_task_of
 from gateway.tasks.handles import TaskHandle, TaskHandles
 from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.results import ResultCalls
 from gateway.tasks.ports import Calls, Endpoint
-from gateway.tasks.refusals import no_task_of
+from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Task
 from session_store.session import redact

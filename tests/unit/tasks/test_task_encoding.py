@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.errors import CANCELLED
-from gateway.tasks.answers import (
+from gateway.tasks.task_encoding import (
     ACKNOWLEDGEMENT,
     created_legacy_result,
     created_result,

@@ -15,11 +15,11 @@ from gateway.calls.exchange import Exchange
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID
-from gateway.tasks.answers import task_object
+from gateway.tasks.errors import UnknownTask
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.table import topic_of
-from gateway.tasks.refusals import UnknownTask
+from gateway.tasks.task_encoding import task_object
 from session_store import Bus, StoreUnavailable, Task, TaskStore
 from transports.jsonrpc import (
     Message,
