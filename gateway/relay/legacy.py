@@ -41,9 +41,9 @@ from gateway.relay.replies import StreamReply
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.tasks.legacy_clients import LegacyTasks
 from gateway.tasks.requested_tasks import RequestedTasks
 from session_store import UnknownEvent, UnwrittenEvent

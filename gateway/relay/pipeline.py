@@ -16,7 +16,7 @@ from gateway.observability.request_log import RequestLog
 from gateway.relay.call import Calls, Senders
 from gateway.relay.legacy import LegacyClients
 from gateway.relay.modern import ModernClients
-from gateway.sessions.event_streams import EventStreamSessions
+from gateway.sessions.http_sse_sessions import HttpSseSessions
 from session_store import Principal, StoreError
 from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
@@ -36,7 +36,7 @@ class Pipeline:
         legacy: LegacyClients,
         modern: ModernClients,
         log: RequestLog,
-        streams: EventStreamSessions,
+        streams: HttpSseSessions,
     ) -> None:
         self._senders = senders
         self._calls = calls

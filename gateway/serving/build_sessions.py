@@ -14,13 +14,13 @@ from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.carriers import Carriers
-from gateway.sessions.event_streams import EventStreamSessions
+from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.returns import Returns
 from gateway.sessions.session_keys import session_key
 from gateway.upstreams.prestart import PrestartPool
@@ -134,7 +134,7 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         settings=settings,
         audit=base.audit,
     )
-    streams = EventStreamSessions(lookup=lookup, opener=opener, carriers=carriers, live=base.live, settings=settings)
+    streams = HttpSseSessions(lookup=lookup, opener=opener, carriers=carriers, live=base.live, settings=settings)
     return Resolution(
         carriers=carriers,
         resolver=resolver,

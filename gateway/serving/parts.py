@@ -39,11 +39,11 @@ from gateway.serving.drain import Drain
 from gateway.serving.readiness import ServingState
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.carriers import Carriers
-from gateway.sessions.event_streams import EventStreamSessions
+from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.reattach import InitializeResolver
 from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.returns import Returns
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
@@ -177,7 +177,7 @@ class Resolution:
     resolver: SessionResolver
     initializer: InitializeResolver
     returns: Returns
-    streams: EventStreamSessions
+    streams: HttpSseSessions
     prestart: PrestartPool
 
 

@@ -26,7 +26,7 @@ __all__ = ["SessionResolver"]
 
 
 class SessionResolver:
-    """Resolves requests to sessions. `initialize` has rules of its own: `reattach.py`."""
+    """Resolves requests to sessions. `initialize` has rules of its own: `resolve_initialize.py`."""
 
     def __init__(
         self,

@@ -13,11 +13,11 @@ from session_store import ClientFacts, Session
 from transports.era import Era
 from transports.inbound_port import Carried, Request
 
-__all__ = ["EventStreamSessions"]
+__all__ = ["HttpSseSessions"]
 
 
-class EventStreamSessions:
-    """Finds and opens the sessions of event streams. `initialize` makes them live (`reattach.py`)."""
+class HttpSseSessions:
+    """Finds and opens the sessions of event streams. `initialize` makes them live (`resolve_initialize.py`)."""
 
     def __init__(
         self,
