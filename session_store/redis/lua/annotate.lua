@@ -1,5 +1,9 @@
--- KEYS: session. ARGV: now, most bytes, how many names to set, then names and values, then names to remove.
--- The record afterwards, or nothing; or the size, if that is too large.
+-- Set and remove entries of a session's metadata.
+-- KEYS: 1 session record.
+-- ARGV: 1 now, 2 limit in bytes, 3 number n of entries to set, then n pairs of name and value, then names to remove.
+-- Returns: the record (field, value, ...); false: the session is not live; a number: the size beyond the limit, and
+-- nothing was changed.
+-- Race: concurrent callers change different entries, and none is lost.
 if not is_live(KEYS[1], now_s(ARGV[1])) then return false end
 local present = cjson.decode(redis.call('HGET', KEYS[1], 'metadata') or '{}')
 local n = tonumber(ARGV[3])

@@ -1,5 +1,9 @@
--- KEYS: session, events, log. ARGV: most events, most bytes, nonce for a new log, fallback ms, topic, stream, frame, and 1
--- when the stream ends with this.
+-- Append one entry to the event log of a session under the next number, and wake its followers.
+-- KEYS: 1 session record, 2 events, 3 log.
+-- ARGV: 1 most events, 2 most bytes, 3 nonce for a new log, 4 lifetime in ms without a session, 5 topic of followers,
+-- 6 stream, 7 frame, 8 '1' if the entry only ends the stream, else empty.
+-- Returns: the id of the event, NONCE-NUMBER.
+-- Race: concurrent callers get different numbers, in the order of the entries.
 redis.call('HSETNX', KEYS[3], 'nonce', ARGV[3])
 local n = string.format('%.0f', redis.call('HINCRBY', KEYS[3], 'last', 1))
 redis.call('XADD', KEYS[2], n .. '-0', 's', ARGV[6], 'f', ARGV[7], 'e', ARGV[8])

@@ -1,7 +1,9 @@
--- KEYS: deadlines, ids (one shard). ARGV: session id, expires_at, ms the entry is needed at most.
+-- Add a session to its shard of the index.
+-- KEYS: 1 deadlines, 2 ids.
+-- ARGV: 1 id of the session, 2 time at which it expires, 3 longest time in ms for which the entry is needed.
+-- Returns: 1.
 redis.call('ZADD', KEYS[1], ARGV[2], ARGV[1])
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
-for _, key in ipairs(KEYS) do
-  if redis.call('PTTL', key) < tonumber(ARGV[3]) then redis.call('PEXPIRE', key, ARGV[3]) end
-end
+keep_for(KEYS[1], ARGV[3])
+keep_for(KEYS[2], ARGV[3])
 return 1

@@ -1,28 +1,35 @@
--- Stands before every script.
+-- Functions for all scripts. The gateway sends them before each script.
+--
+-- Redis runs a script as a whole: no other command runs between its commands. In a cluster, all keys of a call have one
+-- hash tag, so that one node has them. Each script says which keys (KEYS) and arguments (ARGV) it gets, what it
+-- returns, and which races of concurrent callers it closes. `now` is the caller's time in seconds since the epoch;
+-- empty: the clock of this server.
 
--- Seconds since the epoch: the caller's clock where it brings one, else this server's, one for all replicas.
+-- Return the time in seconds since the epoch: `given`, or that of this server, which is the same for all replicas.
 local function now_s(given)
   if given ~= '' then return tonumber(given) end
   local t = redis.call('TIME')
   return tonumber(t[1]) + tonumber(t[2]) / 1000000
 end
 
+-- Return a number of seconds as text, exact to the microsecond.
 local function seconds(n)
   return string.format('%.6f', n)
 end
 
--- Expiry is strict: at the deadline itself the session is gone.
+-- Return true if a session is live. At its deadline itself, it has expired.
 local function is_live(session, now)
   local at = redis.call('HGET', session, 'expires_at')
   return at and now < tonumber(at)
 end
 
--- Copies of the record that callers hold are out of date.
+-- Count a change of a record, so that copies of callers are known to be out of date.
 local function changed(session)
   redis.call('HINCRBY', session, 'version', 1)
 end
 
--- When a session goes that is used now, and that deadline for all its keys.
+-- Record the use of a session, and let all its keys expire at its new deadline. `keys`: its record, then its other
+-- keys. `confirm`: its client has come back. Return the time of the use, as text.
 local function use(keys, now, confirm)
   local f = redis.call('HMGET', keys[1], 'used_at', 'created_at', 'idle_ttl_s', 'max_age_s', 'unconfirmed_ttl_s', 'confirmed')
   local used = math.max(now, tonumber(f[1]))
@@ -39,13 +46,14 @@ local function use(keys, now, confirm)
   return seconds(used)
 end
 
--- A key that came after its session lives as long as the session; `fallback` ms where there is none.
+-- Let a key expire together with the record of its session, or in `fallback` ms if there is no record.
 local function live_with(session, key, fallback)
   local left = redis.call('PTTL', session)
   redis.call('PEXPIRE', key, left > 0 and left or fallback)
 end
 
--- Delete the request that is kept of a stream, and return it. `requests` counts the bytes of all of them.
+-- Delete the kept request of a stream, and return it; false if there is none. The field `requests` of the log counts
+-- the bytes of all kept requests.
 local function take_request(log, stream)
   local request = redis.call('HGET', log, 'r:' .. stream)
   if request then
@@ -55,7 +63,8 @@ local function take_request(log, stream)
   return request
 end
 
--- Keep the request of a stream, if the log has room for it: a quarter of the bytes of its events.
+-- Keep the request of a stream, unless one is kept or there is no room. All requests may have a quarter of `most`, the
+-- bytes that the events may have.
 local function keep_request(log, stream, request, most)
   if redis.call('HINCRBY', log, 'requests', #request) > tonumber(most) / 4
     or redis.call('HSETNX', log, 'r:' .. stream, request) == 0 then
@@ -63,8 +72,9 @@ local function keep_request(log, stream, request, most)
   end
 end
 
--- After entries of so many bytes in all were added to a log (keys: session, events, log). The oldest are dropped beyond
--- the bounds. `about`: most events, most bytes, nonce, fallback ms, topic.
+-- Finish a write of `added` bytes to a log: drop the oldest entries beyond the limits, let the log expire with its
+-- session, and wake its followers. `keys`: session record, events, log. `about`: most events, most bytes, nonce,
+-- lifetime in ms without a session, topic.
 local function logged(keys, added, about)
   local size = redis.call('HINCRBY', keys[3], 'size', added)
   local over = redis.call('XLEN', keys[2]) - tonumber(about[1])
@@ -81,7 +91,7 @@ local function logged(keys, added, about)
   redis.call('PUBLISH', about[5], 'n')
 end
 
--- A key of many things lives at least that many ms more.
+-- Let a key live for at least `ms` from now. It never expires earlier than before.
 local function keep_for(key, ms)
   if redis.call('PTTL', key) < tonumber(ms) then redis.call('PEXPIRE', key, ms) end
 end

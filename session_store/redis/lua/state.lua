@@ -1,5 +1,14 @@
--- KEYS: session, state. ARGV: now, most bytes, operation, key, then what the operation needs.
--- One script for all: each of them asks first whether the session lives, and keeps count of its bytes.
+-- Run one operation on the state of a session. One script has all of them: each checks first that the session is live,
+-- and keeps the count of its bytes (`state_bytes` of the record).
+-- KEYS: 1 session record, 2 state.
+-- ARGV: 1 now, 2 limit in bytes of the whole state, 3 operation, 4 key (`keys`, `size`: empty), then by operation:
+--   get, delete, keys, size: nothing.
+--   set: 5 value.
+--   increment: 5 number to add.
+--   compare_and_set: 5 '1' if a value is expected, 6 that value, 7 '1' to set a value, else delete, 8 that value.
+-- Returns: 'ok' and the result; 'gone': the session is not live; 'large' and the size beyond the limit; 'type': the
+-- value is no integer; 'range': the sum does not fit 64 bits. After anything but 'ok', nothing was changed.
+-- Race: each operation is atomic on all replicas. The state of a session that ends meanwhile is never written.
 if not is_live(KEYS[1], now_s(ARGV[1])) then return { 'gone' } end
 local most, operation, key = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local present = key ~= '' and redis.call('HGET', KEYS[2], key)

@@ -1,5 +1,9 @@
--- KEYS: facts and entries of a timeline. ARGV: facts as JSON, '1' if they replace those that are known, calls, failed, how it ended,
--- when, now, how many entries are kept, how many bytes of them, for how many ms, then entries. The facts count the bytes.
+-- Add entries to the timeline of a session, and drop the oldest beyond the limits.
+-- KEYS: 1 facts (with the counts of calls and of bytes), 2 entries.
+-- ARGV: 1 facts as JSON, 2 '1' if they replace the stored ones, 3 calls to add, 4 failed calls to add, 5 how the
+-- session ended, or empty, 6 when, 7 now, 8 most entries, 9 most bytes of entries, 10 lifetime in ms, then entries as
+-- JSON.
+-- Race: parts from several replicas are all kept, in the order in which they come.
 if ARGV[2] == '1' then redis.call('HSET', KEYS[1], 'facts', ARGV[1]) else redis.call('HSETNX', KEYS[1], 'facts', ARGV[1]) end
 redis.call('HINCRBY', KEYS[1], 'calls', ARGV[3])
 redis.call('HINCRBY', KEYS[1], 'failed', ARGV[4])

@@ -1,5 +1,9 @@
--- KEYS: deadlines, ids, statuses (one shard). ARGV: session id, then of one that was kept: now, its status, how many statuses are
--- kept, for how many seconds. 1 for the one caller who removed it.
+-- Remove a session from its shard of the index. If it has ended, record how.
+-- KEYS: 1 deadlines, 2 ids, 3 last statuses.
+-- ARGV: 1 id of the session, and for one that has ended: 2 now, 3 last status, 4 most statuses, 5 their lifetime in
+-- seconds.
+-- Returns: 1 to the caller that has removed it; 0: another one had.
+-- Race: of several replicas that sweep at once, only one gets 1, and reports the end of the session.
 redis.call('ZREM', KEYS[2], ARGV[1])
 local removed = redis.call('ZREM', KEYS[1], ARGV[1])
 if removed == 1 and ARGV[2] then
