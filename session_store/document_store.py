@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from session_store.embedded.records import Records, Result, Transactions, Work
+from session_store.embedded.records import Records, Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.memory import MemoryRecords
 from session_store.ports.errors import StoreError, StoreUnavailable
@@ -81,8 +81,8 @@ class DocumentBackend:
 
     def __init__(self, store: DocumentStore, *, clock: Callable[[], float] = time) -> None:
         documents = _Documents(store, clock)
-        self.sessions = DocumentSessions(documents, clock)
-        self.state = DocumentState(documents, clock)
+        self.sessions = DocumentSessions(documents, clock, documents.of)
+        self.state = EmbeddedStateStore(documents.of, clock)
 
     def own_keys(self) -> KeyRing:
         raise StoreError("an app with a store of its own gives its keys")
@@ -104,10 +104,7 @@ class _Documents:
 
     def of(self, session_id: str) -> "_OneSession":
         """Return the transactions of one session. In one process they run one after another."""
-        lock = self._locks.get(session_id)
-        if lock is None:
-            lock = self._locks[session_id] = asyncio.Lock()
-        return _OneSession(self, session_id, lock)
+        return _OneSession(self, session_id, self._locks.setdefault(session_id, asyncio.Lock()))
 
     async def run(self, work: Work[Result]) -> Result:
         """Refuse work on several sessions: raises `StoreError`."""
@@ -180,24 +177,6 @@ def _document(session: Session, records: Records) -> bytes:
 class DocumentSessions(EmbeddedSessionStore):
     """Keep session records in documents, one session at a time."""
 
-    def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
-        super().__init__(documents, clock)
-        self._documents = documents
-
-    def transactions_of(self, session_id: str) -> Transactions:
-        return self._documents.of(session_id)
-
     async def sweep(self) -> list[Gone]:
         """Return an empty list: the app's store deletes expired documents itself."""
         return []
-
-
-class DocumentState(EmbeddedStateStore):
-    """Keep state in documents, one session at a time."""
-
-    def __init__(self, documents: _Documents, clock: Callable[[], float]) -> None:
-        super().__init__(documents, clock)
-        self._documents = documents
-
-    def transactions_of(self, session_id: str) -> Transactions:
-        return self._documents.of(session_id)

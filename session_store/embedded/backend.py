@@ -46,7 +46,7 @@ class EmbeddedBackend(ABC):
 
     def __init__(self, *, clock: Callable[[], float] = time, sessions: EmbeddedSessionStore | None = None) -> None:
         self.sessions = EmbeddedSessionStore(self, clock) if sessions is None else sessions
-        self.state = EmbeddedStateStore(self, clock)
+        self.state = EmbeddedStateStore(lambda session_id: self, clock)
         self.events: EventLog = MemoryEventLog()
         self.audit: AuditTrail = MemoryAuditTrail()
         self.timelines: TimelineStore = MemoryTimelines(clock)

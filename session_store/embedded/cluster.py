@@ -4,18 +4,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import time
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from session_store.embedded.sessions import EmbeddedSessionStore
 from session_store.ports.cluster import next_epoch
 from session_store.session import Session
 
-__all__ = [
-    "MemoryBus",
-    "MemoryDirectory",
-    "Owners",
-]
+__all__ = ["MemoryBus", "MemoryDirectory"]
 
 
 class MemoryBus:
@@ -39,24 +35,11 @@ class MemoryBus:
                 del self._subscribers[topic]
 
 
-class Owners(Protocol):
-    """Read and write owner and epoch in the session records."""
-
-    async def peek(self, session_id: str) -> Session | None:
-        """Return the live session; None if there is none."""
-        ...
-
-    async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Replace the live session by the result of `changed`, and return that. Returns None, and changes nothing, if
-        there is no live session or `changed` returns None."""
-        ...
-
-
 class MemoryDirectory:
     """Keep the leases of replicas in memory, and the owners of sessions in their records."""
 
-    def __init__(self, owners: Owners, *, clock: Callable[[], float] = time) -> None:
-        self._owners = owners
+    def __init__(self, sessions: EmbeddedSessionStore, *, clock: Callable[[], float] = time) -> None:
+        self._sessions = sessions
         self._clock = clock
         self._leases: dict[str, tuple[str, float]] = {}
         self._lost: defaultdict[str, list[str]] = defaultdict(list)
@@ -92,7 +75,7 @@ class MemoryDirectory:
             before.append(session.owner)
             return replace(session, owner=replica, epoch=next_epoch(epoch))
 
-        session = await self._owners.change(session_id, claimed)
+        session = await self._sessions.change(session_id, claimed)
         if session is None:
             return None
         if before[0] and before[0] != replica:
@@ -106,7 +89,7 @@ class MemoryDirectory:
         return True
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
-        found = [await self._owners.peek(session_id) for session_id in session_ids]
+        found = [await self._sessions.peek(session_id) for session_id in session_ids]
         return [None if session is None else (session.owner, session.epoch) for session in found]
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
@@ -116,4 +99,4 @@ class MemoryDirectory:
         def released(session: Session) -> Session | None:
             return replace(session, owner="") if (session.owner, session.epoch) == (replica, epoch) else None
 
-        return await self._owners.change(session_id, released) is not None
+        return await self._sessions.change(session_id, released) is not None

@@ -18,15 +18,20 @@ __all__ = [
 
 
 class EmbeddedSessionStore:
-    """Decide which sessions are live, what counts as use, and what ends a session. Does not know the storage."""
+    """Decide which sessions are live, what counts as use, and what ends a session. Does not know the storage.
 
-    def __init__(self, transactions: Transactions, clock: Callable[[], float]) -> None:
+    `of_session` returns the transactions on the records of one session. Without it, `transactions` serves all sessions.
+    """
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        clock: Callable[[], float],
+        of_session: Callable[[str], Transactions] | None = None,
+    ) -> None:
         self._transactions = transactions
         self._clock = clock
-
-    def transactions_of(self, session_id: str) -> Transactions:
-        """Return an object that runs transactions on the records of that session alone."""
-        return self._transactions
+        self._of = of_session or (lambda session_id: self._transactions)
 
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
         def work(records: Records) -> Session:
@@ -38,14 +43,14 @@ class EmbeddedSessionStore:
                 records.set_alias(alias, session.id)
             return session
 
-        return await self.transactions_of(session.id).run(work)
+        return await self._of(session.id).run(work)
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())
             return None if session is None or session.principal != principal else self._use(records, session)
 
-        return await self.transactions_of(session_id).run(work)
+        return await self._of(session_id).run(work)
 
     async def resume_alias(self, alias: str) -> Session | None:
         def work(records: Records) -> Session | None:
@@ -58,7 +63,7 @@ class EmbeddedSessionStore:
         return await self._transactions.run(lambda records: self._named(records, alias))
 
     async def peek(self, session_id: str) -> Session | None:
-        return await self.transactions_of(session_id).run(lambda records: live(records, session_id, self._clock()))
+        return await self._of(session_id).run(lambda records: live(records, session_id, self._clock()))
 
     async def touch(self, session_id: str) -> bool:
         def work(records: Records) -> bool:
@@ -67,7 +72,7 @@ class EmbeddedSessionStore:
                 records.use(session.used(self._clock()))
             return session is not None
 
-        return await self.transactions_of(session_id).run(work)
+        return await self._of(session_id).run(work)
 
     async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
         def changed(session: Session) -> Session | None:
@@ -82,7 +87,8 @@ class EmbeddedSessionStore:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Replace the live session by the result of `changed`, and return that. None if either does not exist."""
+        """Replace the live session by the result of `changed`, and return that. Return None, and change nothing, if
+        there is no live session or `changed` returns None."""
 
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())
@@ -92,7 +98,7 @@ class EmbeddedSessionStore:
                 records.write(session)
             return session
 
-        return await self.transactions_of(session_id).run(work)
+        return await self._of(session_id).run(work)
 
     async def end(self, session_id: str) -> bool:
         def work(records: Records) -> bool:
@@ -101,7 +107,7 @@ class EmbeddedSessionStore:
                 self._remove(records, session_id, "ended")
             return is_live
 
-        return await self.transactions_of(session_id).run(work)
+        return await self._of(session_id).run(work)
 
     async def page(self, *, after: str = "", limit: int = 100) -> list[Session]:
         def work(records: Records) -> list[Session]:
@@ -159,15 +165,12 @@ class EmbeddedSessionStore:
 
 
 class EmbeddedStateStore:
-    """Check limits, and refuse operations on the state of a session that is not live."""
+    """Check limits, and refuse operations on the state of a session that is not live. `of_session` returns the
+    transactions on the records of one session."""
 
-    def __init__(self, transactions: Transactions, clock: Callable[[], float]) -> None:
-        self._transactions = transactions
+    def __init__(self, of_session: Callable[[str], Transactions], clock: Callable[[], float]) -> None:
+        self._of = of_session
         self._clock = clock
-
-    def transactions_of(self, session_id: str) -> Transactions:
-        """Return an object that runs transactions on the records of that session alone."""
-        return self._transactions
 
     async def get(self, session_id: str, key: str) -> bytes | None:
         check_key(key)
@@ -225,7 +228,7 @@ class EmbeddedStateStore:
                 raise SessionGone(session_id)
             return work(records)
 
-        return await self.transactions_of(session_id).run(checked)
+        return await self._of(session_id).run(checked)
 
 
 def _set(records: Records, session_id: str, key: str, value: bytes) -> None:

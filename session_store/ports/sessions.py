@@ -69,14 +69,7 @@ class SessionStore(Protocol):
         return None and change nothing if the record has another version: it was changed since it was read."""
         ...
 
-    async def change_set(
-        self,
-        session_id: str,
-        field: Literal["children", "links", "remote", "subscriptions"],
-        *,
-        add: str = "",
-        remove: str = "",
-    ) -> Session | None:
+    async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
         """Add one name to a field that is a set of names, or remove one. Concurrent changes are not lost."""
         ...
 

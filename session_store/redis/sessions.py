@@ -8,12 +8,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from session_store.ports.sessions import Gone, SessionStatus
+from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, in_parts, prepared, script
@@ -155,14 +155,7 @@ class RedisSessionStore:
         record = keys.of_session(session_id)[:1]
         return self._record(await self._commands.call(_UPDATE, record, self.now(), version, *changes))
 
-    async def change_set(
-        self,
-        session_id: str,
-        field: Literal["children", "links", "remote", "subscriptions"],
-        *,
-        add: str = "",
-        remove: str = "",
-    ) -> Session | None:
+    async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
         record = keys.of_session(session_id)[:1]
         return self._record(await self._commands.call(_CHANGE_SET, record, self.now(), field, add, remove))
 
