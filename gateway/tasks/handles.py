@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.tasks.errors import UnknownTask
 from session_store import KeyRing, Purpose, Task
+from session_store.ports.tasks import task_name
 from session_store.session import redact
 from session_store.tokens import Macs, is_canonical
 
@@ -37,6 +38,11 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str
     server: str
     id: str
+
+    @property
+    def name(self) -> str:
+        """Return the name of the record of a made task (`Task.name`)."""
+        return task_name(self.session_id, self.id)
 
     @property
     def log_facts(self) -> dict[str, str]:

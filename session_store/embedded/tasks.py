@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from session_store.ports.errors import StoreFull
-from session_store.ports.tasks import Task, without_body
+from session_store.ports.tasks import Task, task_name, without_body
 
 __all__ = ["MemoryTasks"]
 
@@ -47,7 +47,7 @@ class MemoryTasks:
         self._put(task)
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
-        return self._live(f"{session_id}/{task_id}")
+        return self._live(task_name(session_id, task_id))
 
     async def replace(self, task: Task) -> bool:
         stored = self._live(task.name)

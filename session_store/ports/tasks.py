@@ -14,8 +14,10 @@ __all__ = [
     "TaskStatus",
     "TaskStore",
     "head_of",
+    "ids_of",
     "joined",
     "parts",
+    "task_name",
     "without_body",
 ]
 
@@ -82,7 +84,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Return the name of the task, which is unique among the tasks of all sessions."""
-        return f"{self.session_id}/{self.id}"
+        return task_name(self.session_id, self.id)
 
     @property
     def counted_as(self) -> str:
@@ -153,6 +155,17 @@ class TaskStore(Protocol):
     async def drop_session(self, session_id: str) -> None:
         """Delete the tasks of a session."""
         ...
+
+
+def task_name(session_id: str, task_id: str) -> str:
+    """Return the name (`Task.name`) of the task of that session with that id."""
+    return f"{session_id}/{task_id}"
+
+
+def ids_of(name: str) -> tuple[str, str]:
+    """Return the ids of the session and of the task in a task's name (`Task.name`)."""
+    session_id, _, task_id = name.partition("/")
+    return session_id, task_id
 
 
 _BODY: Final = ("request", "questions", "answers", "result")

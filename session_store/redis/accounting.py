@@ -45,8 +45,8 @@ class RedisRates:
         self._sessions = sessions
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
-        every = repr(1.0 / per_s)
-        reply = await self._commands.call(_RATE, [keys.rate(key)], self._sessions.now(), every, burst, times, within_s)
+        limits = (repr(1.0 / per_s), burst, times, within_s)
+        reply = await self._commands.call(_RATE, [keys.hashed("rate", key)], self._sessions.now(), *limits)
         return float(reply)
 
 
@@ -60,12 +60,12 @@ class RedisQuotas:
         self._commands = commands
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
-        reply = await self._commands.call(_HOLD, [keys.quota(key)], name, most, math.ceil(for_s * 1_000))
+        reply = await self._commands.call(_HOLD, [keys.hashed("quota", key)], name, most, math.ceil(for_s * 1_000))
         return sorted(held.decode() for held in reply)
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
         if names:
-            await self._commands.run("SREM", keys.quota(key), *names)
+            await self._commands.run("SREM", keys.hashed("quota", key), *names)
 
 
 class RedisExpiringFlags:
@@ -75,13 +75,13 @@ class RedisExpiringFlags:
         self._commands = commands
 
     async def set(self, name: str, for_s: float) -> None:
-        await self._commands.run("SET", keys.flag(name), "1", "PX", math.ceil(for_s * 1_000))
+        await self._commands.run("SET", keys.hashed("mark", name), "1", "PX", math.ceil(for_s * 1_000))
 
     async def has(self, name: str) -> bool:
-        return await self._commands.run("GET", keys.flag(name)) is not None
+        return await self._commands.run("GET", keys.hashed("mark", name)) is not None
 
     async def drop(self, name: str) -> None:
-        await self._commands.run("DEL", keys.flag(name))
+        await self._commands.run("DEL", keys.hashed("mark", name))
 
 
 _KEPT_S: Final = 30 * 86_400

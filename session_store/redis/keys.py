@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from typing import Final
+from typing import Final, Literal
 
 from session_store.ports.accounting import Part
 
@@ -12,16 +12,13 @@ __all__ = [
     "SHARDS",
     "TASKS",
     "TIMELINES",
-    "alias",
     "audit",
-    "flag",
+    "hashed",
     "history",
     "last_status",
     "lease",
     "lost",
     "of_session",
-    "quota",
-    "rate",
     "shard",
     "shard_of",
     "task",
@@ -71,29 +68,14 @@ def shard_of(session_id: str) -> tuple[str, str, str]:
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 
-def alias(name: str) -> str:
-    """Return the key of an alias, which holds a session's id. Hashed, because aliases contain principals."""
-    return f"mcp:{{alias-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
-
-
-def rate(name: str) -> str:
-    """Return the key of a rate. Hashed, because names may contain principals."""
-    return f"mcp:{{rate-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
-
-
-def quota(name: str) -> str:
-    """Return the key of the names held under a quota. Hashed, because quotas may contain principals."""
-    return f"mcp:{{quota-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
+def hashed(kind: Literal["alias", "rate", "quota", "mark"], name: str) -> str:
+    """Return the key of a name of that kind. Hashed, because names may contain principals. `mark`: an expiring flag."""
+    return f"mcp:{{{kind}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def audit(part: Part) -> str:
     """Return the key of one part of the audit trail. Earlier versions used that of `sessions` for the whole trail."""
     return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
-
-
-def flag(name: str) -> str:
-    """Return the key of an expiring flag. Hashed, like that of a rate."""
-    return f"mcp:{{mark-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def lease(replica: str) -> str:

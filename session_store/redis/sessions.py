@@ -78,7 +78,7 @@ class RedisSessionStore:
         stale, named = "", session.id
         for _ in range(10):
             milliseconds = math.ceil(session.max_age_s * 1_000)
-            reply = await self._commands.call(_ALIAS, [keys.alias(alias)], session.id, milliseconds, stale)
+            reply = await self._commands.call(_ALIAS, [keys.hashed("alias", alias)], session.id, milliseconds, stale)
             named = reply.decode()
             if named == session.id:
                 return session
@@ -140,7 +140,7 @@ class RedisSessionStore:
         return None if session_id is None else await self.peek(session_id)
 
     async def _alias(self, alias: str) -> str | None:
-        named = await self._commands.run("GET", keys.alias(alias))
+        named = await self._commands.run("GET", keys.hashed("alias", alias))
         return None if named is None else named.decode()
 
     async def peek(self, session_id: str) -> Session | None:

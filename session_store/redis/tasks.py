@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from session_store.ports.tasks import Task, head_of, joined, parts
+from session_store.ports.tasks import Task, head_of, ids_of, joined, parts, task_name
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
 
@@ -57,12 +57,12 @@ class RedisTasks:
         start = 0  # offset among the tasks of that age and younger ones
         while len(found) < limit:
             oldest = ("ZRANGEBYSCORE", place, repr(after[0]), "+inf", "LIMIT", start, limit)
-            names = [f"{session_id}/{task_id.decode()}" for task_id in await self._commands.run(*oldest)]
+            names = [task_name(session_id, task_id.decode()) for task_id in await self._commands.run(*oldest)]
             if not names:
                 break
             heads = await self._heads(names)
             found += [task for head in heads if (task := self._read(head)) is not None and task.place > after]
-            stale = [name.partition("/")[2] for name, head in zip(names, heads, strict=True) if head is None]
+            stale = [ids_of(name)[1] for name, head in zip(names, heads, strict=True) if head is None]
             if stale:
                 await self._commands.run("ZREM", place, *stale)
             start += len(names) - len(stale)
@@ -100,7 +100,7 @@ class RedisTasks:
 
     async def _heads(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the encoded heads of these tasks, None for an unknown one. The commands are pipelined."""
-        places = [keys.task(*name.split("/", 1)) for name in names]
+        places = [keys.task(*ids_of(name)) for name in names]
         heads: list[bytes | None] = await asyncio.gather(
             *(self._commands.run("HGET", place, "head") for place in places)
         )

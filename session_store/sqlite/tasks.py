@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from session_store.ports.tasks import Task, head_of, joined, parts
+from session_store.ports.tasks import Task, head_of, ids_of, joined, parts
 from session_store.sqlite.database import Database
 
 __all__ = ["SqliteTasks"]
@@ -62,7 +62,7 @@ class SqliteTasks:
         if not names:
             return []
         where = f"(session, id) IN (VALUES {', '.join(['(?, ?)'] * len(names))})"
-        values = [part for name in names for part in name.split("/", 1)]
+        values = [part for name in names for part in ids_of(name)]
         found = {task.name: task for task in await self._heads(where, values, _OLDEST, len(names))}
         return [found[name] for name in names if name in found]
 
@@ -70,9 +70,8 @@ class SqliteTasks:
         order = "created_at DESC, session DESC, id DESC"
         if not before:
             return await self._heads("1", (), order, limit)
-        session_id, _, task_id = before.partition("/")
         older = "(created_at, session, id) < (SELECT created_at, session, id FROM tasks WHERE session = ? AND id = ?)"
-        return await self._heads(older, (session_id, task_id), order, limit)
+        return await self._heads(older, ids_of(before), order, limit)
 
     async def drop_session(self, session_id: str) -> None:
         await self._database.run(lambda db: db.execute("DELETE FROM tasks WHERE session = ?", (session_id,)).rowcount)

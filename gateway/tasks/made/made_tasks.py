@@ -20,13 +20,14 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.errors import UnknownTask, task_is_over
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.quotas import TaskQuotas, parts_of
+from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.table import TaskTable
 from gateway.tasks.ports import Endpoint
 from gateway.tasks.task_encoding import ACKNOWLEDGEMENT, task_result
 from session_store import Session, SessionStore, StoreUnavailable, Task
+from session_store.ports.tasks import ids_of
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
@@ -234,7 +235,7 @@ class MadeTasks:
             names = sorted(
                 name
                 for name in await self._quotas.of_principal(who.principal)
-                if name > past and parts_of(name)[0] != session.id
+                if name > past and ids_of(name)[0] != session.id
             )
             heads += await self._table.store.heads(names[:room])
             if len(names) > room:
@@ -274,7 +275,7 @@ class MadeTasks:
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
         """Return the record of a task as it stands, without an outcome that is not stored. The request is not counted.
         Raises the errors of `get`, but never `OwnedByPeer`."""
-        told = self._told(f"{handle.session_id}/{handle.id}")
+        told = self._told(handle.name)
         task = told or await self._table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
 

@@ -15,8 +15,9 @@ from cachetools import LRUCache, TTLCache
 
 from gateway.config.limits import TaskSettings
 from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, TaskStore
+from session_store.ports.tasks import ids_of
 
-__all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s", "parts_of"]
+__all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s"]
 
 _FULL_S: Final = 2.0
 """Time until a full quota is searched again for expired tasks, so that not every slow call costs a search."""
@@ -83,7 +84,7 @@ class Places:
         """Return the places of expired tasks. Only some tasks are looked up, chosen at random."""
         tasks = sorted({name.partition("#")[0] for name in names})
         some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
-        gone = {task for task in some if await self._store.get(*parts_of(task)) is None}
+        gone = {task for task in some if await self._store.get(*ids_of(task)) is None}
         return [name for name in names if name.partition("#")[0] in gone]
 
 
@@ -180,12 +181,6 @@ def _keys(task: Task) -> tuple[str, str]:
 
 def _of_principal(counted_as: str) -> str:
     return f"tasks/principal/{counted_as}"
-
-
-def parts_of(name: str) -> tuple[str, str]:
-    """Return the ids of the session and of the task in a task's name (`Task.name`)."""
-    session_id, _, task_id = name.partition("/")
-    return session_id, task_id
 
 
 class BoundedTasks:

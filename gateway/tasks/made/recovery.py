@@ -19,12 +19,12 @@ from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.identity.offline_rights import OfflineRights
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.made.continuation import TaskContinuation
-from gateway.tasks.made.quotas import parts_of
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after
 from gateway.tasks.made.stored_call import StoredCall
 from gateway.tasks.made.table import TaskTable, log_fields_of
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
+from session_store.ports.tasks import ids_of
 from session_store.session import redact
 from transports.jsonrpc import encode
 from transports.tasks import Tasks
@@ -197,7 +197,7 @@ class TaskRecovery:
 
     async def _is_settled(self, name: str, alive: set[str]) -> bool:
         """Decide on one task, if this replica may. Return False if another one has to."""
-        session_id, task_id = parts_of(name)
+        session_id, task_id = ids_of(name)
         task = await self._table.store.get(session_id, task_id)
         if task is None or task.is_over or self._table.get(name) is not None:
             return True

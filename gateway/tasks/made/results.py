@@ -210,7 +210,7 @@ class ResultCalls:
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
-        outcome, room = self._outcomes.of(f"{handle.session_id}/{handle.id}"), self._outcomes.room_of(live)
+        outcome, room = self._outcomes.of(handle.name), self._outcomes.room_of(live)
         read = functools.partial(_read, call, text, look, outcome, room)
         waiting = _Waiting(call, live, text, read, asked=self._asked.setdefault(live, _AskedQuestions()))
         self._tasks.spawn(waiting.run(self._bus, handle, self._table))
