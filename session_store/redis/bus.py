@@ -97,7 +97,8 @@ class RedisBus:
                 message = await self._pubsub.get_message(timeout=None)
                 if is_broken:
                     is_broken = False
-                    self._notify_missed()
+                    for listeners in tuple(self._listeners.values()):
+                        self._notify(listeners, None)  # messages may have been missed
                 if message is not None:
                     self._dispatch(message)
             except (RedisError, OSError) as error:
@@ -123,10 +124,6 @@ class RedisBus:
             self._subscribed[topic].set()
         elif message["type"] == "message":
             self._notify(self._listeners.get(topic, ()), message["data"])
-
-    def _notify_missed(self) -> None:
-        for listeners in tuple(self._listeners.values()):
-            self._notify(listeners, None)
 
     @staticmethod
     def _notify(listeners: Iterable[Callable[[bytes | None], None]], data: bytes | None) -> None:

@@ -9,12 +9,11 @@ import binascii
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final
 
-import hiredis
 from redis.asyncio import Redis
 
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands, Prepared, Script, failures_of
-from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, SharedRun
+from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, SharedRun, encoded
 
 __all__ = ["ClusterCommands", "slot_of"]
 
@@ -53,7 +52,7 @@ class ClusterCommands(Commands):
 
     async def run(self, *command: Any) -> Any:
         slot = None if command[0] in _KEYLESS else slot_of(str(command[1]))
-        return await self._send(slot, _packed(*command))
+        return await self._send(slot, encoded(*command))
 
     async def send(self, prepared: Prepared, script: Script) -> Any:
         slot = slot_of(prepared.key)
@@ -62,7 +61,7 @@ class ClusterCommands(Commands):
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):  # a node loses its scripts when it restarts
                 raise
-        await self._send(slot, _packed("SCRIPT", "LOAD", script.source))
+        await self._send(slot, encoded("SCRIPT", "LOAD", script.source))
         return await self._send(slot, prepared.packed)
 
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
@@ -127,7 +126,7 @@ class ClusterCommands(Commands):
         connection = self._connection_to(address)
         if not connection.is_open:
             await connection.open()
-        asking = connection.send(_packed("ASKING"))
+        asking = connection.send(encoded("ASKING"))
         reply = connection.send(packed)
         await asyncio.gather(asking, reply)
         return reply.result()
@@ -163,7 +162,7 @@ class ClusterCommands(Commands):
                 connection = self._connection_to(address)
                 if not connection.is_open:
                     await connection.open()
-                ranges = await connection.send(_packed("CLUSTER", "SLOTS"))
+                ranges = await connection.send(encoded("CLUSTER", "SLOTS"))
             except StoreUnavailable as error:
                 self._suspects.add(address)
                 failure = error
@@ -220,7 +219,3 @@ def _redirected(text: str, sender: Address) -> Address:
     """Return the address that a redirection names. Without a host, it is another port of the same host."""
     host, _, port = text.rpartition(":")
     return host or sender[0], int(port)
-
-
-def _packed(*command: Any) -> bytes:
-    return bytes(hiredis.pack_command(command))

@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, Final, NamedTuple, TypeVar
 
-import hiredis
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from session_store.ports.errors import StoreUnavailable
-from session_store.redis.connection import TIMEOUT_S, Connection
+from session_store.redis.connection import TIMEOUT_S, Connection, encoded
 
 __all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "failures_of", "in_parts", "prepared", "script"]
 
@@ -44,7 +43,7 @@ class Prepared(NamedTuple):
 
 def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
     """Encode a call of a script, for callers that send the same call many times."""
-    return Prepared(hiredis.pack_command(("EVALSHA", script.digest, len(keys), *keys, *arguments)), keys[0])
+    return Prepared(encoded("EVALSHA", script.digest, len(keys), *keys, *arguments), keys[0])
 
 
 async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -> list[Result]:
@@ -77,7 +76,7 @@ class Commands:
         """Send one command and return its reply. Raises `StoreUnavailable`, also for a command that Redis refuses."""
         if not self._connection.is_open:
             await self._connection.open()
-        return await self._connection.send(hiredis.pack_command(command))
+        return await self._connection.send(encoded(*command))
 
     async def call(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
         """Call a script with these keys and arguments, and return its reply. Raises `StoreUnavailable`."""

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from session_store.ports.errors import StoreUnavailable
 
-__all__ = ["TIMEOUT_S", "Connection", "ServerError", "SharedRun"]
+__all__ = ["TIMEOUT_S", "Connection", "ServerError", "SharedRun", "encoded"]
 
 
 class SharedRun:
@@ -50,6 +50,11 @@ class SharedRun:
 
 TIMEOUT_S: Final = 1.0
 _TICK_S: Final = 0.25
+
+
+def encoded(*command: Any) -> bytes:
+    """Return a command, encoded in RESP."""
+    return bytes(hiredis.pack_command(command))
 
 
 class ServerError(Exception):
@@ -111,7 +116,7 @@ class Connection:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 settings: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # no hint
-                self._greeting = [hiredis.pack_command(command) for command in _greeting(settings)]
+                self._greeting = [encoded(*command) for command in _greeting(settings)]
                 loop = asyncio.get_running_loop()
                 if isinstance(settings, UnixDomainSocketConnection):
                     await loop.create_unix_connection(lambda: _Wire(self), settings.path)

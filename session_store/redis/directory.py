@@ -5,9 +5,8 @@ import contextlib
 import math
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-import hiredis
 import msgspec
 from redis.asyncio import Redis
 
@@ -16,7 +15,7 @@ from session_store.ports.errors import StoreUnavailable
 from session_store.record import to_field
 from session_store.redis import keys
 from session_store.redis.commands import Commands, in_parts, script
-from session_store.redis.connection import Connection
+from session_store.redis.connection import Connection, encoded
 from session_store.redis.sessions import RedisSessionStore
 
 __all__ = [
@@ -66,12 +65,12 @@ class _Server:
     async def _wait(self, mark: str) -> bool:
         if not self.connection.is_open:
             await self.connection.open()
-        role = await self.connection.send(_packed("ROLE"))
+        role = await self.connection.send(encoded("ROLE"))
         if role[0] == b"master" and not role[2]:
             return True
         # `WAIT` covers only the writes of its own connection.
-        marked = self.connection.send(_packed("SET", mark, "1", "EX", _MARK_S))
-        copies = self.connection.send(_packed("WAIT", 1, _PATIENCE_MS))
+        marked = self.connection.send(encoded("SET", mark, "1", "EX", _MARK_S))
+        copies = self.connection.send(encoded("WAIT", 1, _PATIENCE_MS))
         await asyncio.gather(marked, copies)
         return bool(copies.result())
 
@@ -96,10 +95,6 @@ class Copies:
         """Close the connections."""
         for server in self._servers.values():
             server.connection.close()
-
-
-def _packed(*command: Any) -> bytes:
-    return bytes(hiredis.pack_command(command))
 
 
 _BEAT, _CLAIM, _RELEASE, _OWNERS = script("beat"), script("claim"), script("release"), script("owners")
@@ -155,9 +150,8 @@ class RedisDirectory:
         return live
 
     async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
-        record = keys.of_session(session_id)[:1]
         following = next_epoch(epoch)
-        reply = await self._commands.call(_CLAIM, record, self._sessions.now(), to_field(replica), epoch, following)
+        reply = await self._sessions.on_record(_CLAIM, session_id, to_field(replica), epoch, following)
         if reply is None:
             return None
         owner = msgspec.json.decode(reply, type=str)
@@ -180,7 +174,11 @@ class RedisDirectory:
             for some in self._commands.together(records[part : part + _ASKED_AT_ONCE])
         ]
         replies = await in_parts(lambda some: self._commands.call(_OWNERS, some, self._sessions.now()), asked)
-        return [_owner(*found) if found else None for reply in replies for found in reply]
+        return [
+            (msgspec.json.decode(found[1], type=str), int(found[0])) if found else None
+            for reply in replies
+            for found in reply
+        ]
 
     def close(self) -> None:
         """Close the connections that are used to wait for copies."""
@@ -190,9 +188,4 @@ class RedisDirectory:
         return session_id.encode() not in await self._commands.run("LRANGE", keys.lost(replica), 0, -1)
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
-        record = keys.of_session(session_id)[:1]
-        return bool(await self._commands.call(_RELEASE, record, self._sessions.now(), to_field(replica), epoch))
-
-
-def _owner(epoch: bytes, owner: bytes) -> tuple[str, int]:
-    return msgspec.json.decode(owner, type=str), int(epoch)
+        return bool(await self._sessions.on_record(_RELEASE, session_id, to_field(replica), epoch))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.record import from_fields, to_field, to_fields
 from session_store.redis import keys
-from session_store.redis.commands import Commands, Prepared, in_parts, prepared, script
+from session_store.redis.commands import Commands, Prepared, Script, in_parts, prepared, script
 from session_store.session import MAX_METADATA_BYTES, Principal, Session, too_large
 
 __all__ = ["RedisSessionStore"]
@@ -71,6 +71,10 @@ class RedisSessionStore:
         """Return the first argument of every script: the time, or empty for the Redis server's clock."""
         return "" if self._clock is None else repr(self._clock())
 
+    async def on_record(self, script: Script, session_id: str, *arguments: Any) -> Any:
+        """Run a script whose only key is the record of a session. Return its reply."""
+        return await self._commands.call(script, keys.of_session(session_id)[:1], self.now(), *arguments)
+
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
         await self._write(session)
         if alias is None:
@@ -84,7 +88,8 @@ class RedisSessionStore:
                 return session
             other = self._record(await self._resume(named, ""))
             if other is not None:
-                await self._delete(session.id)
+                await self._commands.call(_UNINDEX, keys.shard_of(session.id), session.id)
+                await self._commands.run("DEL", *keys.of_session(session.id))
                 return other
             stale = named
         return session  # other callers claimed the alias each time: this session has none
@@ -95,13 +100,9 @@ class RedisSessionStore:
         record, expires_at = itertools.chain.from_iterable(to_fields(session).items()), repr(session.expires_at)
         most_ms = math.ceil((session.max_age_s + STATUS_KEPT_S) * 1_000)
         await asyncio.gather(
-            self._commands.call(_CREATE, keys.of_session(session.id)[:1], self.now(), expires_at, *record),
+            self.on_record(_CREATE, session.id, expires_at, *record),
             self._commands.call(_INDEX, keys.shard_of(session.id)[:2], session.id, expires_at, most_ms),
         )
-
-    async def _delete(self, session_id: str) -> None:
-        await self._commands.call(_UNINDEX, keys.shard_of(session_id), session_id)
-        await self._commands.run("DEL", *keys.of_session(session_id))
 
     async def resume(self, session_id: str, principal: Principal, known: Session | None = None) -> Session | None:
         uses_cache = known is None
@@ -115,13 +116,10 @@ class RedisSessionStore:
                 return replace(known, used_at=float(reply))
             session = self._record(reply)
         if uses_cache:
-            self._cache(session_id, session)
+            self._recent.pop(session_id, None)
+            if session is not None and _size_of(session) <= _RECENT_HELD_BYTES:
+                self._recent[session_id] = session
         return session
-
-    def _cache(self, session_id: str, session: Session | None) -> None:
-        self._recent.pop(session_id, None)
-        if session is not None and _size_of(session) <= _RECENT_HELD_BYTES:
-            self._recent[session_id] = session
 
     async def _resume(self, session_id: str, principal: bytes | str) -> Any:
         return await self._commands.call(_RESUME, keys.of_session(session_id), self.now(), principal, "")
@@ -144,7 +142,7 @@ class RedisSessionStore:
         return None if named is None else named.decode()
 
     async def peek(self, session_id: str) -> Session | None:
-        return self._record(await self._commands.call(_PEEK, keys.of_session(session_id)[:1], self.now()))
+        return self._record(await self.on_record(_PEEK, session_id))
 
     async def touch(self, session_id: str) -> bool:
         return bool(await self._commands.call(_TOUCH, keys.of_session(session_id), self.now()))
@@ -152,21 +150,16 @@ class RedisSessionStore:
     async def update(self, session_id: str, *, if_version: int | None = None, **fields: object) -> Session | None:
         changes = itertools.chain.from_iterable((name, to_field(value)) for name, value in fields.items())
         version = "" if if_version is None else if_version
-        record = keys.of_session(session_id)[:1]
-        return self._record(await self._commands.call(_UPDATE, record, self.now(), version, *changes))
+        return self._record(await self.on_record(_UPDATE, session_id, version, *changes))
 
     async def change_set(self, session_id: str, field: SetField, *, add: str = "", remove: str = "") -> Session | None:
-        record = keys.of_session(session_id)[:1]
-        return self._record(await self._commands.call(_CHANGE_SET, record, self.now(), field, add, remove))
+        return self._record(await self.on_record(_CHANGE_SET, session_id, field, add, remove))
 
     async def annotate(self, session_id: str, changes: Mapping[str, str | None]) -> Session | None:
         kept = {name: value for name, value in changes.items() if value is not None}
         removed = [name for name, value in changes.items() if value is None]
-        record = keys.of_session(session_id)[:1]
         pairs = itertools.chain.from_iterable(kept.items())
-        reply = await self._commands.call(
-            _ANNOTATE, record, self.now(), MAX_METADATA_BYTES, len(kept), *pairs, *removed
-        )
+        reply = await self.on_record(_ANNOTATE, session_id, MAX_METADATA_BYTES, len(kept), *pairs, *removed)
         if isinstance(reply, int):
             raise too_large(reply)
         return self._record(reply)
@@ -205,11 +198,8 @@ class RedisSessionStore:
         return sorted(name.decode() for part in parts for name in part)[:limit]
 
     async def gone(self, session_ids: Sequence[str]) -> list[str]:
-        alive = await in_parts(self._is_alive, session_ids)
+        alive = await in_parts(lambda session_id: self.on_record(_ALIVE, session_id), session_ids)
         return [session_id for session_id, lives in zip(session_ids, alive, strict=True) if not lives]
-
-    async def _is_alive(self, session_id: str) -> Any:
-        return await self._commands.call(_ALIVE, keys.of_session(session_id)[:1], self.now())
 
     async def status(self, session_id: str) -> SessionStatus:
         if await self.peek(session_id) is not None:
@@ -227,7 +217,10 @@ class RedisSessionStore:
         return "unknown"
 
     async def sweep(self) -> list[Gone]:
-        now = self.now() or repr(await self._server_time())
+        now = self.now()
+        if not now:
+            seconds, micros = await self._commands.run("TIME")
+            now = repr(int(seconds) + int(micros) / 1_000_000)
         due = await asyncio.gather(
             *(
                 self._commands.run("ZRANGEBYSCORE", keys.shard(n)[0], "-inf", now, "LIMIT", 0, _SWEPT_AT_ONCE)
@@ -248,10 +241,6 @@ class RedisSessionStore:
             return None
         removed = await self._unindex(session_id, outcome.decode())
         return Gone(session_id=session_id, reason="expired") if removed and outcome == b"expired" else None
-
-    async def _server_time(self) -> float:
-        whole, micro = await self._commands.run("TIME")
-        return int(whole) + int(micro) / 1_000_000
 
     @staticmethod
     def _record(reply: Any) -> Session | None:
