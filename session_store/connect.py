@@ -40,7 +40,7 @@ class BackendOptions:
 
     `clock` returns seconds since the epoch; None: the backend chooses its clock. `max_sessions` limits a store that
     holds its sessions in memory. `exclusive` False opens a store that a running gateway has open. `create` False makes
-    opening fail if the store does not exist yet.
+    opening raise `StoreMissing` if the store does not exist yet.
     """
 
     clock: Callable[[], float] | None = None

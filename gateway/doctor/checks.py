@@ -105,4 +105,4 @@ async def _stored(settings: Settings) -> AsyncIterator[Finding]:
 
 
 def _backend(url: str) -> Backend:
-    return backend_for(url, BackendOptions(exclusive=False))
+    return backend_for(url, BackendOptions(exclusive=False, create=False))

@@ -11,6 +11,7 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok
 from session_store import Backend, StoreError
 from session_store.connect import shown
+from session_store.ports.errors import StoreMissing
 
 __all__ = ["check_replicas", "check_store"]
 
@@ -24,6 +25,9 @@ async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
     try:
         await backend.open()
         await backend.ping()
+    except StoreMissing:
+        yield ok("store", f"{shown(url)}: there is no such file yet: the gateway creates it when it starts")
+        return
     except StoreError as error:
         yield failure("store", f"{shown(url)}: {error}", _REACH)
         return

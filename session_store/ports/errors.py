@@ -1,6 +1,14 @@
 """Define the errors of a store. Every backend translates its driver's errors into these."""
 
-__all__ = ["SessionGone", "StoreError", "StoreFull", "StoreUnavailable", "UnknownEvent", "UnwrittenEvent"]
+__all__ = [
+    "SessionGone",
+    "StoreError",
+    "StoreFull",
+    "StoreMissing",
+    "StoreUnavailable",
+    "UnknownEvent",
+    "UnwrittenEvent",
+]
 
 
 class StoreError(Exception):
@@ -9,6 +17,10 @@ class StoreError(Exception):
 
 class StoreUnavailable(StoreError):
     """The store did not answer in time. The session may still exist: never answer as if it had ended."""
+
+
+class StoreMissing(StoreError):
+    """The store does not exist yet, and the caller wants none to be created (`BackendOptions.create`)."""
 
 
 class StoreFull(StoreError):

@@ -9,7 +9,7 @@ from typing import Final
 from session_store.embedded.backend import EmbeddedBackend
 from session_store.embedded.records import Result, Work
 from session_store.ports.backend import Observation
-from session_store.ports.errors import StoreError
+from session_store.ports.errors import StoreError, StoreMissing
 from session_store.sqlite.accounting import SqliteAuditTrail, SqliteHistory, SqliteQuotas, SqliteTimelines
 from session_store.sqlite.database import FORMAT, Database, no_folder
 from session_store.sqlite.events import SqliteEventLog
@@ -58,7 +58,9 @@ class SqliteBackend(EmbeddedBackend):
 
     async def open(self) -> None:
         if not self._create and not self.path.exists():
-            raise StoreError(f"{self.path}: there is no such file")
+            if not self.path.parent.is_dir():
+                raise no_folder(self.path)
+            raise StoreMissing(f"{self.path}: there is no such file")
         await self._database.open(exclusive=self._exclusive)
 
     async def ping(self) -> None:

@@ -90,7 +90,8 @@ class Database:
         """Open or create the file. `exclusive` locks it: only one gateway process may use a file.
 
         Raises:
-            StoreError: the file cannot be opened, has another format, or another gateway has locked it.
+            StoreError: the file cannot be opened, is another program's, has another format, or another gateway has
+                locked it.
         """
         self._loop = asyncio.get_running_loop()
         if exclusive:
@@ -135,6 +136,9 @@ class Database:
         if version not in (0, FORMAT):
             connection.close()
             raise StoreError(f"{self.path}: was written by another version of the gateway (format {version})")
+        if not _is_ours(connection):
+            connection.close()
+            raise StoreError(f"{self.path}: belongs to another program; name another file")
         # In WAL mode, NORMAL loses nothing when the process dies. A power failure can lose the last transactions.
         connection.executescript(
             f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; {_SCHEMA}"
@@ -202,6 +206,13 @@ class Database:
             if thread.is_alive():
                 return
         self._unlock()
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    """Return True if the file is empty, or has the sessions of a gateway: every version makes their table first."""
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(sessions)")}
+    is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+    return is_empty or columns >= {"id", "alias", "expires_at", "record"}
 
 
 def _settle(outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:

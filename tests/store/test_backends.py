@@ -1,7 +1,9 @@
 """Every backend keeps the one contract."""
 
 import asyncio
+import contextlib
 import gc
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from session_store import (
     HistoryRecord,
     MemoryBackend,
     MemoryEventLog,
+    StoreError,
     StoreUnavailable,
     TimelineEntry,
     TimelineHead,
@@ -24,6 +27,7 @@ from session_store import (
     UnknownEvent,
 )
 from session_store.ports.accounting import MAX_AUDIT_EVENTS
+from session_store.ports.errors import StoreMissing
 from session_store.ports.events import Entry, id_of_event
 from session_store.redis import RedisBackend, RedisEventLog, keys
 from session_store.sqlite import SqliteBackend, SqliteEventLog
@@ -129,6 +133,31 @@ class TestSqliteEvents(EventLogContract):
 
         ours, theirs = asyncio.run(both())
         assert ours == theirs
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("table", ["users (id TEXT)", "sessions (id TEXT, cookie TEXT)"])
+async def test_a_sqlite_file_of_another_program_is_refused_and_left_as_it_is(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.executescript(f"CREATE TABLE {table}; PRAGMA user_version=1;")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="belongs to another program"):
+        await SqliteBackend(path).open()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.anyio
+async def test_a_missing_sqlite_file_is_made_only_for_those_who_want_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreMissing):
+        await SqliteBackend(tmp_path / "sessions.db", create=False).open()
+    with pytest.raises(StoreError, match="there is no folder"):
+        await SqliteBackend(tmp_path / "none" / "sessions.db", create=False).open()
+    assert not [*tmp_path.iterdir()]
+    for create in (True, False):
+        backend = SqliteBackend(tmp_path / "sessions.db", create=create)
+        await backend.open()
+        await backend.close()
 
 
 @requirement("rep.redis")

@@ -134,3 +134,16 @@ async def test_a_store_that_is_given_is_checked_in_place_of_the_configured_one(t
     [finding] = await found(config, "store", store="redis://127.0.0.1:1/0")
     assert finding.state == "error" and "redis://127.0.0.1:1" in finding.what
     assert not (tmp_path / "configured.db").exists()
+
+
+@requirement("ops.config")
+async def test_a_store_that_does_not_exist_yet_is_no_fault_and_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_KEYS", "k" * 40)
+    config = written(tmp_path, {"gateway": {"store": f"sqlite:///{tmp_path}/sessions.db"}})
+    [finding] = await found(config, "store")
+    assert finding.state == "ok" and "sessions.db: there is no such file yet" in finding.what
+    assert [*tmp_path.iterdir()] == [config]
+    [finding] = await found(config, "store", store=f"sqlite:///{tmp_path}/none/sessions.db")
+    assert finding.state == "error" and "there is no folder" in finding.what
