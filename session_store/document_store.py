@@ -20,7 +20,6 @@ from session_store.ports.errors import StoreError, StoreUnavailable
 from session_store.ports.sessions import Gone
 from session_store.record import from_fields, to_fields
 from session_store.session import Session
-from session_store.tokens import KeyRing
 
 __all__ = ["DocumentBackend", "DocumentStore"]
 
@@ -77,15 +76,11 @@ class DocumentBackend:
     """Provide the sessions and the state that a `DocumentStore` keeps."""
 
     needs_keys = True
-    is_shared = True
 
     def __init__(self, store: DocumentStore, *, clock: Callable[[], float] = time) -> None:
         documents = _Documents(store, clock)
         self.sessions = DocumentSessions(documents, clock, documents.of)
         self.state = EmbeddedStateStore(documents.of, clock)
-
-    def own_keys(self) -> KeyRing:
-        raise StoreError("an app with a store of its own gives its keys")
 
     async def open(self) -> None:
         """Do nothing: the app opens its store."""

@@ -49,17 +49,16 @@ _SECRET_VALUE: Final = re2.compile(
 
 def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the metadata with credentials redacted. They are recognised by their name or by their form."""
-    return {name: None if value is None else _scrubbed(name, value) for name, value in metadata.items()}
+    # A name inside the value does not count: `api-key:alice` is a principal.
+    return {
+        name: None if value is None else REDACTED if is_secret_name(name) else _without_forms(value)
+        for name, value in metadata.items()
+    }
 
 
 def is_secret_name(name: str) -> bool:
     """Return whether the name says that its value is a credential."""
     return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
-
-
-def _scrubbed(name: str, value: str) -> str:
-    # A name inside the value does not count: `api-key:alice` is a principal.
-    return REDACTED if is_secret_name(name) else _without_forms(value)
 
 
 def scrubbed_text(text: str) -> str:

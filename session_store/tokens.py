@@ -136,10 +136,7 @@ class TokenCodec:
         # Every message of a session repeats its token, and an HMAC for each would be half of the message's cost.
         # Only valid tokens are kept: anyone can make invalid ones, which would push the valid ones out.
         self._verified: OrderedDict[str, str] = OrderedDict()
-        self.sign = functools.lru_cache(maxsize=_VERIFIED_HELD)(self._sign)
-
-    def _sign(self, session_id: str) -> str:
-        return self._signer.sign(session_id).decode()
+        self.sign = functools.lru_cache(_VERIFIED_HELD)(lambda session_id: self._signer.sign(session_id).decode())
 
     def verify(self, token: str) -> str | None:
         """Return the id in a token that a key of this ring signed, else None. Uses no store."""

@@ -3,7 +3,6 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from time import monotonic
 from typing import Final
 
 import msgspec
@@ -45,14 +44,16 @@ _FORGET_EVERY_S: Final = 10.0
 class MemoryQuotas:
     """Keep the set of names that each key holds, until its time has passed."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._held: dict[str, tuple[float, set[str]]] = {}
         self._forgotten_at = clock()
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
         now = self._clock()
-        self._forget(now)
+        if now - self._forgotten_at >= _FORGET_EVERY_S:
+            self._forgotten_at = now
+            self._held = {key: held for key, held in self._held.items() if held[0] >= now}
         until, held = self._held.get(key, (now, set[str]()))
         if until < now:
             held = set()
@@ -67,12 +68,6 @@ class MemoryQuotas:
         held.difference_update(names)
         if not held:
             self._held.pop(key, None)
-
-    def _forget(self, now: float) -> None:
-        if now - self._forgotten_at >= _FORGET_EVERY_S:
-            self._forgotten_at = now
-            for key in [key for key, (until, _) in self._held.items() if until < now]:
-                del self._held[key]
 
 
 _MOST: Final = 10_000
@@ -102,8 +97,8 @@ MAX_EVENTS: Final = 2_000
 class MemoryAuditTrail:
     """Keep the newest events of each part of the audit trail. They are lost with the process."""
 
-    def __init__(self, max_events: int = MAX_EVENTS) -> None:
-        self._parts = {part: deque[AuditEvent](maxlen=max_events) for part in PARTS}
+    def __init__(self) -> None:
+        self._parts = {part: deque[AuditEvent](maxlen=MAX_EVENTS) for part in PARTS}
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
         for part, found in by_part(events).items():
@@ -143,12 +138,8 @@ _heads: Final = msgspec.json.Decoder(TimelineHead)
 class MemoryTimelines:
     """Keep the timelines that were written last, encoded: an idle session costs a few hundred bytes."""
 
-    def __init__(
-        self, clock: Callable[[], float], *, max_sessions: int = MAX_SESSIONS, max_bytes: int = MAX_BYTES
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._max_sessions = max_sessions
-        self._max_bytes = max_bytes
         self._of: OrderedDict[str, tuple[float, bytes, bytes]] = OrderedDict()  # written at, head, entries
         self._bytes = 0
 
@@ -165,7 +156,7 @@ class MemoryTimelines:
     def _drop(self, now: float) -> None:
         while self._of:
             session, (at, _, lines) = next(iter(self._of.items()))
-            if len(self._of) <= self._max_sessions and self._bytes <= self._max_bytes and at + KEPT_S > now:
+            if len(self._of) <= MAX_SESSIONS and self._bytes <= MAX_BYTES and at + KEPT_S > now:
                 return
             del self._of[session]
             self._bytes -= len(lines)

@@ -39,10 +39,6 @@ class _Log:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     dropped: bool = False
 
-    def next_number(self) -> int:
-        self.last += 1
-        return self.last
-
     def add(self, number: int, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> None:
         """Store a frame and drop the oldest events beyond the bounds."""
         self.events.append((number, stream, frame))
@@ -68,11 +64,6 @@ class _Log:
             self.finished.intersection_update(self.counts)
         self.finished.add(stream)
 
-    def drop(self) -> None:
-        """End all followers of this log."""
-        self.dropped = True
-        self.wake()
-
     def wake(self) -> None:
         """Let the followers look for new events."""
         self.news.set()
@@ -89,10 +80,10 @@ class MemoryEventLog:
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         log = self._log(session_id)
-        number = log.next_number()
-        log.add(number, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
+        log.last += 1
+        log.add(log.last, stream, frame, max_events=self._max_events, max_bytes=self._max_bytes)
         log.wake()
-        return id_of_event(log.nonce, number)
+        return id_of_event(log.nonce, log.last)
 
     async def finish(self, session_id: str, stream: str) -> None:
         log = self._log(session_id)
@@ -180,7 +171,8 @@ class MemoryEventLog:
     async def drop(self, session_id: str) -> None:
         log = self._logs.pop(session_id, None)
         if log is not None:
-            log.drop()
+            log.dropped = True  # its followers end
+            log.wake()
 
     async def release(self, session_id: str) -> None:
         """Do nothing: each event is in the store."""

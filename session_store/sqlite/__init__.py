@@ -26,6 +26,7 @@ class SqliteBackend(EmbeddedBackend):
     """Serve `sqlite:///path` URLs. Bus, leases, rates and flags are in memory, because one process uses the file."""
 
     is_durable = True
+    needs_keys = False  # they are in a file beside the database
 
     def __init__(
         self, path: Path, *, clock: Callable[[], float] = time, exclusive: bool = True, create: bool = True
@@ -44,11 +45,6 @@ class SqliteBackend(EmbeddedBackend):
 
     async def run(self, work: Work[Result]) -> Result:
         return await self._database.run(lambda db: work(SqliteRecords(db)))
-
-    @property
-    def needs_keys(self) -> bool:
-        """Return False: the keys are in a file beside the database."""
-        return False
 
     def own_keys(self) -> KeyRing:
         return keys_beside(self.path)
