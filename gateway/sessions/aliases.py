@@ -85,8 +85,6 @@ def default_alias(request: Request, principal: Principal) -> str | None:
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
     """Return the alias of the session that `initialize` resumes if re-attaching by principal is switched on. None for
     an anonymous client."""
-    return (
-        None
-        if principal.is_anonymous
-        else json.dumps(["reattach", principal.issuer, principal.subject, client, endpoint])
-    )
+    if principal.is_anonymous:
+        return None
+    return json.dumps(["reattach", principal.issuer, principal.subject, client, endpoint])

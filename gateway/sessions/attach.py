@@ -148,7 +148,6 @@ class SessionAttacher:
             # Of two announcements at once, the second is decided on the record that the first has written. Memory may
             # hold an older record, if another request has read it before that write and stored it here after that.
             await self._read(live)
-            is_written = False
             for _ in range(_TRIES):
                 known = self._rules.renewed(live.session, who.claims)
                 if known.workspace == announced:
@@ -156,9 +155,9 @@ class SessionAttacher:
                 if known.workspace and not anew:
                     raise other_workspace(known.workspace, announced)
                 context = self._rules.context(who.principal, who.claims, announced, announced_fields_of(known))
-                if is_written := await self._write(live, context):
+                if await self._write(live, context):
                     break
-            if not is_written:
+            else:
                 raise StoreUnavailable(_BUSY)
         await live.renew()
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")

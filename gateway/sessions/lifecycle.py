@@ -110,7 +110,10 @@ class SessionLifecycle:
             await self._announce(session_id)
         await asyncio.shield(closing)
         if ended:
-            await self._drop_tasks(session_id)
+            try:
+                await self._task_records.drop_session(session_id)
+            except StoreUnavailable:
+                logger.warning("the tasks of a session that has ended stay in the store until they expire")
         return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
@@ -135,12 +138,6 @@ class SessionLifecycle:
             live.changed()  # calls and answers until the close are decided anew
         # In the background: a child process that does not exit must not delay the next round of `keep_alive`.
         return self._tasks.spawn(self.close(session_id, over=over, taken_over=taken_over))
-
-    async def _drop_tasks(self, session_id: str) -> None:
-        try:
-            await self._task_records.drop_session(session_id)
-        except StoreUnavailable:
-            logger.warning("the tasks of a session that has ended stay in the store until they expire")
 
     async def _announce(self, session_id: str) -> None:
         try:

@@ -1,6 +1,5 @@
 """Resolve a request to its session, from the parts of the request that name one, and the cached record or the store."""
 
-import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable
@@ -51,6 +50,7 @@ class SessionResolver:
         self.context_of = opener.context_of
         self.announces_other = attacher.announces_other
         self.apply_announced = attacher.apply_announced
+        self.read_again = attacher.refresh  # for a call that waits for the record and then calls `still_serves`
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
         """Return the session that the request names; None if it names none. The order: token in a header, `_meta`,
@@ -105,10 +105,6 @@ class SessionResolver:
         if age_s >= AGING_AFTER_S:
             self._attacher.refresh(live)
         return True
-
-    def read_again(self, live: LiveSession) -> "asyncio.Future[None]":
-        """Read the record of a live session again, for a call that waits for it. Afterwards call `still_serves`."""
-        return self._attacher.refresh(live)
 
     async def _resume_without_token(self, request: Request, who: RequestContext) -> Resolved | None:
         if (forwarded := request.forwarded) is not None:

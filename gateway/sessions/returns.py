@@ -194,7 +194,9 @@ class Returns:
             live.watch_return(None)
         elif brings_token(request) and client == client_key(request, client.principal):
             live.watch_return(None)
-            await self._learn(client)
+            self._carrying[client] = True
+            with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
+                await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
 
     # -- what is learnt
 
@@ -207,11 +209,6 @@ class Returns:
             except StoreUnavailable:
                 return False  # its default session may still be served by the replica that owns it
         return known
-
-    async def _learn(self, client: ClientKey) -> None:
-        self._carrying[client] = True
-        with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
-            await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
 
     # -- what is told
 

@@ -101,19 +101,14 @@ def estimated_bits(key: str) -> float:
     """
     if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
         return 0.0  # made of a time or a name (RFC 9562 §5)
-    text = _unrepeated(key.rstrip("="))
+    text = key.rstrip("=")
+    text = text[: (text + text).find(text, 1)]  # the shortest text whose repetition it is: itself, if nothing repeats
     digits = text.replace("-", "") if set(text) <= _HEX | {"-"} else text
     if len(set(digits)) < _MIN_DISTINCT or _is_sequence(digits):
         return 0.0
     bits = len(digits) * math.log2(_alphabet(digits))
     is_written = set(digits) <= _BASE64 and not set(digits) <= _HEX and written_bits(digits) < bits - _WRITTEN
     return 0.0 if is_written else bits
-
-
-def _unrepeated(key: str) -> str:
-    """Return the shortest text whose repetition is the key: the key itself, if it repeats nothing."""
-    place = (key + key).find(key, 1)
-    return key[:place]
 
 
 def _is_sequence(text: str) -> bool:
