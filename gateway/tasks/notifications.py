@@ -20,7 +20,7 @@ from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.table import topic_of
 from gateway.tasks.task_encoding import task_object
-from session_store import Bus, StoreUnavailable, Task, TaskStore
+from session_store import Bus, StoreUnavailable, TaskStore
 from transports.jsonrpc import (
     Message,
     Object,
@@ -210,13 +210,10 @@ class _Following:
                 self._forget(task_id)
             elif task.version > self._sent.get(task_id, 0):
                 self._sent[task_id] = task.version
-                self._notify(task)
-
-    def _notify(self, task: Task) -> None:
-        text = self._texts[task.id]
-        self._stream.emit(task_notification(task_object(task, text), text, self._stream.client_id))
-        if task.is_over:
-            self._forget(task.id)
+                text = self._texts[task_id]
+                self._stream.emit(task_notification(task_object(task, text), text, self._stream.client_id))
+                if task.is_over:
+                    self._forget(task_id)
 
     def _forget(self, task_id: str) -> None:
         self._texts = {known: text for known, text in self._texts.items() if known != task_id}

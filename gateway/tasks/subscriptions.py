@@ -34,13 +34,7 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request
-from transports.jsonrpc import (
-    INVALID_PARAMS,
-    Object,
-    decode_object,
-    encode,
-    parse,
-)
+from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, parse
 from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -50,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_S: Final = 2.0
 """Time that the acknowledgement waits for servers. It leaves out the tasks of slower ones."""
+
+_STREAM_CLOSED: Final = "the client closed the stream"
 
 _UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
 
@@ -106,13 +102,15 @@ class TaskSubscriptions:
             logger.warning("tasks of server %s are not notified of: %s", upstream.name, error)
         except TimeoutError:
             logger.info("server %s has not acknowledged a subscription to tasks in time", upstream.name)
-            _cancel(part)
+            part.cancel(_STREAM_CLOSED)
         self._ended(part)
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
         """Return the handles of the tasks that a server acknowledges. If any, the stream counts it as a source."""
-        handles = [tasks[own][1] for own in _honoured(params) if own in tasks]
+        accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
+        own_ids = msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
+        handles = [tasks[own][1] for own in own_ids if own in tasks]
         if handles and part not in self._notifying:
             self._notifying.add(part)
             self._stream.followed()
@@ -130,17 +128,7 @@ class TaskSubscriptions:
         """Cancel the subscriptions: the client's stream is over."""
         self._is_ended = True
         for part in tuple(self._open):
-            _cancel(part)
-
-
-def _cancel(part: Exchange) -> None:
-    part.cancel("the client closed the stream")
-
-
-def _honoured(params: Object) -> list[str]:
-    """Return the server's own ids in its acknowledgement."""
-    accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
-    return msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
+            part.cancel(_STREAM_CLOSED)
 
 
 class TaskListening:

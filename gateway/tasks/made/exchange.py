@@ -47,7 +47,7 @@ class TaskSink(ReplyQueue):
     def detach(self) -> None:
         """Take no more frames, and forget `receive`."""
         self.close()
-        self._receive = _nobody
+        self._receive = lambda frame: None
 
     def push(self, frame: Frame) -> bool:
         if self.is_closed:
@@ -56,10 +56,6 @@ class TaskSink(ReplyQueue):
             self.close()
         self._receive(frame)
         return True
-
-
-def _nobody(_: Frame) -> None:
-    """Do nothing: the sink is closed."""
 
 
 class TaskWork(Protocol):
@@ -203,14 +199,10 @@ class TaskExchange(Exchange):
         if self.task_at_server is not None:
             work.has_become(self.task_at_server)
         if self._progress is not None:
-            self._report(work, self._progress)
-
-    def _report(self, work: TaskWork, progress: bytes) -> None:
-        """Pass the progress so far to the task. Errors are only logged: the client has the handle of the task."""
-        try:
-            work.receive(Frame(progress))
-        except Exception as error:
-            logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
+            try:
+                work.receive(Frame(self._progress))
+            except Exception as error:  # the client has the handle of the task already
+                logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
 
     def open_questions(self) -> Object:
         """Return the questions that wait for the client's answers, by key (`inputRequests`)."""
@@ -294,7 +286,8 @@ class RequestedExchange(TaskExchange):
     def known_as(self, handle: str) -> None:
         """Set the handle of the task."""
         assert self.live is not None
-        self.owned = OwnedTask(self.live, handle, seen=_nothing, lost=_nothing)
+        # The task's state is in its record.
+        self.owned = OwnedTask(self.live, handle, seen=lambda task: None, lost=lambda: None)
 
     def sent_as(
         self,
@@ -337,7 +330,3 @@ class RequestedExchange(TaskExchange):
         stream, live = None if self.owned is None else self.owned.stream, live_session_of(self)
         if (stream is None or not stream.emit(frame)) and live is not None and live.open_streams:
             live.send_to_client(frame)
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing: the task's state is in its record."""

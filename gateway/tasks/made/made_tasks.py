@@ -248,11 +248,8 @@ class MadeTasks:
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
         ids = sorted({task.session_id for task in own})
         sessions = dict(zip(ids, await asyncio.gather(*map(self._sessions.peek, ids)), strict=True))
-        return [self._as_it_works(task) for task in own if self._may_see(task, sessions[task.session_id], who)]
-
-    def _as_it_works(self, task: Task) -> Task:
-        """Return the newer version of a stored task, if it works on this replica; otherwise the task itself."""
-        return self._told(task.name) or task
+        seen = (task for task in own if self._may_see(task, sessions[task.session_id], who))
+        return [self._told(task.name) or task for task in seen]  # a task that works here has a newer version
 
     def _told(self, name: str) -> Task | None:
         """Return the newest record of a task that works on this replica. None: only the store's record counts."""

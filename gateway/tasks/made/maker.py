@@ -103,7 +103,7 @@ class TaskableReply:
         """Return True if the client has left, or has its answer, or gets an error: then it is too late for a task."""
         return self._is_done or self._state is ReplyState.REFUSED or self.replies.abandoned or self.replies.is_closed
 
-    def begin_after(self, seconds: float, begin: Callable[[], None]) -> None:
+    def begin_after(self, seconds: float, begin: Callable[[], object]) -> None:
         """Call `begin` after that time, unless the reply is done by then."""
 
         def due() -> None:
@@ -219,7 +219,7 @@ class TaskMaker:
         is_at_once = tool.needs_task or self._settings.is_at_once(tool.server, tool.name)
         reply.begin_after(
             0.0 if is_at_once else self._settings.after_s,
-            lambda: self._make_soon(exchange, request, reply, tool_of),
+            lambda: self._tasks.spawn(self._make(exchange, request, reply, tool_of)),
         )
         return reply
 
@@ -253,9 +253,6 @@ class TaskMaker:
         with contextlib.suppress(StoreError):  # it stays until it expires
             await self._delete(await self._table.store.get(task.session_id, task.id) or task)
         await self._forget(running)
-
-    def _make_soon(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
-        self._tasks.spawn(self._make(exchange, request, reply, tool_of))
 
     async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
         """Make a task of a call, unless it is answered or asks something meanwhile, or the store has no room."""

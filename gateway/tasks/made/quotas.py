@@ -70,10 +70,6 @@ class Places:
             self._full[key] = True
         return not held
 
-    async def names(self, key: str) -> list[str]:
-        """Return the names of all taken places under that key. Raises `StoreUnavailable`."""
-        return await _all(self._quotas, key)
-
     async def give_back(self, key: str, names: Sequence[str]) -> None:
         """Release places. If the store cannot be reached, a later search of the full quota finds them."""
         self._full.pop(key, None)
@@ -93,6 +89,7 @@ class TaskQuotas:
 
     def __init__(self, settings: TaskSettings, quotas: Quotas, store: TaskStore) -> None:
         self._settings = settings
+        self._quotas = quotas
         self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
@@ -113,7 +110,7 @@ class TaskQuotas:
     async def of_principal(self, principal: Principal) -> list[str]:
         """Return the names of the tasks of a principal that is not anonymous. Some may have expired. Raises
         `StoreUnavailable`."""
-        return await self._places.names(_of_principal(principal.key))
+        return await _all(self._quotas, _of_principal(principal.key))
 
 
 class RunningNames:
@@ -142,10 +139,11 @@ class RunningNames:
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
-    async def add_left(self, name: str) -> None:
+    async def leave(self, name: str) -> None:
         """Record that this replica, which lives, has left a task that no other runs yet. Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
+        await self.remove(name)
 
     async def remove(self, name: str, replica: str = "") -> None:
         """Forget that a replica, this one by default, runs a task. Raises `StoreUnavailable`."""

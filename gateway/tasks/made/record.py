@@ -162,7 +162,10 @@ class TaskRecord:
                 return
             self._stored = written
             self._written_at = monotonic()
-            self._tell(written)
+            try:
+                self._changed(written)
+            except Exception:  # later changes are still written
+                logger.exception("a change of a task is stored, but not every client was notified of it")
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
         """Queue changes again, without fields that the store has no room for. False: nothing can be left out."""
@@ -187,13 +190,6 @@ class TaskRecord:
             self._no_room()  # nobody could answer them
             return {"questions": b""}
         return {}
-
-    def _tell(self, written: Task) -> None:
-        """Call `changed`. Its errors are only logged, so that later changes are still written."""
-        try:
-            self._changed(written)
-        except Exception:
-            logger.exception("a change of a task is stored, but not every client was notified of it")
 
     async def _until_due(self) -> None:
         wait_s = self._written_at + EVERY_S - monotonic()

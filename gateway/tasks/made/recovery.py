@@ -20,7 +20,7 @@ from gateway.identity.offline_rights import OfflineRights
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.state import TaskEvent, after
+from gateway.tasks.made.state import TaskEvent, after, may_run_again
 from gateway.tasks.made.stored_call import StoredCall
 from gateway.tasks.made.table import TaskTable, log_fields_of
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
@@ -111,7 +111,7 @@ class TaskRecovery:
             lost = functools.partial(self._lost, session=session, call=call)
             if await self._continuation.follow(task, session, call, lost):
                 return
-        if not _may_run_again(task):
+        if not may_run_again(task):
             await self._give_up(task, _unknown(task, session))
         elif why := self._why_not(self._rights.why_lost, task, session, call):
             await self._give_up(task, _NO_RIGHTS.format(why=why))
@@ -126,7 +126,7 @@ class TaskRecovery:
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
         """Decide on a task that this replica follows, because its server has forgotten its own task of the call."""
         why = self._why_not(self._rights.why_lost, running.task, session, call)
-        if not _may_run_again(running.task):
+        if not may_run_again(running.task):
             running.give_up(_FORGOTTEN)
         elif why:
             running.give_up(f"{_FORGOTTEN}. It is not started again: {why}")
@@ -205,7 +205,7 @@ class TaskRecovery:
         if session is not None and not self.is_here(session):
             if session.owner in alive:
                 return session.epoch == task.epoch  # otherwise the session's owner decides, in its own sweep
-            if task.upstream_id or _may_run_again(task):
+            if task.upstream_id or may_run_again(task):
                 assert self._cluster is not None
                 session = await self._cluster.claim(session)
                 if session is not None and not self.is_here(session):
@@ -227,10 +227,6 @@ def _call_of(task: Task) -> StoredCall | None:
         return StoredCall.read(task.request) if task.request else None
     except (msgspec.MsgspecError, RecursionError):
         return None
-
-
-def _may_run_again(task: Task) -> bool:
-    return task.is_repeatable and task.runs == 1
 
 
 def _unknown(task: Task, session: Session | None) -> str:

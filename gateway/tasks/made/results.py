@@ -172,11 +172,12 @@ class WaitingCalls:
         """Keep a call's event stream alive until its reply is done."""
         exchange.queue_at(self, next(self._numbers))
         self.calls.wait(exchange)
-        exchange.when_done(lambda: self._end(exchange))
-        self._watch.begin()
 
-    def _end(self, exchange: Exchange) -> None:
-        self.calls.end(exchange)
+        def end() -> None:
+            self.calls.end(exchange)
+
+        exchange.when_done(end)
+        self._watch.begin()
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
         self.fail(exchange, code, f"Cancelled: {reason}")

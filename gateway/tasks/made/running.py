@@ -17,7 +17,16 @@ from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.made.questions import Rounds, ServerTask, conversation_of
 from gateway.tasks.made.record import TaskRecord
-from gateway.tasks.made.state import TaskEvent, after, can_be_read, error_text, message_of, progress_text, reason_of
+from gateway.tasks.made.state import (
+    TaskEvent,
+    after,
+    can_be_read,
+    error_text,
+    may_run_again,
+    message_of,
+    progress_text,
+    reason_of,
+)
 from gateway.tasks.made.stored_call import FollowedCall, StoredCall, answered, following
 from session_store import Task
 from session_store.session import redact
@@ -236,7 +245,7 @@ class RunningTask:
         if not self.exchange.is_suspended or suspended is None or not responses.keys() & suspended.questions.keys():
             return
         answers: dict[str, Any] = {}
-        if self.may_run_again:  # in a second run, the server would ask the same
+        if may_run_again(self.task):  # in a second run, the server would ask the same
             most = self._settings.result_bytes
             answers["answers"] = answered(self.task.answers, suspended.questions, responses).encoded(most)
         answer_suspended(self.exchange, responses)  # asks again for missing answers
@@ -257,11 +266,6 @@ class RunningTask:
             self._step(TaskEvent.RESUME, questions=b"", **answers)
         elif answers:
             self.record.change(**answers)
-
-    @property
-    def may_run_again(self) -> bool:
-        """Return True if a later owner may send the call again: its tool is idempotent, and this is the first run."""
-        return self.task.is_repeatable and self.task.runs == 1
 
     def cancel(self, reason: str) -> None:
         """Cancel the call: the server is notified, and the task ends."""

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.calls.lifecycles import step
-from session_store import TaskStatus
+from session_store import Task, TaskStatus
 from transports.jsonrpc import INTERNAL_ERROR, Object
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "after",
     "can_be_read",
     "error_text",
+    "may_run_again",
     "message_of",
     "progress_text",
     "reason_of",
@@ -98,6 +99,11 @@ TASK: Final[Mapping[TaskState, Mapping[TaskEvent, TaskState]]] = {
 def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
     """Return the status of a task after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
     return step(TASK, TaskState(status), event).value
+
+
+def may_run_again(task: Task) -> bool:
+    """Return True if a later owner may send the call again: its tool is idempotent, and this is the first run."""
+    return task.is_repeatable and task.runs == 1
 
 
 def message_of(runs: int, text: str = "") -> str:

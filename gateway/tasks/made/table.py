@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from time import time
 from typing import Final
 
@@ -11,6 +11,7 @@ from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.quotas import RunningNames
 from gateway.tasks.made.record import TaskRecord
 from gateway.tasks.made.running import RunningTask
+from gateway.tasks.made.state import may_run_again
 from session_store import Bus, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
 from transports.tasks import Tasks
@@ -121,11 +122,7 @@ class TaskTable:
     def _publish(self, task: Task) -> None:
         """Tell all replicas that the store has a new version of the task. A lost message does no harm: subscribers read
         the record, and clients may poll."""
-        self._tasks.spawn(self._tell(task))
-
-    async def _tell(self, task: Task) -> None:
-        with contextlib.suppress(StoreUnavailable):
-            await self._bus.publish(topic_of(task.session_id), task.id.encode())
+        self._tasks.spawn(_tried(self._bus.publish, topic_of(task.session_id), task.id.encode()))
 
     def remove(self, running: RunningTask) -> None:
         """Remove a task that does not become one after all, or that another replica runs."""
@@ -134,39 +131,37 @@ class TaskTable:
         self.forget_name(running.name)
 
     def forget_name(self, name: str) -> None:
-        """Delete from the store, in the background, that this replica runs the task of that name."""
-        self._tasks.spawn(self._forget_name(name))
+        """Delete from the store, in the background, that this replica runs the task of that name. If that fails, a
+        replica that finds the name sees that the task is over."""
+        self._tasks.spawn(_tried(self.names.remove, name))
 
     def _ended(self, running: RunningTask) -> None:
         self.noted(running.task, _what_became_of(running))
         if self._running.get(running.name) is running:
             del self._running[running.name]
-        self._tasks.spawn(self._pass_on(running.name) if running.is_left else self._forget_name(running.name))
-
-    async def _renew_names(self, task: Task) -> None:
-        with contextlib.suppress(StoreUnavailable):  # the next renewal comes long before the names expire
-            await self.names.renew(task)
-
-    async def _forget_name(self, name: str) -> None:
-        with contextlib.suppress(StoreUnavailable):  # a replica that finds the name sees that the task is over
-            await self.names.remove(name)
-
-    async def _pass_on(self, name: str) -> None:
-        with contextlib.suppress(StoreUnavailable):
-            await self.names.add_left(name)
-            await self.names.remove(name)
+        if running.is_left:
+            self._tasks.spawn(_tried(self.names.leave, running.name))
+        else:
+            self.forget_name(running.name)
 
     def renew(self) -> None:
         """Extend the life of the records of all tasks that still work, where it is due."""
         for running in self:
             if running.record.renew(self.settings.working_ttl_s(running.kept_s)):
-                self._tasks.spawn(self._renew_names(running.task))
+                # The next renewal comes long before the names expire.
+                self._tasks.spawn(_tried(self.names.renew, running.task))
 
     async def settled(self) -> None:
         """Wait until the outcomes of all tasks that have ended are stored."""
         for running in self:
             await running.settled()
         await self._tasks.settled()
+
+
+async def _tried(write: Callable[..., Awaitable[None]], *arguments: object) -> None:
+    """Write to the store. Ignore that the store does not answer."""
+    with contextlib.suppress(StoreUnavailable):
+        await write(*arguments)
 
 
 def _what_became_of(running: RunningTask) -> str:
@@ -181,7 +176,7 @@ def _what_became_of(running: RunningTask) -> str:
 def _is_ended(running: RunningTask) -> bool:
     """End a task, because the gateway stops. Return False if its next owner can continue it: its record stays then."""
     exchange = running.exchange
-    if running.task.upstream_id or running.may_run_again or exchange.work is not running:
+    if running.task.upstream_id or may_run_again(running.task) or exchange.work is not running:
         return False
     if exchange.conversation is None or not exchange.number:
         running.cancel(_UNSENT)

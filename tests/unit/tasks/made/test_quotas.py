@@ -77,8 +77,7 @@ async def test_the_names_of_a_replica_are_found_by_others() -> None:
     await mine.add("s/t2")
     assert await others.replicas() == ["r1"] and await others.of("r1") == ["s/t1", "s/t2"]
     await others.remove("s/t1", "r1")
-    await mine.add_left("s/t2")
-    await mine.remove("s/t2")
+    await mine.leave("s/t2")
     assert await others.of("r1") == [] and await others.of(LEFT) == ["s/t2"]
     await others.forget("r1")
     assert await others.replicas() == [LEFT]
