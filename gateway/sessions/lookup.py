@@ -50,22 +50,6 @@ class SessionLookup:
             raise session_unknown()
         return session
 
-    async def by_stale_token(self, token: str, era: Era, principal: Principal) -> Session | None:
-        """Return the live session that a token names; None if the session has ended or the token is invalid. For
-        clients that may send an old token.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
-        session_id = self._carriers.tokens.verify(token)
-        if session_id is None:
-            self._refused(era, principal, "invalid session token")
-            return None
-        session = await self._store.resume(session_id, principal)
-        if session is None:
-            await self._refused_id(session_id, era, principal)
-        return session
-
     def ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
         """Yield the session ids in the cookies of a request, if cookies are switched on. Record in the audit trail a
         cookie that this gateway has not signed."""

@@ -1,5 +1,7 @@
 """Resolve a legacy `initialize` to a session: one that the client names or is re-attached to, else a new one."""
 
+import contextlib
+
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -11,7 +13,7 @@ from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.records import RecordLimits
 from gateway.sessions.resolve import SessionResolver
 from session_store import ClientFacts
-from transports.inbound_port import Request
+from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
 __all__ = ["InitializeResolver"]
@@ -74,7 +76,10 @@ class InitializeResolver:
         self, request: Request, who: RequestContext, client: ClientFacts, key: Alias | None
     ) -> Resolved | None:
         if (token := explicit_token(request)) is not None:
-            session = await self._lookup.by_stale_token(token, request.era, who.principal)
+            session = None
+            with contextlib.suppress(Refused):
+                session_id = self._lookup.id_of_token(token, request.era, who.principal)
+                session = await self._lookup.by_id(session_id, request.era, who.principal)
             if session is not None:
                 return await self._attacher.attach(session, who.claims)
         if key is not None:
