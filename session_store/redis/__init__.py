@@ -29,8 +29,7 @@ from session_store.redis.connection import ServerError
 from session_store.redis.directory import RedisDirectory
 from session_store.redis.events import RedisEventLog
 from session_store.redis.health import inspect
-from session_store.redis.sessions import RedisSessionStore
-from session_store.redis.state import RedisStateStore
+from session_store.redis.sessions import RedisSessionStore, RedisStateStore
 from session_store.redis.tasks import RedisTasks
 from session_store.tokens import KeyRing
 
