@@ -40,11 +40,9 @@ class DocumentStore(Protocol):
 
     async def get(self, session_id: str) -> bytes | None:
         """Return the document; None if there is none or if it has expired."""
-        ...
 
     async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
         """Store a document under an id that has none, for that many seconds."""
-        ...
 
     async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
         """Replace the document if it still is `replaces`, and keep it for `ttl_s` from now. Return True if replaced.
@@ -54,11 +52,9 @@ class DocumentStore(Protocol):
         lose one of the two writes; within one process nothing is lost. Always return False if there is no document: a
         session that has ended must not come back.
         """
-        ...
 
     async def delete(self, session_id: str) -> None:
         """Delete the document. Harmless if there is none."""
-        ...
 
 
 class _Document(msgspec.Struct):

@@ -97,7 +97,6 @@ class Transactions(Protocol):
         Nothing else reads or writes the records meanwhile. `work` never raises after it has changed something. So its
         own exceptions need no rollback, and pass through. Raises `StoreUnavailable`.
         """
-        ...
 
 
 def live(records: Records, session_id: str, now: float) -> Session | None:

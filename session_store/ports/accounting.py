@@ -48,7 +48,6 @@ class Rates(Protocol):
         The rate is `per_s` events a second in the long run, and up to `burst` at once. Events counted for later keep
         their turn: the next caller comes after them.
         """
-        ...
 
 
 class Quotas(Protocol):
@@ -60,11 +59,9 @@ class Quotas(Protocol):
         Holding a name again is harmless. Each successful call keeps all names of the key for `for_s` seconds more, also
         a call with a name that is held already. When the longest of these times has passed, all names are released.
         """
-        ...
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
         """Release these names of the key. Harmless if it does not hold them."""
-        ...
 
 
 class ExpiringFlags(Protocol):
@@ -72,15 +69,12 @@ class ExpiringFlags(Protocol):
 
     async def set(self, name: str, for_s: float) -> None:
         """Set the flag for that many seconds from now."""
-        ...
 
     async def has(self, name: str) -> bool:
         """Return True while the flag is set."""
-        ...
 
     async def drop(self, name: str) -> None:
         """Remove the flag. Harmless if it is not set."""
-        ...
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -122,11 +116,9 @@ class AuditTrail(Protocol):
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
         """Append these events to the trail, each to its part."""
-        ...
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:
         """Return the newest `limit` events of all parts, newest first."""
-        ...
 
 
 Part = Literal["operators", "sessions", "refusals", "calls", "strangers"]
@@ -184,8 +176,6 @@ class HistoryStore(Protocol):
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
         """Store a record with a length from `STEPS`. It replaces the replica's earlier record for that time."""
-        ...
 
     async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
         """Return the records of all replicas with `since` <= `at` < `until`, in order of time and replica."""
-        ...

@@ -36,17 +36,14 @@ class Backend(Protocol):
     @property
     def is_durable(self) -> bool:
         """Return True if sessions outlive the process."""
-        ...
 
     @property
     def is_shared(self) -> bool:
         """Return True if several gateway processes may use the store at once."""
-        ...
 
     @property
     def needs_keys(self) -> bool:
         """Return True if the operator must give the signing keys, because several processes or runs need the same."""
-        ...
 
     def own_keys(self) -> KeyRing:
         """Return the signing keys that the backend provides when the operator gives none. Not called if `needs_keys`.
@@ -54,15 +51,12 @@ class Backend(Protocol):
         Raises:
             StoreError: the keys cannot be read or made.
         """
-        ...
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
         """Never evict a session for whose id `in_use` returns True. A backend without a limit ignores this."""
-        ...
 
     async def inspect(self) -> Sequence[Observation]:
         """Return what the operator should know about the open store. Raises `StoreError`."""
-        ...
 
     @property
     def sessions(self) -> SessionStore: ...
@@ -102,16 +96,12 @@ class Backend(Protocol):
 
     async def open(self) -> None:
         """Connect to the store or open it. Raises `StoreError`, which says what is wrong and what to do."""
-        ...
 
     async def ping(self) -> None:
         """Check that the store answers. Raises `StoreUnavailable`."""
-        ...
 
     async def try_write(self) -> None:
         """Check that the store accepts writes, by a small write that changes nothing. Raises `StoreUnavailable`."""
-        ...
 
     async def close(self) -> None:
         """Release all resources."""
-        ...

@@ -26,11 +26,9 @@ class Bus(Protocol):
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send `data` to every subscriber of the topic, in this process too."""
-        ...
 
     def subscribed(self, topic: str, receive: Callable[[bytes | None], None]) -> AbstractAsyncContextManager[None]:
         """Call `receive` with each message inside the block. It gets `None` when messages may have been missed."""
-        ...
 
 
 class Directory(Protocol):
@@ -38,53 +36,41 @@ class Directory(Protocol):
 
     async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         """Start a new lease. Return the sessions that others have claimed from this replica since the last call."""
-        ...
 
     async def end_lease(self, replica: str) -> None:
         """End the replica's lease at once."""
-        ...
 
     async def address(self, replica: str) -> str | None:
         """Return the address of that replica; None when its lease has expired."""
-        ...
 
     async def lease_left(self, replica: str) -> float | None:
         """Return the seconds for which that replica's lease is still valid; None when it has expired."""
-        ...
 
     async def last_address(self, replica: str) -> str | None:
         """Return the last known address, even of an expired lease; None if there is none. After an outage of the store,
         all leases are gone, but the replicas may still run."""
-        ...
 
     async def replicas(self) -> dict[str, str]:
         """Return the addresses of all live replicas, by name."""
-        ...
 
     async def claim(self, session_id: str, replica: str, *, epoch: int) -> int | None:
         """Make the replica the owner if the session's epoch is still `epoch`. Return the new epoch, or None."""
-        ...
 
     async def tell_lost(self, replica: str, session_ids: Sequence[str]) -> None:
         """Make the next `renew_lease` of that replica report these sessions as lost: the store forgot that it did."""
-        ...
 
     async def copied(self, session_id: str) -> bool:
         """Wait a short while until a copy of the store has the last claim of the session, and return True. False: none
         has it, and a failover may forget it. True also if there are no copies."""
-        ...
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
         """Return owner and epoch of each of these sessions; None for one that is not live."""
-        ...
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
         """Return True if that replica has learned, from `renew_lease`, that the session was claimed from it."""
-        ...
 
     async def release(self, session_id: str, replica: str, *, epoch: int) -> bool:
         """Give up ownership, and keep the epoch. Return False if another replica has claimed the session meanwhile."""
-        ...
 
 
 _COUNT_BITS: Final = 21

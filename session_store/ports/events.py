@@ -85,18 +85,15 @@ class EventStreams(Protocol):
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         """Append a frame to the stream, and return its event id."""
-        ...
 
     async def finish(self, session_id: str, stream: str) -> None:
         """Mark the stream as complete: its followers end after its last event."""
-        ...
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
         """Yield the events of a stream after that id, then each new one, until the stream is finished.
 
         `after` None starts after the last event that was delivered (see `delivered`).
         """
-        ...
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
         """Return the id of the stream that the event belongs to.
@@ -105,28 +102,22 @@ class EventStreams(Protocol):
             UnwrittenEvent: its number was reserved, and nothing was written under it.
             UnknownEvent: it is not of this session, or too old.
         """
-        ...
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
         """Return the unfinished streams of a session with events in the log, sorted. True: the request is kept."""
-        ...
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
         """Delete the kept request of a stream, and return it; empty if there is none. Of several callers, on any
         replicas, only one gets it."""
-        ...
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
         """Record that a client received that event. A follower that names no event continues after it."""
-        ...
 
     async def drop(self, session_id: str) -> None:
         """Delete the session's streams and end their followers."""
-        ...
 
     async def release(self, session_id: str) -> None:
         """Stop serving the session in this process. Return when the store has all its events, or does not answer."""
-        ...
 
 
 class EventLog(EventStreams, Protocol):
@@ -138,7 +129,6 @@ class EventLog(EventStreams, Protocol):
 
         Return None, and change nothing, if an owner of a later epoch has reserved numbers.
         """
-        ...
 
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         """Store events of several sessions, by session, under reserved numbers in rising order.
@@ -151,13 +141,10 @@ class EventLog(EventStreams, Protocol):
         succeed. Another exception: no retry can. The events of all other sessions are stored. A raised exception means
         the same for all sessions; unless it is `StoreUnavailable`, for at least one of them.
         """
-        ...
 
     def part_of(self, session_id: str) -> Hashable:
         """Return the part of the store that has the session's log, such as a node of a cluster. One part may fail while
         others answer. A store without parts returns the same value for all sessions."""
-        ...
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
         """Return the events of a stream after that id, without waiting for more. Raises `UnknownEvent`."""
-        ...

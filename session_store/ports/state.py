@@ -88,15 +88,12 @@ class StateStore(Protocol):
 
     async def get(self, session_id: str, key: str) -> bytes | None:
         """Return the value of the key; None if the key is missing."""
-        ...
 
     async def set(self, session_id: str, key: str, value: bytes) -> None:
         """Store the value under the key, in place of an earlier one."""
-        ...
 
     async def delete(self, session_id: str, key: str) -> bool:
         """Delete the key. Return True if it existed."""
-        ...
 
     async def increment(self, session_id: str, key: str, by: int) -> int:
         """Add `by` to the integer under the key, and return the sum. A missing key counts as 0.
@@ -104,16 +101,12 @@ class StateStore(Protocol):
         Raises:
             InvalidState: the value is no integer, or the sum does not fit 64 bits.
         """
-        ...
 
     async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
         """Set the key (None: delete it) if its value is `expected` (None: it is missing). Return True if it was."""
-        ...
 
     async def keys(self, session_id: str) -> list[str]:
         """Return all keys of the session's state, sorted."""
-        ...
 
     async def size(self, session_id: str) -> int:
         """Return the bytes of all keys and values together."""
-        ...

@@ -118,11 +118,9 @@ class TaskStore(Protocol):
         Raises:
             StoreFull: the store is bounded, and holds its maximum of tasks or of their bytes.
         """
-        ...
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
         """Return the task; None if it is unknown."""
-        ...
 
     async def replace(self, task: Task) -> bool:
         """Store a changed copy of a task under the next version. Return False, and change nothing, if the task is
@@ -131,30 +129,25 @@ class TaskStore(Protocol):
         Raises:
             StoreFull: the store is bounded, and has no room for a larger copy.
         """
-        ...
 
     async def of_session(
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
     ) -> list[Task]:
         """Return heads of the tasks of a session, in the order of their `place`, starting after the place `after`. The
         task at that place may be gone."""
-        ...
 
     async def heads(self, names: Sequence[str]) -> list[Task]:
         """Return the heads of the tasks with these names (`Task.name`), at most 100, in this order. Unknown tasks are
         left out."""
-        ...
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
         """Return tasks of all sessions, newest first, starting after the one whose `name` is `before`.
 
         For operators, as heads. Some stores list the newest only.
         """
-        ...
 
     async def drop_session(self, session_id: str) -> None:
         """Delete the tasks of a session."""
-        ...
 
 
 def task_name(session_id: str, task_id: str) -> str:

@@ -100,19 +100,15 @@ class TimelineStore(Protocol):
 
     async def add(self, parts: Sequence[TimelinePart]) -> None:
         """Add entries to timelines. Parts of one session may come from several replicas, in any order."""
-        ...
 
     async def read(self, session: str) -> Timeline | None:
         """Return the timeline of that session; None if there is none."""
-        ...
 
     async def names(self, begins: str) -> list[str]:
         """Return the names of the timelines that begin with `begins`, sorted. A name is the start of a session's id."""
-        ...
 
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
         """Return the heads of the timelines written last, newest first, without the first `skip` of them."""
-        ...
 
 
 _entries: Final = msgspec.json.Decoder(TimelineEntry)

@@ -64,46 +64,36 @@ class TaskWork(Protocol):
     @property
     def log_facts(self) -> LogFacts:
         """Return the fields that name the task in log lines."""
-        ...
 
     @property
     def answer_s(self) -> float:
         """Return the seconds that the client has to answer a question."""
-        ...
 
     @property
     def call_s(self) -> float:
         """Return the seconds that the call may last without a message of its server."""
-        ...
 
     def receive(self, frame: Frame) -> None:
         """Take a frame of the call: a notification, or its last answer (`frame.final`)."""
-        ...
 
     def asks(self) -> None:
         """Record that the call waits for answers of its client."""
-        ...
 
     def rounds(self, result: Object) -> None:
         """Ask the client the questions of a server's result (MCP 2026-07-28, Multi Round-Trip Requests)."""
-        ...
 
     def follow(self, created: Object) -> None:
         """Follow the task that the server has made of the call (ext-tasks, `CreateTaskResult`)."""
-        ...
 
     @property
     def is_followed_elsewhere(self) -> bool:
         """Return True if another process has to follow the task that the server has made of the call."""
-        ...
 
     def has_become(self, task: TaskAtServer) -> None:
         """Record that the server has made that task of the call, so that a later process can follow it."""
-        ...
 
     def withdrawn(self) -> None:
         """Record that the server has withdrawn some of its questions."""
-        ...
 
 
 class TaskQuestions(SuspendedCall):
