@@ -170,9 +170,7 @@ class Returns:
         openings = None
         if not alias:
             place = (client, request.client)
-            openings = self._openings.get(place)
-            if openings is None:
-                openings = self._openings[place] = _Openings()
+            openings = self._openings.setdefault(place, _Openings())
             openings.opened(self._clock(), self._wall())
         live.watch_return(_Watch(openings, client if alias and not has_key else None))
 

@@ -18,10 +18,7 @@ from session_store.redis.commands import Commands, in_parts, script
 from session_store.redis.connection import Connection, encoded
 from session_store.redis.sessions import RedisSessionStore
 
-__all__ = [
-    "Copies",
-    "RedisDirectory",
-]
+__all__ = ["RedisDirectory"]
 
 _PATIENCE_MS: Final = 50
 _AGAIN_S: Final = 1.0
@@ -29,8 +26,9 @@ _AGAIN_S: Final = 1.0
 _MARK_S: Final = 10
 
 
-class _Server:
-    """Wait for the copies (Redis replicas) of one server, with one `WAIT` at a time."""
+class _Copies:
+    """Wait for the copies (Redis replicas) of one server, with one `WAIT` at a time. `WAIT` blocks its connection: it
+    has a connection of its own."""
 
     def __init__(self, client: Redis) -> None:
         self.connection = Connection(client)
@@ -75,28 +73,6 @@ class _Server:
         return bool(copies.result())
 
 
-class Copies:
-    """Wait a short while until a copy (a Redis replica) of a session's server has the session's last claim.
-
-    `WAIT` blocks its connection, so it has one of its own. Claims that come together share one `WAIT`.
-    """
-
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
-        self._servers: dict[Redis, _Server] = {}
-
-    async def have(self, session_id: str) -> bool:
-        """Return whether a copy has the last writes of that session, or there are no copies. False if unknown."""
-        client = self._commands.client_for(keys.of_session(session_id)[0])
-        server = self._servers.setdefault(client, _Server(client))
-        return await server.have(keys.claimed(session_id))
-
-    def close(self) -> None:
-        """Close the connections."""
-        for server in self._servers.values():
-            server.connection.close()
-
-
 _BEAT, _CLAIM, _RELEASE, _OWNERS = script("beat"), script("claim"), script("release"), script("owners")
 _CLAIMED_KEPT_S: Final = 600
 _ASKED_AT_ONCE: Final = 256
@@ -110,7 +86,7 @@ class RedisDirectory:
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
-        self._copies = Copies(commands)
+        self._copies: dict[Redis, _Copies] = {}
         self._sessions = sessions
         self._named_at, self._named = float("-inf"), ("", "")
 
@@ -164,7 +140,9 @@ class RedisDirectory:
         await self._commands.run("EXPIRE", keys.lost(replica), _CLAIMED_KEPT_S)
 
     async def copied(self, session_id: str) -> bool:
-        return await self._copies.have(session_id)
+        client = self._commands.client_for(keys.of_session(session_id)[0])
+        copies = self._copies.setdefault(client, _Copies(client))
+        return await copies.have(keys.claimed(session_id))
 
     async def owners(self, session_ids: Sequence[str]) -> list[tuple[str, int] | None]:
         records = [keys.of_session(session_id)[0] for session_id in session_ids]
@@ -182,7 +160,8 @@ class RedisDirectory:
 
     def close(self) -> None:
         """Close the connections that are used to wait for copies."""
-        self._copies.close()
+        for copies in self._copies.values():
+            copies.connection.close()
 
     async def acknowledged(self, replica: str, session_id: str) -> bool:
         return session_id.encode() not in await self._commands.run("LRANGE", keys.lost(replica), 0, -1)

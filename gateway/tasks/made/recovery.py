@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from cachetools import FIFOCache
 from msgspec.structs import replace
 
 from gateway.cluster.ownership import Cluster
@@ -72,7 +73,7 @@ class TaskRecovery:
         self._attacher = attacher
         self._cluster = cluster
         self._rights = rights
-        self._undecided: dict[str, None] = {}  # names of tasks whose failure was logged
+        self._undecided: FIFOCache[str, None] = FIFOCache(_UNDECIDED)  # names of tasks whose failure was logged
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
@@ -189,8 +190,6 @@ class TaskRecovery:
             if name not in self._undecided:
                 logger.exception("a task whose gateway is gone cannot be decided on", extra={"task": redact(name)})
             self._undecided[name] = None
-            if len(self._undecided) > _UNDECIDED:
-                del self._undecided[next(iter(self._undecided))]
             return False
         self._undecided.pop(name, None)
         return is_settled

@@ -75,18 +75,11 @@ class Outcomes:
 
     def of(self, name: str) -> "SharedOutcome":
         """Return the shared outcome of the task of that name. It is kept only while a caller refers to it."""
-        shared = self._shared.get(name)
-        if shared is None:
-            shared = self._shared[name] = SharedOutcome()
-        return shared
+        return self._shared.setdefault(name, SharedOutcome())
 
     def room_of(self, live: LiveSession) -> "Room":
         """Return the room (limit in bytes) for outcomes that the client of that session has not read."""
-        room = self._rooms.get(live)
-        if room is None:
-            counted_as = live.session.principal.counted_as(live.session.origin)
-            room = self._rooms[live] = Room(self._bodies, counted_as, self._most)
-        return room
+        return self._rooms.setdefault(live, Room(self._bodies, live.session.counted_as, self._most))
 
 
 class SharedOutcome:

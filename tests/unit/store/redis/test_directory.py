@@ -8,7 +8,8 @@ import pytest
 
 import session_store.redis.directory as module
 from session_store import StoreUnavailable
-from session_store.redis.directory import Copies
+from session_store.redis.directory import RedisDirectory
+from session_store.redis.sessions import RedisSessionStore
 from tests.requirements import requirement
 
 pytestmark = [pytest.mark.anyio, requirement("rep.quick", "rep.failover")]
@@ -21,8 +22,9 @@ class Server:
         self.is_open = True
         self.waits: list[asyncio.Future[int]] = []
         monkeypatch.setattr(module, "Connection", lambda _: self)
-        monkeypatch.setattr(module, "_packed", lambda *command: command)
-        self.copies = Copies(SimpleNamespace(client_for=lambda _: "client"))  # type: ignore[arg-type]
+        monkeypatch.setattr(module, "encoded", lambda *command: command)
+        commands: Any = SimpleNamespace(client_for=lambda _: "client")
+        self.directory = RedisDirectory(commands, RedisSessionStore(commands))
 
     def send(self, command: tuple[Any, ...]) -> asyncio.Future[Any]:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -33,7 +35,7 @@ class Server:
         return reply
 
     def ask(self, many: int) -> list[asyncio.Task[bool]]:
-        return [asyncio.create_task(self.copies.have(f"session {n}")) for n in range(many)]
+        return [asyncio.create_task(self.directory.copied(f"session {n}")) for n in range(many)]
 
     async def waits_come(self, many: int) -> None:
         async with asyncio.timeout(60):
