@@ -31,7 +31,7 @@ __all__ = [
     "step",
 ]
 
-State = TypeVar("State", bound=StrEnum)
+State = TypeVar("State", bound=str)
 Event = TypeVar("Event", bound=StrEnum)
 
 

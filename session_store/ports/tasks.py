@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
+"""The status of a task, as clients see it (ext-tasks, Task Status). `input_required`: its client was asked something.
+`completed` also has the result of a failed tool. `failed`: the call has ended with a JSON-RPC error, or its outcome is
+unknown. `cancelled`: by the client or an operator, or because its session has ended."""
 
 OVER: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "cancelled"})
 """The final states of a task."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.calls.lifecycles import EXCHANGE, GONE, LINK, LIVE, OVER, ExchangeState, LinkState, LiveState
 from gateway.tasks.made.maker import REPLY, ReplyState
-from gateway.tasks.made.state import TASK, TaskState
+from gateway.tasks.made.state import TASK
 from gateway.tasks.relayed_tasks import KNOWN, KnownState
 
 __all__ = ["DIAGRAMS", "DOCUMENT", "diagram", "drawn"]
@@ -20,24 +20,24 @@ DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
 _BLOCK: Final = re.compile(r"(<!-- lifecycle: (\w+) -->\n)```mermaid\n.*?```\n", re.DOTALL)
 
 
-def diagram(table: Mapping[StrEnum, Mapping[StrEnum, StrEnum]], first: StrEnum, last: frozenset[StrEnum]) -> str:
+def diagram(table: Mapping[str, Mapping[StrEnum, str]], first: str, last: frozenset[str]) -> str:
     """A `stateDiagram-v2`. Steps between the same two states share an arrow; a step that changes nothing has none."""
-    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {first}"]
     for state, row in table.items():
-        events: dict[StrEnum, list[str]] = {}
+        events: dict[str, list[str]] = {}
         for event, after in row.items():
-            if after is not state:
+            if after != state:
                 events.setdefault(after, []).append(event.value)
-        lines += [f"    {state.value} --> {after.value}: {', '.join(names)}" for after, names in events.items()]
+        lines += [f"    {state} --> {after}: {', '.join(names)}" for after, names in events.items()]
         if state in last:
-            lines.append(f"    {state.value} --> [*]")
+            lines.append(f"    {state} --> [*]")
     return "\n".join(lines) + "\n"
 
 
 DIAGRAMS: Final = {
     "exchange": diagram(EXCHANGE, ExchangeState.QUEUED, frozenset(OVER)),  # type: ignore[arg-type]
     "link": diagram(LINK, LinkState.ABSENT, frozenset({LinkState.ENDED})),  # type: ignore[arg-type]
-    "task": diagram(TASK, TaskState.WORKING, frozenset(state for state in TASK if not TASK[state])),  # type: ignore[arg-type]
+    "task": diagram(TASK, "working", frozenset(state for state in TASK if not TASK[state])),  # type: ignore[arg-type]
     "reply": diagram(REPLY, ReplyState.SENDING, frozenset(REPLY) - {ReplyState.SENDING}),  # type: ignore[arg-type]
     "known": diagram(KNOWN, KnownState.FOUND, frozenset({KnownState.FORGOTTEN})),  # type: ignore[arg-type]
     "session": diagram(LIVE, LiveState.OPENING, frozenset(GONE)),  # type: ignore[arg-type]

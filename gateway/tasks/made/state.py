@@ -17,7 +17,6 @@ __all__ = [
     "MAX_MESSAGE_CHARS",
     "TASK",
     "TaskEvent",
-    "TaskState",
     "after",
     "can_be_read",
     "error_text",
@@ -48,20 +47,6 @@ _COLLAPSED: Final = 4
 """Innermost levels that are removed before the others are counted. It makes wide data, such as a table, small."""
 
 
-class TaskState(StrEnum):
-    """The state of a task, as clients see it (extension `io.modelcontextprotocol/tasks`, Task Status)."""
-
-    WORKING = "working"
-    INPUT_REQUIRED = "input_required"
-    """Its client was asked something; the call waits for the answer."""
-    COMPLETED = "completed"
-    """The server has answered with a result, that of a failed tool included."""
-    FAILED = "failed"
-    """The call has ended with a JSON-RPC error, the one that its outcome is unknown included."""
-    CANCELLED = "cancelled"
-    """Cancelled by the client or an operator, or because its session has ended."""
-
-
 class TaskEvent(StrEnum):
     """The events of a task."""
 
@@ -77,28 +62,28 @@ class TaskEvent(StrEnum):
     CANCEL = "cancel"
 
 
-_S, _E = TaskState, TaskEvent
-_ENDS: Final = {_E.COMPLETE: _S.COMPLETED, _E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED}
+_E = TaskEvent
+_ENDS: Final[Mapping[TaskEvent, TaskStatus]] = {_E.COMPLETE: "completed", _E.FAIL: "failed", _E.CANCEL: "cancelled"}
 
-TASK: Final[Mapping[TaskState, Mapping[TaskEvent, TaskState]]] = {
-    _S.WORKING: {_E.ASK: _S.INPUT_REQUIRED, _E.FOLLOW: _S.WORKING, _E.RUN_AGAIN: _S.WORKING, **_ENDS},
-    _S.INPUT_REQUIRED: {
-        _E.ASK: _S.INPUT_REQUIRED,
-        _E.RESUME: _S.WORKING,
-        _E.FOLLOW: _S.WORKING,
-        _E.RUN_AGAIN: _S.WORKING,
+TASK: Final[Mapping[TaskStatus, Mapping[TaskEvent, TaskStatus]]] = {
+    "working": {_E.ASK: "input_required", _E.FOLLOW: "working", _E.RUN_AGAIN: "working", **_ENDS},
+    "input_required": {
+        _E.ASK: "input_required",
+        _E.RESUME: "working",
+        _E.FOLLOW: "working",
+        _E.RUN_AGAIN: "working",
         **_ENDS,
     },
     # An outcome stays what it is.
-    _S.COMPLETED: {},
-    _S.FAILED: {},
-    _S.CANCELLED: {},
+    "completed": {},
+    "failed": {},
+    "cancelled": {},
 }
 
 
 def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
     """Return the status of a task after `event`. Raises `IllegalStep`: the event cannot happen in that state."""
-    return step(TASK, TaskState(status), event).value
+    return step(TASK, status, event)
 
 
 def may_run_again(task: Task) -> bool:

@@ -15,7 +15,6 @@ from gateway.tasks.made.state import (
     MAX_MESSAGE_CHARS,
     TASK,
     TaskEvent,
-    TaskState,
     after,
     can_be_read,
     message_of,
@@ -125,7 +124,7 @@ def test_a_task_asks_and_works_again_until_its_outcome_which_is_final() -> None:
     assert after("working", TaskEvent.ASK) == after("input_required", TaskEvent.ASK) == "input_required"
     for event in (TaskEvent.RESUME, TaskEvent.RUN_AGAIN):
         assert after("input_required", event) == "working"
-    assert {state for state in TASK if not TASK[state]} == {TaskState(status) for status in OVER}
+    assert {state for state in TASK if not TASK[state]} == OVER
     for status in sorted(OVER):
         for event in TaskEvent:
             with pytest.raises(IllegalStep):
