@@ -46,7 +46,9 @@ class SessionLookup:
         """
         session = await self._store.resume(session_id, principal, cached)
         if session is None:
-            await self._refused_id(session_id, era, principal)
+            status = await self._store.status(session_id)
+            reason = "session of another principal" if status == "live" else status
+            self._refused(era, principal, reason, session_id)
             raise session_unknown()
         return session
 
@@ -75,7 +77,3 @@ class SessionLookup:
 
     def _refused(self, era: Era, principal: Principal, reason: str, session_id: str = "") -> None:
         self._audit.record("refused", session=session_id, era=era, principal=str(principal), reason=reason)
-
-    async def _refused_id(self, session_id: str, era: Era, principal: Principal) -> None:
-        status = await self._store.status(session_id)
-        self._refused(era, principal, "session of another principal" if status == "live" else status, session_id)

@@ -108,7 +108,9 @@ class ModernTasks:
         handle = self._relayed.handles.read_at(text, request.endpoint)
         try:
             if handle.kind == "relayed":
-                return await self._relay(request, who, handle, text)
+                resolved = await session_of(handle, who, self._resolver, Era.MODERN)
+                shape = self._relayed.answer_shape(handle, text)
+                return await self._relayed.ask(request, who, resolved, handle, text, shape)
             result = await self._ask(request, who, handle)
         except Refused as refused:
             refused.about(handle.log_facts)
@@ -124,8 +126,3 @@ class ModernTasks:
                 return await self._made.update(handle, request.params, who)
             case _:
                 return await self._made.cancel(handle, who)
-
-    async def _relay(self, request: Request, who: RequestContext, handle: TaskHandle, text: str) -> Answer:
-        """Send the request to the server that has made the task."""
-        resolved = await session_of(handle, who, self._resolver, Era.MODERN)
-        return await self._relayed.ask(request, who, resolved, handle, text, self._relayed.answer_shape(handle, text))

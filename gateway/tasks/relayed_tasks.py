@@ -237,7 +237,8 @@ class RelayedTasks:
         link = task_link_of(exchange)
         assert link is not None
         task_id = own_id(result)
-        cancellation = self._cancellation(exchange, task_id)
+        meta: Object = {} if exchange.caller is None else exchange.caller.meta("")
+        cancellation = encode({"taskId": task_id, "_meta": with_tasks(meta)})
         if not is_declared or exchange.method != "tools/call":
             if task_id:
                 link.request("tasks/cancel", cancellation)
@@ -273,11 +274,6 @@ class RelayedTasks:
             raise unreadable_task(link.name) from None
         self.known.note(live, link, handle, text, state, is_new=True)
         return text
-
-    @staticmethod
-    def _cancellation(exchange: Exchange, own_id: str) -> bytes:
-        meta: Object = {} if exchange.caller is None else exchange.caller.meta("")
-        return encode({"taskId": own_id, "_meta": with_tasks(meta)})
 
     # -- requests about a task
 

@@ -167,7 +167,7 @@ class TaskListening:
             client_id=id_of(message_of(request)),
             live=resolved.live,
             replies=ReplyQueue(),
-            shape=_tagged,
+            shape=lambda call, result: with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(call.client_id))}),
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=resolved.context,
             granted=who.claims,
@@ -243,7 +243,3 @@ class TaskListening:
         )
         accepted = set().union(*joined)
         return [text for text in tasks if text in accepted]
-
-
-def _tagged(stream: Exchange, result: Object) -> Object:
-    return with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(stream.client_id))})

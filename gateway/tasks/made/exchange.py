@@ -297,14 +297,10 @@ class RequestedExchange(TaskExchange):
         is_progress = message.method == "notifications/progress"
         if message.is_request or (is_progress and self._is_quiet):
             return super().emit(frame)
-        self._pass_on(message)
-        return super().emit(frame) if is_progress else True
-
-    def _pass_on(self, message: Message) -> None:
-        """Send the client a notification of the call, related to the task by its handle."""
-        if self.owned is not None:
+        if self.owned is not None:  # the client gets the notification related to the task, by its handle
             params = self.owned.named(message.params_object())
             self._send(encode_notification(str(message.method), splice(encode(params))))
+        return super().emit(frame) if is_progress else True
 
     def stored(self, task: Task) -> None:
         """Notify the client if the stored task has another status than it was told last."""

@@ -212,7 +212,8 @@ class BoundedTasks:
         return await self._store.replace(task)
 
     async def _make_room(self, task: Task) -> None:
-        units = [f"{task.name}#{number}" for number in range(_size(task) // self._unit)]
+        size = sum(map(len, (task.request, task.questions, task.answers, task.result, task.error)))
+        units = [f"{task.name}#{number}" for number in range(size // self._unit)]
         if len(units) <= self._held.get(task.name, 0):
             return
         key = f"tasks/bytes/{task.counted_as}"
@@ -227,7 +228,3 @@ class BoundedTasks:
                     self._held.pop(task.name, None)
                     await self._places.give_back(key, units)
                 raise StoreFull(f"the tasks of its principal have {self._bytes} bytes (gateway.tasks.principal_bytes)")
-
-
-def _size(task: Task) -> int:
-    return sum(map(len, (task.request, task.questions, task.answers, task.result, task.error)))
