@@ -18,7 +18,6 @@ from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, S
 __all__ = ["ClusterCommands", "slot_of"]
 
 SLOTS: Final = 16_384
-_KEYLESS: Final = frozenset({"PING", "TIME", "PUBLISH"})
 _MOST_REDIRECTIONS: Final = 8
 _TRY_AGAIN_S: Final = 0.05
 _REFRESH_S: Final = 0.2
@@ -50,20 +49,6 @@ class ClusterCommands(Commands):
         self._reading = SharedRun(self._read_slot_table)
         self._next = 0
 
-    async def run(self, *command: Any) -> Any:
-        slot = None if command[0] in _KEYLESS else slot_of(str(command[1]))
-        return await self._send(slot, encoded(*command))
-
-    async def send(self, prepared: Prepared, script: Script) -> Any:
-        slot = slot_of(prepared.key)
-        try:
-            return await self._send(slot, prepared.packed)
-        except StoreUnavailable as error:
-            if "NOSCRIPT" not in str(error):  # a node loses its scripts when it restarts
-                raise
-        await self._send(slot, encoded("SCRIPT", "LOAD", script.source))
-        return await self._send(slot, prepared.packed)
-
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
         return await failures_of([self.send(call, script) for call in calls])
 
@@ -77,11 +62,9 @@ class ClusterCommands(Commands):
         address = self._slots[slot_of(key)]
         return self.client() if address is None else self._client_of(address)
 
-    async def _send(self, slot: int | None, packed: bytes) -> Any:
-        """Send a command to the node that serves the slot, or to any master for None, and return the reply.
-
-        A node that redirects a command has not executed it, so the command can be sent again.
-        """
+    async def deliver(self, key: str | None, packed: bytes) -> Any:
+        # A node that redirects a command has not executed it, so the command can be sent again.
+        slot = None if key is None else slot_of(key)
         for _ in range(_MOST_REDIRECTIONS):
             address = self._address(slot)
             if self._is_stale:
@@ -90,7 +73,9 @@ class ClusterCommands(Commands):
                 self._is_stale = True
                 raise StoreUnavailable("no node of Redis Cluster serves that slot now")
             try:
-                return await self._send_to(address, packed)
+                reply = await self._connection_to(address).reply_to(packed)
+                self._suspects.discard(address)
+                return reply
             except StoreUnavailable as error:
                 if not isinstance(error.__cause__, ServerError):
                     self._suspect(address)
@@ -109,14 +94,6 @@ class ClusterCommands(Commands):
                         self._suspect(address)
                     raise refusal
         raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
-
-    async def _send_to(self, address: Address, packed: bytes) -> Any:
-        connection = self._connection_to(address)
-        if not connection.is_open:
-            await connection.open()
-        reply = await connection.send(packed)
-        self._suspects.discard(address)
-        return reply
 
     async def _ask(self, address: Address, packed: bytes) -> Any:
         """Send a command to the node that imports the slot and has its key already.
@@ -159,10 +136,7 @@ class ClusterCommands(Commands):
         failure: StoreUnavailable | None = None
         for address in sorted(dict.fromkeys([*self._masters, *self._seeds]), key=self._suspects.__contains__):
             try:
-                connection = self._connection_to(address)
-                if not connection.is_open:
-                    await connection.open()
-                ranges = await connection.send(encoded("CLUSTER", "SLOTS"))
+                ranges = await self._connection_to(address).reply_to(encoded("CLUSTER", "SLOTS"))
             except StoreUnavailable as error:
                 self._suspects.add(address)
                 failure = error

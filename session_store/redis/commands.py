@@ -15,6 +15,8 @@ from session_store.redis.connection import TIMEOUT_S, Connection, encoded
 __all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "failures_of", "in_parts", "prepared", "script"]
 
 _AT_ONCE: Final = 64
+_KEYLESS: Final = frozenset({"CONFIG", "PUBLISH"})
+"""Commands with arguments, none of which is a key: any server of a cluster can run them."""
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -74,9 +76,13 @@ class Commands:
 
     async def run(self, *command: Any) -> Any:
         """Send one command and return its reply. Raises `StoreUnavailable`, also for a command that Redis refuses."""
-        if not self._connection.is_open:
-            await self._connection.open()
-        return await self._connection.send(encoded(*command))
+        has_key = len(command) > 1 and command[0] not in _KEYLESS
+        return await self.deliver(str(command[1]) if has_key else None, encoded(*command))
+
+    async def deliver(self, key: str | None, packed: bytes) -> Any:
+        """Send an encoded command to the server that has the key, or to any server for None. Return the reply. Raises
+        `StoreUnavailable`."""
+        return await self._connection.reply_to(packed)
 
     async def call(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
         """Call a script with these keys and arguments, and return its reply. Raises `StoreUnavailable`."""
@@ -84,15 +90,13 @@ class Commands:
 
     async def send(self, prepared: Prepared, script: Script) -> Any:
         """Send a prepared call of `script`, and return its reply. Raises `StoreUnavailable`."""
-        if not self._connection.is_open:
-            await self._connection.open()
         try:
-            return await self._connection.send(prepared.packed)
+            return await self.deliver(prepared.key, prepared.packed)
         except StoreUnavailable as error:
             if "NOSCRIPT" not in str(error):  # a server loses its scripts when it restarts
                 raise
-        await self.run("SCRIPT", "LOAD", script.source)
-        return await self._connection.send(prepared.packed)
+        await self.deliver(prepared.key, encoded("SCRIPT", "LOAD", script.source))
+        return await self.deliver(prepared.key, prepared.packed)
 
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
         """Send prepared calls of `script` together, and wait for all replies.

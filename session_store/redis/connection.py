@@ -101,6 +101,12 @@ class Connection:
             self._timer = loop.call_later(_TICK_S, self._check_timeout, loop.time())
         return reply
 
+    async def reply_to(self, packed: bytes) -> Any:
+        """Send a command, encoded in RESP, and return its reply. Connect first if needed. Raises `StoreUnavailable`."""
+        if not self.is_open:
+            await self.open()
+        return await self.send(packed)
+
     def _flush(self) -> None:
         if self._transport is not None:
             self._transport.write(b"".join(self._unsent))

@@ -61,9 +61,7 @@ class _Copies:
         return has_it
 
     async def _wait(self, mark: str) -> bool:
-        if not self.connection.is_open:
-            await self.connection.open()
-        role = await self.connection.send(encoded("ROLE"))
+        role = await self.connection.reply_to(encoded("ROLE"))
         if role[0] == b"master" and not role[2]:
             return True
         # `WAIT` covers only the writes of its own connection.

@@ -273,6 +273,10 @@ class BackendContract(SessionStoreContract):
 
     # -- what operators look at
 
+    async def test_operators_are_told_of_the_store(self, backend: Backend) -> None:
+        first, *_ = await backend.inspect()
+        assert (first.subject, first.state, first.advice) == ("store", "ok", "") and first.text
+
     async def test_a_timeline_is_put_together_from_its_parts(self, backend: Backend, clock: FakeClock) -> None:
         one = TimelineEntry(2.0, "call", "files", "read", "ok", 0.25, correlation="c1", replica="r1")
         two = TimelineEntry(1.0, "refusal", why="\u00fc not allowed", replica="r2")

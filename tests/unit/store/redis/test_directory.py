@@ -34,6 +34,9 @@ class Server:
             reply.set_result([b"master", 0, [b"a copy"]] if command[0] == "ROLE" else b"OK")
         return reply
 
+    async def reply_to(self, command: tuple[Any, ...]) -> Any:
+        return await self.send(command)
+
     def ask(self, many: int) -> list[asyncio.Task[bool]]:
         return [asyncio.create_task(self.directory.copied(f"session {n}")) for n in range(many)]
 
