@@ -1,5 +1,6 @@
 """Provide the one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,14 +80,12 @@ def keys_beside(path: Path) -> KeyRing:
     """
     file = path.with_name(path.name + KEY_FILE_ENDING)
     try:
-        try:
+        with contextlib.suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            if file.stat().st_mode & 0o077:
-                raise StoreError(f"{file}: other users can read the keys; run chmod 600 on it") from None
-            return KeyRing.parse(file.read_text(encoding="ascii").replace("\n", ","))
-        with os.fdopen(descriptor, "w", encoding="ascii") as keys:
-            keys.write(generate_key() + "\n")
+            with os.fdopen(descriptor, "w", encoding="ascii") as keys:
+                keys.write(generate_key() + "\n")
+        if file.stat().st_mode & 0o077:
+            raise StoreError(f"{file}: other users can read the keys; run chmod 600 on it")
         return KeyRing.parse(file.read_text(encoding="ascii").replace("\n", ","))
     except FileNotFoundError:
         raise no_folder(path) from None
