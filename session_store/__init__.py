@@ -1,7 +1,7 @@
 """Store sessions and the data that belongs to them. Does not know HTTP, MCP methods or transports."""
 
 from session_store.connect import backend_for
-from session_store.context import current_session
+from session_store.current import current_session
 from session_store.embedded.events import MemoryEventLog
 from session_store.memory import MemoryBackend, MemorySessionStore
 from session_store.ports.accounting import (

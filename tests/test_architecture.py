@@ -201,7 +201,7 @@ class Others:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Others())
-import session_store.child, session_store.redis, session_store.document_store
+import session_store.child_process, session_store.redis, session_store.document_store
 from gateway import SessionMiddleware
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -379,7 +379,7 @@ CONTEXT_VARIABLES = {
     "gateway/observability/logs.py": "the correlation id of log lines",
     "gateway/observability/tracing.py": "the span of a request, for who reports its end",
     "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
-    "session_store/context.py": "current_session(), for the code of tools",
+    "session_store/current.py": "current_session(), for the code of tools",
 }
 
 

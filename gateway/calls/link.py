@@ -22,7 +22,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_json, server_info_of
 from session_store import Session
-from session_store.context import bound_session
+from session_store.current import bound_session
 from transports.era import Era
 from transports.jsonrpc import Message, splice
 from transports.tasks import Tasks, TasksClosed

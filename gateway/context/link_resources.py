@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import ProcessTree, StateAccess, by_connection, state_api
 from session_store import Session, StateStore
-from session_store.context import context_with
+from session_store.current import context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
 from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals

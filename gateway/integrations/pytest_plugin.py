@@ -39,7 +39,7 @@ def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
     from gateway.config.sessions import SessionSettings
     from gateway.integrations.app_session_store import AppSessions
     from session_store import ANONYMOUS
-    from session_store.context import bound_session, tool_session
+    from session_store.current import bound_session, tool_session
 
     session = AppSessions(mcp_session_store, SessionSettings()).new(ANONYMOUS, "")
     mcp_session_store.sessions.records.write(session)

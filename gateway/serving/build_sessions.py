@@ -26,7 +26,7 @@ from gateway.sessions.session_keys import session_key
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from session_store.context import tool_session
+from session_store.current import tool_session
 
 __all__ = ["build_resolution", "build_sessions"]
 

@@ -25,7 +25,7 @@ from session_store import (
     StoreError,
     current_session,
 )
-from session_store.context import current_session_id
+from session_store.current import current_session_id
 from session_store.document_store import DocumentBackend
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement

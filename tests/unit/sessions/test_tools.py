@@ -7,7 +7,7 @@ import pytest
 
 from gateway.sessions.tools import own_sessions
 from session_store import MemoryBackend, Principal
-from session_store.context import bound_session, tool_session
+from session_store.current import bound_session, tool_session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 
