@@ -29,7 +29,7 @@ from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.results import Outcomes, ResultCalls
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.task_table import TaskTable
 from gateway.tasks.modern_clients import ModernTasks
 from gateway.tasks.notifications import TaskNotices
 from gateway.tasks.relayed_tasks import RelayedTasks

@@ -15,7 +15,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.serving.readiness import Readiness, ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.task_table import TaskTable
 from session_store import StoreUnavailable
 from transports.jsonrpc import Message
 

@@ -48,7 +48,7 @@ from gateway.sessions.returns import Returns
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.recovery import TaskRecovery
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.task_table import TaskTable
 from gateway.tasks.notifications import TaskNotices
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream

@@ -16,9 +16,9 @@ from gateway.protocol.tasks import declares_tasks
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.errors import tasks_not_declared
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.made_tasks import MadeTasks, session_of
 from gateway.tasks.made.maker import TaskMaker
+from gateway.tasks.made.task_exchange import TaskExchange
 from gateway.tasks.ports import Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.subscriptions import TaskListening

@@ -18,7 +18,7 @@ from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTI
 from gateway.tasks.errors import UnknownTask
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import MadeTasks
-from gateway.tasks.made.table import topic_of
+from gateway.tasks.made.task_table import topic_of
 from gateway.tasks.task_encoding import task_object
 from session_store import Bus, StoreUnavailable, TaskStore
 from transports.jsonrpc import (

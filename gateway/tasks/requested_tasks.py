@@ -21,10 +21,10 @@ from gateway.protocol.listing import Called
 from gateway.sessions.attach import Resolved
 from gateway.tasks.errors import no_task_of
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.results import ResultCalls
+from gateway.tasks.made.task_exchange import RequestedExchange
 from gateway.tasks.ports import Calls, Endpoint
 from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.upstreams.upstream import ConfiguredUpstream

@@ -25,12 +25,12 @@ from gateway.protocol.capabilities import ClientDeclaration, caller_of_meta
 from gateway.protocol.tasks import with_tasks
 from gateway.sessions.attach import SessionAttacher
 from gateway.tasks.handles import TaskHandles
-from gateway.tasks.made.exchange import RequestedExchange, TaskExchange, fail_unsent
 from gateway.tasks.made.questions import ServerTask
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after, message_of
 from gateway.tasks.made.stored_call import FollowedCall, RecordedAnswers, StoredCall
-from gateway.tasks.made.table import TaskTable, log_fields_of
+from gateway.tasks.made.task_exchange import RequestedExchange, TaskExchange, fail_unsent
+from gateway.tasks.made.task_table import TaskTable, log_fields_of
 from gateway.tasks.ports import Calls, Endpoint
 from session_store import Session, Task
 from transports.era import LEGACY, Era

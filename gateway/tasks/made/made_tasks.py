@@ -23,7 +23,7 @@ from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.table import TaskTable
+from gateway.tasks.made.task_table import TaskTable
 from gateway.tasks.ports import Endpoint
 from gateway.tasks.task_encoding import ACKNOWLEDGEMENT, task_result
 from session_store import Session, SessionStore, StoreUnavailable, Task

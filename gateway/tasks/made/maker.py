@@ -18,11 +18,11 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.protocol.listing import Called
 from gateway.tasks.errors import too_many_tasks
 from gateway.tasks.handles import TaskHandles
-from gateway.tasks.made.exchange import TaskExchange, fail_unsent
 from gateway.tasks.made.quotas import TaskQuotas
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import RecordedAnswers, stored
-from gateway.tasks.made.table import TaskTable, log_fields_of
+from gateway.tasks.made.task_exchange import TaskExchange, fail_unsent
+from gateway.tasks.made.task_table import TaskTable, log_fields_of
 from gateway.tasks.task_encoding import created_result
 from session_store import StoreError, Task
 from session_store.session import new_task_id

@@ -19,7 +19,7 @@ from gateway.calls.suspended_call import AskingServer, InputRequest
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.input_requests import Question
 from gateway.protocol.tasks import with_tasks
-from gateway.tasks.made.exchange import TaskExchange, TaskWork
+from gateway.tasks.made.task_exchange import TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
 
 __all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]

@@ -23,7 +23,7 @@ from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after, may_run_again
 from gateway.tasks.made.stored_call import StoredCall
-from gateway.tasks.made.table import TaskTable, log_fields_of
+from gateway.tasks.made.task_table import TaskTable, log_fields_of
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
 from session_store.ports.tasks import ids_of
 from session_store.session import redact

@@ -28,9 +28,9 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.input_requests import for_legacy_client, question_of
 from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.exchange import RequestedExchange
 from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.table import TaskTable, topic_of
+from gateway.tasks.made.task_exchange import RequestedExchange
+from gateway.tasks.made.task_table import TaskTable, topic_of
 from gateway.tasks.task_encoding import legacy_outcome
 from session_store import Bus, StoreUnavailable, Task
 from transports.inbound.limits import SMALL_BODY_BYTES, Bodies

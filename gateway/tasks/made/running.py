@@ -14,7 +14,6 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed_call import LogFacts
 from gateway.observability.outcome import TOOL_ERROR, outcome_of
 from gateway.protocol.tasks import TaskAtServer
-from gateway.tasks.made.exchange import TaskExchange, TaskQuestions
 from gateway.tasks.made.questions import Rounds, ServerTask, conversation_of
 from gateway.tasks.made.record import TaskRecord
 from gateway.tasks.made.state import (
@@ -28,6 +27,7 @@ from gateway.tasks.made.state import (
     reason_of,
 )
 from gateway.tasks.made.stored_call import FollowedCall, StoredCall, answered, following
+from gateway.tasks.made.task_exchange import TaskExchange, TaskQuestions
 from session_store import Task
 from session_store.session import redact
 from transports.inbound_port import Answer
@@ -107,7 +107,7 @@ class RunningTask:
         """Wait until the outcome of the task is stored, if its call has ended."""
         await self._tasks.settled()
 
-    # -- what happens to the call (gateway.tasks.made.exchange.TaskWork)
+    # -- what happens to the call (gateway.tasks.made.task_exchange.TaskWork)
 
     def receive(self, frame: Frame) -> None:
         if frame.final:

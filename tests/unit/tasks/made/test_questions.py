@@ -15,9 +15,9 @@ from gateway.calls.suspended_call import question_digest
 from gateway.errors import CALL_TIMED_OUT, OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
-from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.questions import Rounds, ServerTask
 from gateway.tasks.made.stored_call import RecordedAnswers
+from gateway.tasks.made.task_exchange import TaskExchange
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
 from tests.unit.calls.parts import turns

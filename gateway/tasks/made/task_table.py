@@ -7,11 +7,11 @@ from time import time
 from typing import Final
 
 from gateway.config.limits import TaskSettings
-from gateway.tasks.made.exchange import TaskExchange
 from gateway.tasks.made.quotas import RunningNames
 from gateway.tasks.made.record import TaskRecord
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import may_run_again
+from gateway.tasks.made.task_exchange import TaskExchange
 from session_store import Bus, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
 from transports.tasks import Tasks
