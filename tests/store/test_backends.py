@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
@@ -153,7 +154,7 @@ async def test_a_missing_sqlite_file_is_made_only_for_those_who_want_it(tmp_path
         await SqliteBackend(tmp_path / "sessions.db", create=False).open()
     with pytest.raises(StoreError, match="there is no folder"):
         await SqliteBackend(tmp_path / "none" / "sessions.db", create=False).open()
-    assert not [*tmp_path.iterdir()]
+    assert os.listdir(tmp_path) == []
     for create in (True, False):
         backend = SqliteBackend(tmp_path / "sessions.db", create=create)
         await backend.open()

@@ -31,7 +31,7 @@ from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.reply_queue import Frame
 from transports.tasks import Tasks
 
-__all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskableReply", "TaskMaker", "ToolOf"]
+__all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskMaker", "TaskableReply", "ToolOf"]
 
 logger = logging.getLogger(__name__)
 
