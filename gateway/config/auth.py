@@ -7,7 +7,7 @@ import itertools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -233,11 +233,6 @@ _NAME: Final = r"^[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+$"
 _DOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
-def _has_more(parts: SplitResult) -> bool:
-    """Return whether an address has parts that have no place on a card, such as a password."""
-    return bool(parts.query or parts.fragment or parts.username or parts.password)
-
-
 class CardSettings(Frozen):
     """The card of one server: what everyone may know of it."""
 
@@ -273,7 +268,8 @@ class DiscoverySettings(Frozen):
             return self
         parts = urlsplit(self.url)
         is_local = parts.scheme == "http" and is_loopback(parts.hostname or "")
-        if not parts.hostname or not (parts.scheme == "https" or is_local) or _has_more(parts):
+        has_more = parts.query or parts.fragment or parts.username or parts.password  # a card is public
+        if not parts.hostname or not (parts.scheme == "https" or is_local) or has_more:
             raise ValueError(
                 f"discovery.url is {self.url!r}: cards need the address at which clients reach the gateway, with "
                 "https, or http on this machine"

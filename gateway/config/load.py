@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
-from gateway.config.hosts.files import Adapted, adapted, read_document
+from gateway.config.hosts.files import adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from gateway.config.sandbox import sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
@@ -159,11 +159,7 @@ class Origins:
 
     def of(self, setting: str) -> str:
         """Return every place that gives it, or a part of it, in words."""
-        return " and ".join(self._naming(setting))
-
-    def last_of(self, setting: str) -> str:
-        """Return the place that wins."""
-        return self._naming(setting)[-1]
+        return " and ".join(self.places_of(setting))
 
     @property
     def file(self) -> str:
@@ -172,19 +168,16 @@ class Origins:
 
     def places_of(self, setting: str) -> tuple[str, ...]:
         """Return the places that give it, the winning one last."""
-        return tuple(self._naming(setting))
-
-    def _naming(self, setting: str) -> list[str]:
         variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
         option = f"--{_OPTIONS.get(setting, setting)} on the command line"
         named = (self._file, variable, option)
-        return [name for name, given in zip(named, self._places, strict=True) if _has(given, setting)]
+        return tuple(name for name, given in zip(named, self._places, strict=True) if _has(given, setting))
 
     def of_fault(self, loc: tuple[int | str, ...]) -> str:
         """Return the place to mend a fault that validation found at `loc`. Empty: there is no file."""
         names = [str(part) for part in loc[1:]] if loc[:1] == ("gateway",) else []
         for end in range(len(names), 0, -1):
-            found = self._naming(".".join(names[:end]))
+            found = self.places_of(".".join(names[:end]))
             if found:
                 return found[-1]
         return self._file
@@ -216,7 +209,8 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
         ConfigurationError: the file cannot be read, a placeholder has no value, or a name is misspelt.
     """
     misspelt, notes = unknown_variables(os.environ, model)
-    found = _of_file(path)
+    place = Place(environ=os.environ, folder=(path or Path()).absolute().parent)
+    found = adapted({} if path is None else read_document(path), place)
     faults = [*(f"{path}: {fault}" for fault in found.findings.faults), *misspelt]
     if faults:
         raise ConfigurationError("\n".join(faults))
@@ -227,11 +221,6 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
     if isinstance(gateway, dict):
         document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
     return Gathered(document=document, origins=origins, notes=notes)
-
-
-def _of_file(path: Path | None) -> Adapted:
-    given = {} if path is None else read_document(path)
-    return adapted(given, Place(environ=os.environ, folder=(path or Path()).absolute().parent))
 
 
 def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:

@@ -183,13 +183,12 @@ class GatewaySettings(Frozen):
         return self.policy.model_copy(update=dict.fromkeys(unset))
 
     @model_validator(mode="after")
-    def _nobody_beside_credentials(self, info: ValidationInfo) -> Self:
+    def _nobody_beside_credentials(self) -> Self:
         if not self.anonymous or not self.credentials:
             return self
-        origins: Origins | None = (info.context or {}).get("origins")
-        says, asks = "anonymous", [*self.credentials]
+        origins, says, asks = self.origins, "anonymous", [*self.credentials]
         if origins is not None:
-            says = f"anonymous (from {origins.last_of('anonymous')})"
+            says = f"anonymous (from {origins.places_of('anonymous')[-1]})"
             asks = [f"{name} (from {origins.of(name)})" for name in asks]
         raise ValueError(
             f"{says} serves every caller, but {', '.join(asks)} {'requires' if len(asks) == 1 else 'require'} a "

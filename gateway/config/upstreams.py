@@ -50,13 +50,9 @@ class MethodSettings(ItemSettings):
     """What they do. Read-only sessions may send only those that `read`."""
 
 
-class ToolSettings(Frozen):
+class ToolSettings(ItemSettings):
     """Restrictions of tools whose names match a pattern. If several patterns match, all of them apply."""
 
-    direct_only: bool = False
-    """Only for sessions with direct trust."""
-    permissions: tuple[str, ...] = ()
-    """Only for sessions that have all of these permissions."""
     operation: Literal["read", "write", "eval"] | None = None
     """What the tool does. `eval` tools are disabled unless `policy.eval_tools` is on. If not set: `read` if the tool's
     annotations have `readOnlyHint`, else `write`."""

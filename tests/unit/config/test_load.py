@@ -25,7 +25,7 @@ def test_every_setting_has_a_variable_of_its_name(monkeypatch: pytest.MonkeyPatc
 def test_the_places_of_a_setting_stand_in_the_order_in_which_they_win() -> None:
     origins = Origins("mcp.json", {"port": 1, "auth": {"jwt": []}}, {"port": "2"}, {"port": 3})
     assert origins.of("port") == "mcp.json and the variable MCP_GATEWAY_PORT and --port on the command line"
-    assert origins.last_of("port") == "--port on the command line"
+    assert origins.places_of("port")[-1] == "--port on the command line"
     assert origins.of("auth.jwt") == "mcp.json" and origins.of("host") == ""
 
 
