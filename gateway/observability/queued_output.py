@@ -111,7 +111,10 @@ class OutputQueue:
 
 
 class QueuedStderr(io.RawIOBase):
-    """A stream that queues what is written to a descriptor and never blocks. `dropped`: the number of dropped lines."""
+    """A stream that queues what is written to a descriptor and never blocks.
+
+    `dropped`: the number of dropped lines. `queue`: the queue, to write lines that may not be dropped.
+    """
 
     def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
         super().__init__()
@@ -120,25 +123,17 @@ class QueuedStderr(io.RawIOBase):
         self._skips = False
         self._lock = threading.RLock()
         self._descriptor = descriptor
-        self._queue = OutputQueue(self._write_all, most_bytes, self._written)
+        self.queue = OutputQueue(self._write_all, most_bytes, self._written)
 
     def write(self, data: "ReadableBuffer", /) -> int:
         """Queue lines, or drop them if there is no room. Then drop all until the reader has caught up, so that there is
         one gap. Return the size of `data`."""
         lines = bytes(data)
         with self._lock:
-            if self._skips or not self._queue.offer(lines):
+            if self._skips or not self.queue.offer(lines):
                 self._skips = True
                 self._drop(lines)
         return len(lines)
-
-    def put(self, lines: bytes) -> None:
-        """Queue lines that may not be dropped. Blocks until there is room, so never call it in an event loop."""
-        self._queue.put(lines)
-
-    def drain(self, within_s: float) -> bool:
-        """Wait until all is written, and return True. Return False after `within_s` seconds."""
-        return self._queue.drain(within_s)
 
     def fileno(self) -> int:
         """Return the descriptor of the output."""
@@ -196,7 +191,7 @@ def put_on_stderr(lines: str) -> None:
     """Write lines to stderr that may not be dropped. Blocks while nobody reads, so never call it in an event loop."""
     queued = getattr(sys.stderr, "buffer", None)
     if isinstance(queued, QueuedStderr):
-        queued.put(lines.encode("utf-8", "backslashreplace"))
+        queued.queue.put(lines.encode("utf-8", "backslashreplace"))
     else:
         sys.stderr.write(lines)
         sys.stderr.flush()
@@ -208,7 +203,7 @@ def drain_stderr() -> None:
     if isinstance(queued, QueuedStderr):
         for handler in logging.getLogger().handlers:
             handler.flush()  # the handler of `gateway.observability.logs` buffers lines
-        queued.drain(EXIT_WITHIN_S)
+        queued.queue.drain(EXIT_WITHIN_S)
 
 
 def dropped_lines() -> int:
