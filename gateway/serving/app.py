@@ -68,8 +68,7 @@ class GatewayApp(_App):
                 await endpoint(scope, receive, _closing(send) if self._state.is_draining else send)
                 return
             if self._home is not None and path in HOME and ((for_people := is_for_people(scope)) or is_plain(scope)):
-                answer = self._home.serve if for_people else self._home.serve_text
-                await answer(scope, receive, send, serves=self._state.may_serve())
+                await self._home.serve(scope, receive, send, serves=self._state.may_serve(), as_text=not for_people)
                 return
             if path.startswith("/v1/"):
                 await self._gateway.state_api(scope, receive, send)

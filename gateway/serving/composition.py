@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import TYPE_CHECKING, Any
 
+from starlette.routing import BaseRoute
+
 from gateway.admin.auth import Access, OperatorHosts, SignInLink
 from gateway.admin.operations import Operations
 from gateway.admin.replica import Replica, ReplicaSources
@@ -44,7 +46,6 @@ from gateway.serving.parts import (
     Foundation,
     Http,
     Listeners,
-    Operating,
     Parts,
     Resolution,
     Servers,
@@ -94,7 +95,7 @@ def compose(
     environments = _environments(base, sessions, served)
     replica = _replica(base, served, drain, environments, resolution.returns, http.tasks)
     tried = _tried_calls(base, sessions, served, resolution, http)
-    operating = _operating(base, callers, sessions, replica, tried, link)
+    operator_routes, queries = _operating(base, callers, sessions, replica, tried, link)
     return Parts(
         foundation=base,
         callers=callers,
@@ -103,7 +104,8 @@ def compose(
         resolution=resolution,
         http=http,
         drain=drain,
-        operating=operating,
+        operator_routes=operator_routes,
+        queries=queries,
     )
 
 
@@ -247,7 +249,7 @@ def _operating(
     replica: Replica,
     tried: TriedCalls,
     link: SignInLink | None,
-) -> Operating:
+) -> tuple[list[BaseRoute], PeerQueries]:
     """Build the console, the REST interface and the metrics."""
     backend, admin = base.backend, base.settings.gateway.admin
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
@@ -282,7 +284,7 @@ def _operating(
         backend=backend,
         open_metrics=bool(admin.listen),
     )
-    return Operating(routes=routes, queries=queries)
+    return routes, queries
 
 
 def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:

@@ -55,7 +55,7 @@ class Drain:
         rates: RateLimits,
     ) -> None:
         self._state = state
-        self._readiness = readiness
+        self.readiness = readiness
         self._live = live
         self._lifecycle = lifecycle
         self._cluster = cluster
@@ -69,12 +69,7 @@ class Drain:
         return self._state.is_draining
 
     async def is_ready(self) -> bool:
-        return await self._readiness.is_ready()
-
-    @property
-    def store_is_away(self) -> bool:
-        """Return whether the store stopped accepting writes, as of the last `is_ready`."""
-        return self._readiness.store_is_away
+        return await self.readiness.is_ready()
 
     async def drain(self) -> None:
         self._state.start_draining()

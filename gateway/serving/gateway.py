@@ -57,7 +57,7 @@ class Gateway:
         self.endpoints = parts.http.endpoints
         self.fronts = parts.http.sse
         self.paths = (*self.endpoints, *self.fronts, HEALTH, READY)
-        self.operator_routes = parts.operating.routes
+        self.operator_routes = parts.operator_routes
         self.has_console = link is not None or bool(settings.gateway.admin.keys)
         self.state_api = state_api(self._asserted_state)
 
@@ -78,7 +78,7 @@ class Gateway:
     @property
     def store_is_away(self) -> bool:
         """Return whether the store stopped accepting writes, as of the last `is_ready`."""
-        return self.parts.drain.store_is_away
+        return self.parts.drain.readiness.store_is_away
 
     @property
     def unavailable(self) -> dict[str, str]:

@@ -72,13 +72,10 @@ class HomePage:
         }
         self._html = functools.lru_cache(maxsize=_CACHED)(self._rendered)
 
-    async def serve_text(self, scope: Scope, receive: Receive, send: Send, *, serves: bool) -> None:
-        """Answer a request for `/` with the text. `serves`: whether the gateway takes requests."""
-        await (await self._answer(scope, serves, self._text))(scope, receive, send)
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send, *, serves: bool) -> None:
-        """Answer a request for `/` or an endpoint with the page. `serves`: whether the gateway takes requests."""
-        await (await self._answer(scope, serves, self._page))(scope, receive, send)
+    async def serve(self, scope: Scope, receive: Receive, send: Send, *, serves: bool, as_text: bool = False) -> None:
+        """Answer a request for `/` or an endpoint with the page or the text. `serves`: whether the gateway takes
+        requests."""
+        await (await self._answer(scope, serves, self._text if as_text else self._page))(scope, receive, send)
 
     async def _answer(self, scope: Scope, serves: bool, answer: Callable[[str, str, str, bool], Response]) -> Response:
         """Return the response of `answer`, which gets the base URL, the root path, the path, and `serves`. If the

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from time import time
 from typing import Final
 
@@ -151,17 +151,17 @@ class Lifecycle:
     def _start_upkeep(self) -> Tasks:
         """Start the regular work, and return its tasks. It goes on until they are closed."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
-        base = self._parts.foundation
+        base, made = self._parts.foundation, self._parts.http.tasks
         work = [
             base.activity.upkeep(),
             self._sweep(),
-            self._renew_tasks(),
-            self._sweep_tasks(),
+            self._repeat(made.table.renew, "the records of working tasks cannot be renewed"),
+            self._repeat(made.recovery.sweep, "the tasks of replicas that are gone cannot be decided on"),
             self._follow_ends(),
             self._end_seconds(),
         ]
         if membership is not None:
-            work += [*membership.upkeep(), self._parts.operating.queries.listen()]
+            work += [*membership.upkeep(), self._parts.queries.listen()]
         if base.cluster is not None:
             comparison = Reconciliation(base.cluster, base.backend.directory, base.live)
             work.append(comparison.keep_comparing())
@@ -207,21 +207,22 @@ class Lifecycle:
             except StoreUnavailable as error:
                 self.store.is_away(error)
 
-    async def _renew_tasks(self) -> None:
-        """Keep the records of tasks that work, whatever becomes of those of others."""
-        failures = _Failures("the records of working tasks cannot be renewed")
+    @staticmethod
+    async def _repeat(step: Callable[[], Awaitable[None] | None], failed: str) -> None:
+        """Call `step` every `_TASKS_EVERY_S`. Log its failures with the text `failed`, but not the same one twice in a
+        row."""
+        last = ""
         while True:
             await asyncio.sleep(_TASKS_EVERY_S)
-            with failures.logged():
-                self._parts.http.tasks.table.renew()
-
-    async def _sweep_tasks(self) -> None:
-        """Decide on the tasks of replicas that are gone."""
-        failures = _Failures("the tasks of replicas that are gone cannot be decided on")
-        while True:
-            await asyncio.sleep(_TASKS_EVERY_S)
-            with failures.logged(), contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
-                await self._parts.http.tasks.recovery.sweep()
+            told = ""
+            try:
+                with contextlib.suppress(StoreUnavailable):  # `_sweep` logs it
+                    if (result := step()) is not None:
+                        await result
+            except Exception as error:
+                if last != (told := repr(error)):
+                    logger.exception(failed)
+            last = told
 
     async def _settle_tasks(self) -> None:
         """Wait until the outcomes of tasks are stored, for at most `_TASKS_STORED_WITHIN_S`."""
@@ -250,23 +251,3 @@ class Lifecycle:
                     await asyncio.Event().wait()
             except StoreUnavailable:
                 await asyncio.sleep(self._sweep_every_s)
-
-
-class _Failures:
-    """Logs failures of repeated work, but not the same failure twice in a row."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._last = ""
-
-    @contextlib.contextmanager
-    def logged(self) -> Iterator[None]:
-        """Log an exception of the block, and suppress it."""
-        try:
-            yield
-        except Exception as error:
-            if self._last != (told := repr(error)):
-                logger.exception(self._what)
-            self._last = told
-        else:
-            self._last = ""

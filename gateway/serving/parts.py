@@ -65,7 +65,6 @@ __all__ = [
     "Foundation",
     "Http",
     "Listeners",
-    "Operating",
     "Parts",
     "Resolution",
     "Servers",
@@ -208,14 +207,6 @@ class Http:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operating:
-    """The routes of operators, and the questions that replicas ask each other for them."""
-
-    routes: list[BaseRoute]
-    queries: PeerQueries
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """All parts of a gateway."""
 
@@ -226,4 +217,6 @@ class Parts:
     resolution: Resolution
     http: Http
     drain: Drain
-    operating: Operating
+    operator_routes: list[BaseRoute]
+    queries: PeerQueries
+    """The questions that replicas ask each other for operators."""

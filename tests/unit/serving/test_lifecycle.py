@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,12 +46,8 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
     async def sweep() -> None:
         count("sweep")
 
-    tasks = SimpleNamespace(table=SimpleNamespace(renew=lambda: count("renew")), recovery=SimpleNamespace(sweep=sweep))
-    settings = SimpleNamespace(gateway=SimpleNamespace(shortest_ttl_s=60.0, store="memory://"))
-    foundation = SimpleNamespace(settings=settings, backend=None)
-    parts: Any = SimpleNamespace(http=SimpleNamespace(tasks=tasks), foundation=foundation)
-    life = Lifecycle(parts)
-    running = [asyncio.create_task(life._renew_tasks()), asyncio.create_task(life._sweep_tasks())]
+    works: list[tuple[Any, str]] = [(partial(count, "renew"), "cannot be renewed"), (sweep, "cannot be decided on")]
+    running = [asyncio.create_task(Lifecycle._repeat(step, failed)) for step, failed in works]
     async with asyncio.timeout(60):
         await done.wait()
     assert not any(task.done() for task in running)
