@@ -104,33 +104,6 @@ def test_each_request_from_memory_has_its_own_trace() -> None:
     assert counts_of(*(traced(number) for number in range(1, 7))) == {"new_head": 2, "direct": 4}
 
 
-@requirement("wall.framing")
-@pytest.mark.parametrize(
-    "length",
-    [
-        b"0%d",
-        b"+%d",
-        b"-%d",
-        b" %d",
-        b"%d ",
-        b"\t%d",
-        b"%d\r\nContent-Length: %d",
-        b"%d, %d",
-        b"0x%x",
-        b"%d_0",
-        b"%d.0",
-        b"",
-    ],
-)
-def test_a_length_of_another_form_is_for_the_parser(length: bytes) -> None:
-    one = request("soon", 3)
-    body = one[one.index(END) + 4 :]
-    odd = HEAD + length.replace(b"%d", str(len(body)).encode()).replace(b"%x", b"1f") + END + body
-    counts = counts_of(request("soon"), request("soon"), odd, one)
-    ended, parsed = {"new_head": 2}, {"new_head": 3, "direct": 1}
-    assert counts in (ended, parsed), "the odd one is not served from memory"
-
-
 @requirement("wall.memory")
 def test_small_and_large_bodies_are_for_the_parser() -> None:
     warm = (request("soon"), request("soon"))

@@ -247,21 +247,6 @@ def test_a_guest_gains_nothing_by_the_workspace_it_announces(http: httpx.Client)
 
 
 @requirement("wall.provenance")
-def test_servers_and_tools_of_a_workspace_are_not_for_who_announces_it(http: httpx.Client) -> None:
-    workspaces = {
-        "team-*": {"servers": ["probe", "demo"]},
-        "guests": {"servers": ["demo"], "tools": ["demo__count"]},
-        "*": {"servers": ["demo"], "tools": ["demo__*"]},
-    }
-    servers = {"probe": server(PROBE), "demo": server(DEMO)}
-    with in_process_gateway(servers, options=keyed_options(workspaces=workspaces)) as gateway:
-        for announced in (BOSS, "guests", "anything", ""):
-            guest = announcing(gateway, http, "alice", announced)
-            assert listed(guest) == {"demo__count"}, f"what all of them have, whatever is announced: {announced!r}"
-        assert {"probe__pid", "demo__ask"} <= listed(announcing(gateway, http, "bob"))
-
-
-@requirement("wall.provenance")
 @pytest.mark.parametrize("era", [Legacy, Modern])
 def test_a_server_gets_no_announced_workspace_that_is_not_the_operators(http: httpx.Client, era: Any) -> None:
     """Which is not is decided as in tests/unit/context/test_announcements.py."""

@@ -103,16 +103,6 @@ def test_a_public_list_of_the_probe_is_for_all_and_starts_no_process(served: Ser
 
 
 @requirement("cache.servers")
-def test_a_private_list_is_for_one_principal(served: Served) -> None:
-    before = served.asked("private")["tools/list"]
-    found = {who: [result(served.client(who, "private").send("tools/list")) for _ in range(3)] for who in WHO}
-    assert served.asked("private")["tools/list"] - before <= 2, "at most one for each: earlier tests may have asked"
-    texts = {who: {each["tools"][0]["description"] for each in lists} for who, lists in found.items()}
-    assert all(len(each) == 1 for each in texts.values()) and texts["ann"] != texts["bob"]
-    assert all(each["cacheScope"] == "private" for lists in found.values() for each in lists)
-
-
-@requirement("cache.servers")
 def test_a_resource_is_read_once_for_all_or_once_for_each(served: Served) -> None:
     def read(who: str, name: str, key: str) -> str:
         answer = result(served.client(who, name, key).send("resources/read", {"uri": "note://1"}))

@@ -46,15 +46,6 @@ def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, htt
     assert len(told["MCP_SESSION_CORRELATION"]) == 32
 
 
-@requirement("ctx.env")
-def test_a_child_inherits_nothing_of_the_gateways_own_environment(http: httpx.Client) -> None:
-
-    secret = {"MCP_GATEWAY_KEYS": "k" * 40, "AWS_SECRET_ACCESS_KEY": "s3cret"}
-    with running_gateway(command=PROBE, env=secret) as gateway:
-        told = env(Legacy(gateway.url, http).open())
-    assert told["PATH"] and not secret.keys() & told.keys()
-
-
 @requirement("ctx.announce")
 @pytest.mark.parametrize("workspace", ["a\nb", "a\x00b", "x" * 4_097, "a b", "../x", 7, ["a"], {"b": "c"}])
 def test_a_workspace_that_cannot_be_is_a_clear_error(probe: RunningGateway, http: httpx.Client, workspace: Any) -> None:

@@ -64,22 +64,6 @@ def is_general_once(gateway: InProcessGateway, raw: Raw) -> None:
 # -- who takes it
 
 
-@ERAS
-def test_calls_of_httpx_take_it_with_their_own_ids(gateway: InProcessGateway, era: str) -> None:
-    with httpx.Client() as http:
-        fast = Counted(gateway)
-        if era == "legacy":
-            legacy = Legacy(gateway.url, http).open()
-            answers = [legacy.tool("echo", {"n": n}).json() for n in range(20)]
-        else:
-            first = Modern(gateway.url, http)
-            token = {"MCP-Gateway-Session": first.tool("pid").headers["mcp-gateway-session"]}
-            http.cookies.clear()
-            answers = [first.tool("echo", {"n": n}, headers=token, request_id=f"r{n}").json() for n in range(20)]
-        assert [json.loads(answer["result"]["content"][0]["text"])["n"] for answer in answers] == list(range(20))
-        assert len({answer["id"] for answer in answers}) == 20 and fast("fast") >= 12
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 @pytest.mark.parametrize("arguments", [{"n": 1}, None], ids=["arguments", "none"])

@@ -42,12 +42,7 @@ ALICE, BOB = (bearer(KEYS[name]) for name in ("alice", "bob"))
 def gateway(ledger: Path) -> Iterator[InProcessGateway]:
     """Anonymous clients, and a server of each era, which looks for files of the tests."""
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox="off") for era in ERAS}
-    tasks = {
-        "after_s": AFTER_S,
-        "at_once": ["*/slow_*"],
-        "result_bytes": 4_096,
-        "max_per_session": 3,
-    }
+    tasks = {"after_s": AFTER_S, "at_once": ["*/slow_*"], "result_bytes": 4_096}
     options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
     with in_process_gateway(servers, options=options) as running:
         yield running
@@ -418,13 +413,3 @@ def test_a_withdrawn_question_is_asked_no_more(client: TaskClient, tmp_path: Pat
     client.until(task, "working")
     end.touch()
     assert text(client.until(task, "completed")) == "went on without an answer"
-
-
-@requirement("task.make")
-def test_too_many_tasks_leave_calls_what_they_are(gateway: InProcessGateway, http: httpx.Client) -> None:
-    session = Legacy(gateway.url, http).open().session
-    client = TaskClient(gateway.url, http, headers={"MCP-Gateway-Session": session})
-    tasks = [client.begin("legacy__slow_build", job=number, seconds=1.0) for number in range(3)]
-    plain = client.call("legacy__slow_build", job="last", seconds=AFTER_S)
-    assert plain["resultType"] == "complete" and text(plain) == "done last"
-    assert all(client.until(task, "completed") for task in tasks)

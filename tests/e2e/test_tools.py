@@ -54,13 +54,17 @@ def expected(n: int, visits: int) -> Any:
 
 
 @requirement("ctx.state", "ctx.isolated", "ctx.scope")
-@pytest.mark.parametrize(("kind", "sessions"), [("child", PROCESSES), ("object", SESSIONS)])
-def test_sessions_at_once_each_see_their_own(tools: InProcessGateway, kind: str, sessions: int) -> None:
-    url = f"{tools.base}/servers/{kind}/mcp"
+@pytest.mark.parametrize(
+    ("kinds", "sessions"), [(["child"], PROCESSES), (["object"], SESSIONS), (["child", "object"], PROCESSES)]
+)
+def test_sessions_at_once_each_see_their_own(tools: InProcessGateway, kinds: list[str], sessions: int) -> None:
+    """A child and an object of one session share its state."""
+    urls = [f"{tools.base}/servers/{kind}/mcp" for kind in kinds * 4]
 
     async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
         client = AsyncModern(http, workspace=f"w{n}")
-        return [json.loads(await client.tool(url, "visit", {"name": f"{n}.{v}", "pause_s": 0.01})) for v in range(4)]
+        visits = [{"name": f"{n}.{v}", "pause_s": 0.01} for v in range(4)]
+        return [json.loads(await client.tool(url, "visit", visit)) for url, visit in zip(urls, visits, strict=False)]
 
     for n, answers in enumerate(run_concurrently(visiting, sessions)):
         assert answers == [expected(n, visits) for visits in range(1, 5)]
@@ -192,16 +196,3 @@ def test_objects_that_cannot_be_served_fail_at_start() -> None:
         settings = Settings.model_validate({"mcpServers": {"a": {"in_process": path}}})
         with pytest.raises(Exception, match=f"mcpServers.a.in_process.*{what}"):
             Gateway(settings)
-
-
-@requirement("ctx.state", "ctx.scope")
-def test_a_child_and_an_object_of_one_session_share_its_state(tools: InProcessGateway) -> None:
-    async def visiting(http: httpx.AsyncClient, n: int) -> list[Any]:
-        client = AsyncModern(http, workspace=f"w{n}")
-        return [
-            json.loads(await client.tool(f"{tools.base}/servers/{kind}/mcp", "visit", {"name": f"{n}.{v}"}))
-            for v, kind in enumerate(("child", "object", "child", "object"))
-        ]
-
-    for n, answers in enumerate(run_concurrently(visiting, 3)):
-        assert answers == [expected(n, visits) for visits in range(1, 5)]

@@ -192,32 +192,6 @@ def test_a_drained_replica_hands_over_and_can_be_admitted_again(
         assert eventually(lambda: any("has drained" in event.get("reason", "") for event in of(ops, one, "events")))
 
 
-@requirement("ops.console")
-def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Client) -> None:
-    here, there = pair
-    client = Legacy(probe(here), http).open(name="cli-agent")
-    client.tool("fail")
-    listed = json.loads(cli("sessions", "list", "--find", "cli-agent", "--json", url=there.base).stdout)
-    [row] = listed["sessions"]
-    text = cli("sessions", "list", "--only", "failing", "--find", "cli-agent", url=there.url).stdout
-    assert row["session"] in text and "it failed" in text
-    shown = cli("sessions", "show", row["session"], url=there.base).stdout
-    assert "cli-agent" in shown and "no route to the database" in shown
-    replicas = json.loads(cli("replicas", "list", "--json", url=here.base).stdout)
-    assert len(replicas) >= 2 and sum(replica["here"] for replica in replicas) == 1
-    top = cli("top", "--once", url=here.base).stdout
-    assert row["session"] in top and "ready" in top
-    assert row["session"] in json.dumps(json.loads(cli("top", "--json", url=here.base).stdout)["failing"])
-    assert cli("sessions", "end", row["session"], url=there.base).stdout == f"ended {row['session']}\n"
-
-    def is_told() -> bool:
-        told = cli("sessions", "events", "--json", url=there.base).stdout.splitlines()
-        events = [json.loads(line) for line in told]
-        return any(event["event"] == "ended" and event["session"] == row["session"] for event in events)
-
-    assert eventually(is_told)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -75,13 +75,16 @@ def test_a_client_is_the_same_by_its_name_at_one_endpoint_in_the_legacy_era() ->
     assert not same_client(a_session(CLOCK, era="modern"), request(), facts)
 
 
+@requirement("id.cookie-flags")
 def test_a_client_learns_of_its_session_by_headers_and_once_by_a_cookie() -> None:
     carriers, session = Carriers(KeyRing.ephemeral(), cookie=True), a_session(CLOCK)
     told = dict(carriers.headers(session, request(), cookie_held=False))
     assert carriers.tokens.verify(told[b"mcp-gateway-session"].decode()) == session.id
     assert told[b"mcp-session-id"] == told[b"mcp-gateway-session"] and told[b"cache-control"] == b"no-store"
     name, _, value = told[b"set-cookie"].decode().partition("=")
-    assert name == "mcp_session_id" and carriers.cookies.verify(value.partition(";")[0]) == session.id
+    value, _, flags = value.partition(";")
+    assert name == "mcp_session_id" and carriers.cookies.verify(value) == session.id
+    assert flags == " Path=/; HttpOnly; SameSite=Strict"
     assert b"set-cookie" not in dict(carriers.headers(session, request(), cookie_held=True))
     modern = dict(carriers.headers(session, request(Era.MODERN, secure=True), cookie_held=False))
     assert b"mcp-session-id" not in modern and modern[b"set-cookie"].startswith(b"__Host-mcp_session_id=")

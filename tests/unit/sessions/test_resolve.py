@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gateway.calls import live_session
 from gateway.calls.live_session import LiveSession
 from gateway.cluster.ownership import Route
+from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from gateway.relay.pipeline import store_errors_refused
@@ -42,9 +43,15 @@ def by_token(parts: Parts, live: LiveSession) -> Request:
 async def test_a_forged_token_is_refused_before_any_store_access() -> None:
     parts, forger = Parts(store=Unreliable), KeyRing.ephemeral()
     stranger = TokenCodec(forger, Purpose.TOKEN).sign(new_session_id())
-    for token in (stranger, "nonsense", parts.carriers.cookies.sign(new_session_id())):
-        with refused(404):
-            await parts.resume(request(mcp_session_id=token), NOBODY)
+    cookie = f"mcp_session_id={parts.carriers.cookies.sign(new_session_id())}"
+    for token in (stranger, "nonsense", "", "a" * 5_000, parts.carriers.cookies.sign(new_session_id())):
+        for named in (
+            request(mcp_session_id=token),
+            request(MODERN, mcp_gateway_session=token, cookie=cookie),
+            request(MODERN, meta={SESSION_KEY: token}, cookie=cookie),
+        ):
+            with refused(404):  # and no good cookie takes its place
+                await parts.resume(named, NOBODY)
     forged = TokenCodec(forger, Purpose.COOKIE).sign(new_session_id())
     for cookie in (stranger, forged, parts.carriers.tokens.sign(new_session_id())):
         assert await parts.resume(request(cookie=f"mcp_session_id={cookie}"), NOBODY) is None
