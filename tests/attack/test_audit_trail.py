@@ -1,6 +1,5 @@
 """Nobody flushes the audit trail, and every token that was refused is in it, one by one or in a sum."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,11 +14,11 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
-from tests.support.flood import flood, request
 from tests.support.gateway_process import DEMO, ROOT, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import ACCEPT, Legacy, Modern
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import eventually
+from tests.support.wire import flood, request
 
 BAD = 3_000
 SERVERS = {"main": server(DEMO, shared=True)}
@@ -63,7 +62,7 @@ def test_thousands_of_bad_keys_flush_nothing_and_are_all_counted(
     with running_gateway(SERVERS, options=options(url), env={"MCP_GATEWAY_KEYS": "k" * 40}) as gateway:
         alice = Legacy(gateway.url, http, headers=bearer(KEYS["alice"])).open()
         assert alice.delete().status_code == 200
-        assert asyncio.run(flood(gateway.url, bad_keys(gateway.url, BAD))) == {401: BAD}
+        assert flood(gateway.port, bad_keys(gateway.url, BAD)) == {401: BAD}
         assert eventually(lambda: refused(kept(gateway, http), "API key") == BAD), kept(gateway, http)
         events = kept(gateway, http)
         assert {"created", "ended"} <= {e["event"] for e in events if e.get("principal") == "api-key:alice"}

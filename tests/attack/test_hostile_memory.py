@@ -26,11 +26,11 @@ from session_store.ports.timelines import MAX_SESSIONS, TimelineEntry, TimelineH
 from session_store.redis.keys import SHARDS
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.support.flood import flood, request
 from tests.support.gateway_process import DEMO, SIGNED, UNLIMITED, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, modern_body
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.waiting import eventually
+from tests.support.wire import flood, request
 
 GROWTH: Final = 1.05
 KEYS: Final = {f"client-{n}": f"key-{n}" for n in range(8)}
@@ -231,7 +231,7 @@ def measured(many: int, *, redis: RunningRedis | None = None, large: float = 0.0
             found.before = found.after
             # Sessions that have ended meanwhile are opened anew: the traffic is of the same kind all along.
             hostile = Hostile(seed, urlsplit(gateway.url).netloc, sessions(gateway, http), large)
-            found.statuses += asyncio.run(flood(gateway.url, hostile.requests(many), connections=16))
+            found.statuses += flood(gateway.port, hostile.requests(many), connections=16)
             time.sleep(SETTLE_S)
             found.after = facts(gateway, redis)
             if found.before and found.is_good():

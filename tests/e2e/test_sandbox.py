@@ -16,7 +16,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import bearer, sha256
-from tests.support.gateway_process import ROOT
+from tests.support.gateway_process import PROBE, ROOT
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import descendants, eventually
@@ -28,7 +28,7 @@ CLOSED = ("PermissionError", "FileNotFoundError")
 REFUSED = ("PermissionError", "OSError")
 """A mount that is read-only answers EROFS."""
 LISTENS = "  listen: on loopback, a port of the kernel's choice"
-EVALUATING = str(ROOT / "tests/support/evaluating_server.py")
+EVALUATING = PROBE[1]
 BOX: dict[str, Any] = {"command": sys.executable, "args": [EVALUATING]}
 
 pytestmark = pytest.mark.skipif(not probe().landlock, reason="this kernel has no Landlock, so it has no sandbox")

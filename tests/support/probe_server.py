@@ -149,6 +149,18 @@ def want(arguments: dict[str, Any], params: dict[str, Any]) -> Any:
     return params.get("inputResponses", "nobody answered")
 
 
+def python(arguments: dict[str, Any], _: dict[str, Any]) -> str:
+    """The value of `code`, or the kind of its error."""
+    import pathlib  # which most tests do not wait for
+    import socket
+
+    names = {"Path": pathlib.Path, "os": os, "socket": socket, "subprocess": subprocess, "sys": sys}
+    try:
+        return str(eval(arguments["code"], names))
+    except Exception as error:
+        return type(error).__name__
+
+
 NAMED: Final[dict[str, Any]] = {"workspace_id": {}, "id": {}, "team": {}, "key": {}}
 """Arguments of `echo` that a configuration can bind. It takes any others too."""
 
@@ -182,6 +194,7 @@ TOOLS: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "ask_again": ask,
     "ask_once": ask,
     "want": want,
+    "python": python,
     "broken": lambda *_: None,
 }
 
@@ -242,13 +255,9 @@ server = StdioServer(
 )
 
 
-def main() -> None:
+if __name__ == "__main__":
     if "ignore-term" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server.run()
     while "ignore-term" in sys.argv:
         time.sleep(1)
-
-
-if __name__ == "__main__":
-    main()

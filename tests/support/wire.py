@@ -6,7 +6,11 @@ Knows HTTP only as far as an attacker needs it; answers are read by h11.
 import contextlib
 import json
 import socket
+import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -81,6 +85,11 @@ def head(
     return "\r\n".join(lines).encode("latin-1")
 
 
+def request(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+    """A request with these headers and `Content-Length`."""
+    return head(method, path, {**headers, "Content-Length": str(len(body))}.items()) + body
+
+
 def post(body: bytes, headers: Mapping[str, str] | None = None, path: str = "/servers/tool/mcp") -> bytes:
     """A plain POST."""
     given = {"Host": "localhost", "Content-Type": "application/json", "Accept": ACCEPT, **(headers or {})}
@@ -126,6 +135,41 @@ def ask(port: int, request: bytes, *, source: str = "", within_s: float = 10.0) 
     return answer
 
 
+def flood(port: int, requests: Iterable[bytes], connections: int = 8) -> Counter[int]:
+    """Send all requests over a few kept connections. Returns the number of answers by status; 0 stands for a connection
+    that ended without one."""
+    waiting, taking, statuses = iter(requests), threading.Lock(), Counter[int]()
+
+    def some(_: int) -> None:
+        wire: Wire | None = None
+        while True:
+            with taking:
+                data = next(waiting, None)
+            if data is None:
+                break
+            wire = wire or Wire(port, within_s=30)
+            status, stays = 0, False
+            with contextlib.suppress(OSError, HTTPException):
+                wire.socket.sendall(data)
+                answer = HTTPResponse(wire.socket)
+                answer.begin()
+                status = answer.status
+                if answer.getheader("Content-Type") != "text/event-stream":  # which may stay open
+                    answer.read()
+                    stays = not answer.will_close
+            with taking:
+                statuses[status] += 1
+            if not stays:
+                wire.close()
+                wire = None
+        if wire is not None:
+            wire.close()
+
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(some, range(connections)))
+    return statuses
+
+
 class PipeliningClient:
     """Writes requests at once on one connection, and reads their responses in order."""
 
@@ -146,8 +190,7 @@ class PipeliningClient:
 
     def request(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
         """The bytes of one request, with `Host` and `Content-Length`."""
-        given = {"Host": self._host, **headers, "Content-Length": str(len(body))}
-        return head(method, path, given.items()) + body
+        return request(method, path, {"Host": self._host, **headers}, body)
 
     def rpc(self, body: Any, headers: dict[str, str], path: str = "/mcp") -> bytes:
         """The bytes of a POST of one JSON-RPC message."""

@@ -37,7 +37,7 @@ __all__ = ["CHECKS", "MOST_S", "check_batch", "check_message", "run"]
 MOST_S: Final = 2.0
 """No message of this size may take longer."""
 
-_PARSE, _INVALID = "parse", "invalid"
+_INVALID = "invalid"
 
 # -- what is sent
 
