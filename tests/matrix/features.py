@@ -1,15 +1,13 @@
-"""A server of the official SDK with one of everything, on stdio or HTTP, in one era or both.
+"""A server of the official SDK with one of everything: `features.py stdio`, or `features.py legacy|modern PORT`.
 
-`argv`: `stdio` or a port, then `legacy`, `modern` or `both`. A server of one era refuses the other's first message the
-way servers did, or do, that know no better.
+On HTTP it is of one era, and refuses the other's first message the way servers did, or do, that know no better. On
+stdio, `tests/support/single_era_server.py` does so in front of it.
 """
 
 import asyncio
 import json
 import logging
-import os
 import sys
-import threading
 from typing import Any
 
 import mcp_types as types
@@ -189,27 +187,6 @@ def prepare() -> None:
     lowlevel.create_initialization_options = announcing  # type: ignore[method-assign]  # the SDK has no switch for it
 
 
-def filtered(refused: str) -> None:
-    """stdin without the other era's first message, which is answered as one that nobody knows."""
-    # The SDK claims stdout when it begins, and whatever is written to descriptor 1 afterwards goes to stderr.
-    lines, answers, (read, write) = os.fdopen(os.dup(0), "rb"), os.dup(1), os.pipe()
-    os.dup2(read, 0)
-
-    def pass_on() -> None:
-        with os.fdopen(write, "wb", 0) as out:
-            for line in lines:
-                message = json.loads(line)
-                if message.get("method") == refused:
-                    error = {"code": -32601, "message": "Method not found"}
-                    os.write(
-                        answers, json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}).encode() + b"\n"
-                    )
-                else:
-                    out.write(line)
-
-    threading.Thread(target=pass_on, daemon=True).start()
-
-
 class OneEra:
     """An ASGI app that serves one era only."""
 
@@ -218,7 +195,7 @@ class OneEra:
         self._era = era
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and self._era != "both":
+        if scope["type"] == "http":
             version = dict(scope["headers"]).get(b"mcp-protocol-version", b"").decode()
             if (version == MODERN) != (self._era == "modern"):
                 code, status = (-32601, 404) if self._era == "modern" else (-32600, 400)
@@ -232,15 +209,13 @@ class OneEra:
 
 
 def main() -> None:
-    where, era = sys.argv[1:3]
     prepare()
-    if where == "stdio":
-        if era != "both":
-            filtered("server/discover" if era == "legacy" else "initialize")
+    if sys.argv[1] == "stdio":
         mcp.run("stdio")
     else:
+        era, port = sys.argv[1:3]
         logging.disable(logging.INFO)
-        uvicorn.run(OneEra(mcp.streamable_http_app(), era), host="127.0.0.1", port=int(where), log_level="warning")
+        uvicorn.run(OneEra(mcp.streamable_http_app(), era), host="127.0.0.1", port=int(port), log_level="warning")
 
 
 if __name__ == "__main__":

@@ -2,24 +2,22 @@
 server era, stdio and HTTP."""
 
 import contextlib
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final
 
 import anyio
-import httpx
 import httpx2
 import mcp_types as types
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from tests.support.free_ports import free_port
+from tests.conformance.everything import served_over_http
+from tests.conformance.servers import ONE_ERA
 from tests.support.gateway_process import ROOT, server
 
-__all__ = ["CELLS", "FEATURES", "connected", "served"]
+__all__ = ["CELLS", "FEATURES", "connected", "list_changed", "served"]
 
 CLIENTS: Final[dict[str, Any]] = {"legacy": "legacy", "modern": "2026-07-28"}
 CELLS: Final = [(c, s, wire) for wire in ("stdio", "HTTP") for c in CLIENTS for s in ("legacy", "modern")]
@@ -79,24 +77,12 @@ async def connected(url: str, era: str, headers: Any = None) -> AsyncIterator[tu
 @contextlib.contextmanager
 def served(era: str, wire: str) -> Iterator[dict[str, Any]]:
     """The entry of the configuration for a server of that era."""
-    command = [sys.executable, "-m", "tests.matrix.features"]
+    command = (sys.executable, "-m", "tests.matrix.features")
     if wire == "stdio":
-        yield server((*command, "stdio", era), cwd=str(ROOT))
-        return
-    port = free_port()
-    process = subprocess.Popen([*command, str(port), era], cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"http://127.0.0.1:{port}/")
-                break
-            assert time.monotonic() < deadline, "the server does not start"
-            time.sleep(0.05)
-        yield {"type": "http", "url": f"http://127.0.0.1:{port}/mcp"}
-    finally:
-        process.terminate()
-        process.wait(10)
+        yield server((sys.executable, str(ONE_ERA), era, *command, "stdio"), cwd=str(ROOT))
+    else:
+        with served_over_http((*command, era)) as url:
+            yield {"type": "http", "url": url}
 
 
 def text(result: Any) -> str:
@@ -171,12 +157,12 @@ async def logging(client: Client, heard: Heard) -> None:
             await anyio.sleep(0.01)
 
 
-async def changes(client: Client, heard: Heard, what: str, uri: str | None, name: str) -> None:
-    call = {"what": what}
+async def changes(client: Client, heard: Heard, what: str, uri: str | None, name: str, server: str = "") -> None:
+    tool, call = f"{server}change", {"what": what}
     if client.protocol_version >= "2026-07-28":
         wanted: Any = {"tools_list_changed": True} if uri is None else {"resource_subscriptions": [uri]}
         async with client.listen(**wanted) as subscription:
-            assert text(await client.call_tool("change", call)) == "changed"
+            assert text(await client.call_tool(tool, call)) == "changed"
             with anyio.fail_after(10):
                 event = await anext(aiter(subscription))
             assert type(event).__name__ in ("ToolsListChanged", "ResourceUpdated"), event
@@ -186,13 +172,13 @@ async def changes(client: Client, heard: Heard, what: str, uri: str | None, name
     with anyio.fail_after(10):
         while name not in heard.told:
             # Its own stream may not be open yet at the first one.
-            assert text(await client.call_tool("change", call)) == "changed"
+            assert text(await client.call_tool(tool, call)) == "changed"
             with anyio.move_on_after(0.5):
                 await heard.news.wait()
 
 
-async def list_changed(client: Client, heard: Heard) -> None:
-    await changes(client, heard, "tools", None, "ToolListChangedNotification")
+async def list_changed(client: Client, heard: Heard, server: str = "") -> None:
+    await changes(client, heard, "tools", None, "ToolListChangedNotification", server)
 
 
 async def subscription(client: Client, heard: Heard) -> None:

@@ -9,7 +9,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from tests.requirements import requirement
 from tests.support import vendor_server
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import RunningGateway, running_gateway, server
+from tests.support.mcp_clients import ACCEPT, modern_headers
 from tests.support.vendor_server import BURST, PAYLOAD, RESOURCE, SETTINGS, TOOL, running_vendor_server
 
 VENDOR = (sys.executable, "-m", vendor_server.__name__)
@@ -109,15 +109,10 @@ class Client:
         return b'{%b,"method":"%b","params":{%b}}' % (head, method.encode(), params)
 
     def _headers(self, body: bytes) -> dict[str, str]:
-        headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
-        message: Any = json.loads(body or b"{}")
+        headers = {**ACCEPT, "Content-Type": "application/json"}
         if self.is_modern:
-            headers |= {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": message["method"]}
-            params = message["params"]
-            if message["method"] in ("tools/call", "resources/read"):
-                headers["Mcp-Name"] = params.get("name") or params["uri"]
-            if self._session:
-                headers["MCP-Gateway-Session"] = self._session
+            headers |= modern_headers(json.loads(body))
+            headers |= {"MCP-Gateway-Session": self._session} if self._session else {}
         elif self._session:
             headers |= {"Mcp-Session-Id": self._session, "MCP-Protocol-Version": "2025-11-25"}
         return headers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from tests.matrix.run import CELLS, CLIENTS, FEATURES, connected, served, text
+from tests.matrix.run import CELLS, CLIENTS, FEATURES, connected, list_changed, served, text
 from tests.requirements import requirement
 from tests.support.gateway_process import RunningGateway, running_gateway
 
@@ -68,14 +68,5 @@ async def test_one_endpoint_serves_all_of_them(gateway: RunningGateway, era: str
             assert sorted(prompts) == sorted(f"{name}__{prompt}" for name in NAMES for prompt in ("greet", "other"))
             assert (await client.read_resource("feature://text")).contents
             for name in NAMES:
-                if era == "modern":
-                    async with client.listen(tools_list_changed=True) as subscription:
-                        assert text(await client.call_tool(f"{name}__change", {"what": "tools"})) == "changed"
-                        event = await anext(aiter(subscription))
-                        assert type(event).__name__ == "ToolsListChanged"
-                else:
-                    heard.told.clear()
-                    while "ToolListChangedNotification" not in heard.told:
-                        await client.call_tool(f"{name}__change", {"what": "tools"})
-                        with anyio.move_on_after(0.5):
-                            await heard.news.wait()
+                heard.told.clear()
+                await list_changed(client, heard, f"{name}__")

@@ -43,5 +43,5 @@ if __name__ == "__main__":
         send_spans("server")
         from tests.matrix.features import main
 
-        sys.argv[1:] = ["stdio", "modern"]
+        sys.argv[1:] = ["stdio"]
         main()
