@@ -18,6 +18,8 @@ from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 from tests.tools import image_packages
 
+pytestmark = requirement("ops.image")
+
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 WITHOUT_DIGEST = {"prometheus", "grafana", "jaeger"}
@@ -39,7 +41,6 @@ def asked_for() -> list[Requirement]:
     return [Requirement(one) for one in (*project["dependencies"], *extras["mcp"], *extras["tracing"], *lines)]
 
 
-@requirement("ops.image")
 @pytest.mark.parametrize("name", ["requirements.lock", "build.lock"])
 def test_each_locked_package_has_hashes_and_no_address(name: str) -> None:
     found = locked(name)
@@ -47,7 +48,6 @@ def test_each_locked_package_has_hashes_and_no_address(name: str) -> None:
     assert "://" not in (ROOT / "deploy" / name).read_text(encoding="utf-8"), "the address of an index is a machine's"
 
 
-@requirement("ops.image")
 def test_the_lock_has_what_pyproject_asks_for() -> None:
     found = locked("requirements.lock")
     for one in asked_for():
@@ -58,7 +58,6 @@ def test_the_lock_has_what_pyproject_asks_for() -> None:
         assert locked("build.lock")[name][0] in wanted.specifier
 
 
-@requirement("ops.image")
 def test_images_have_an_exact_tag_and_a_digest() -> None:
     images = dict(re.findall(r"(?m)^FROM (\S+@\S+) AS (\w+)$", DOCKERFILE))
     assert sorted(images.values()) == ["node", "python"]
@@ -74,7 +73,6 @@ def test_images_have_an_exact_tag_and_a_digest() -> None:
         assert (name in WITHOUT_DIGEST) is not bool(re.fullmatch(r"sha256:[0-9a-f]{64}", digest)), image
 
 
-@requirement("ops.image")
 def test_the_image_installs_nothing_without_a_hash_and_runs_as_a_user() -> None:
     steps = re.findall(r"(?m)^RUN (.+(?:\n .+)*)", DOCKERFILE)
     installs = [part for step in steps for part in re.split(r"&&", step) if "pip install" in part]
@@ -86,7 +84,6 @@ def test_the_image_installs_nothing_without_a_hash_and_runs_as_a_user() -> None:
     assert re.search(r"(?m)^USER gateway$", last) and "--uid 10001 gateway" in last
 
 
-@requirement("ops.image")
 def test_the_image_is_built_of_what_dockerignore_lets_through() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     assert lines[0] == "*"
@@ -96,7 +93,6 @@ def test_the_image_is_built_of_what_dockerignore_lets_through() -> None:
     assert all((ROOT / word).exists() for word in copied)
 
 
-@requirement("ops.image")
 @pytest.mark.timeout(400)
 def test_the_bill_of_materials_names_each_package_of_the_lock(tmp_path: Path) -> None:
     image_packages.sbom(tmp_path / "sbom.json")

@@ -12,6 +12,8 @@ import yaml
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 
+pytestmark = requirement("ops.workflows")
+
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
 FORMS = [ROOT / ".github/ISSUE_TEMPLATE/bug.yml", ROOT / ".github/ISSUE_TEMPLATE/idea.yml"]
 SCHEMAS: list[tuple[str, list[Path]]] = [
@@ -29,7 +31,6 @@ def validate(schema: str, *files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@requirement("ops.workflows")
 @pytest.mark.parametrize(("schema", "files"), SCHEMAS, ids=[schema for schema, _ in SCHEMAS])
 def test_files_of_the_repository_follow_their_schema(schema: str, files: list[Path], tmp_path: Path) -> None:
     ran = validate(schema, *files)
@@ -39,14 +40,12 @@ def test_files_of_the_repository_follow_their_schema(schema: str, files: list[Pa
     assert validate(schema, wrong).returncode != 0, "the schema refuses a wrong file"
 
 
-@requirement("ops.workflows")
 def test_workflows_run_make_targets_that_exist() -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
     used = {name for file in WORKFLOWS for name in re.findall(r"run: make ([a-z-]+)", file.read_text(encoding="utf-8"))}
     assert {"check", "test", "conformance"} <= used <= targets
 
 
-@requirement("ops.workflows")
 def test_machines_of_github_get_the_programs_that_tests_run() -> None:
     """Tests install them only as root, which nobody is there."""
     script = (ROOT / ".github/programs.sh").read_text(encoding="utf-8")
@@ -63,21 +62,18 @@ def test_machines_of_github_get_the_programs_that_tests_run() -> None:
         assert steps.index(".github/programs.sh") < steps.index(f"make {'test' if name == 'package' else name}")
 
 
-@requirement("ops.workflows")
 def test_names_of_images_have_no_letter_in_upper_case() -> None:
     text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     published = re.findall(r"ghcr\.io/(\S+?)[/\"#]", text)
     assert published and all(name.endswith(",,}") for name in published), "the owner's name may have some"
 
 
-@requirement("ops.workflows")
 def test_the_oldest_python_of_the_matrix_is_the_oldest_supported() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["requires-python"] == f">={jobs['test']['strategy']['matrix']['python'][0]}"
 
 
-@requirement("ops.workflows")
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 def test_actions_are_pinned_by_commit_and_get_no_more_than_they_need(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
@@ -93,7 +89,6 @@ def test_actions_are_pinned_by_commit_and_get_no_more_than_they_need(file: Path)
                 assert step["with"] | {"fetch-depth": 0} == {"persist-credentials": False, "fetch-depth": 0}
 
 
-@requirement("ops.workflows")
 def test_a_release_publishes_package_image_chart_and_site() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
     jobs = workflow["jobs"]

@@ -1,10 +1,8 @@
 """Tasks between real parts: the example server of the TypeScript SDK 1.x, and a client of that SDK."""
 
-import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from tests.clients.test_other_sdks import TYPESCRIPT
 from tests.requirements import requirement
+from tests.support.compose_topology import listens
 from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, RunningGateway, running_gateway, server
 from tests.support.waiting import eventually
@@ -22,19 +21,13 @@ HERE = Path(__file__).parent
 EXAMPLE = "node_modules/@modelcontextprotocol/sdk/dist/esm/examples/server/simpleTaskInteractive.js"
 
 
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
-
-
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
     folder, port = npm_packages(TYPESCRIPT), free_port()
     environment = {**os.environ, **node_environment(), "PORT": str(port)}
     example = subprocess.Popen([str(node()), str(folder / EXAMPLE)], env=environment, stdout=subprocess.DEVNULL)
     try:
-        assert eventually(lambda: answers(port))
+        assert eventually(lambda: listens(port))
         servers = {"sdk": {"url": f"http://localhost:{port}/mcp"}, "demo": server(DEMO)}
         with running_gateway(servers) as running:
             yield running

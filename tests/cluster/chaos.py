@@ -129,14 +129,17 @@ def _left(echo: Path) -> int:
 Fault = Callable[[Arena], Awaitable[list[float]]]
 
 
-async def killed(arena: Arena) -> list[float]:
-    hit = await arena.owned_by(0)
-    arena.gateways[0].kill()
-    times = await arena.answered_again(hit, 1)
-    await asyncio.sleep(2)
-    await arena.replace(0)
-    await asyncio.sleep(2)
-    return times
+def killed(n: int, asked: int) -> Fault:
+    async def fault(arena: Arena) -> list[float]:
+        hit = await arena.owned_by(n)
+        arena.gateways[n].kill()
+        times = await arena.answered_again(hit, asked)
+        await asyncio.sleep(2)
+        await arena.replace(n)
+        await asyncio.sleep(2)
+        return times
+
+    return fault
 
 
 async def paused(arena: Arena) -> list[float]:
@@ -156,16 +159,6 @@ async def cut_off(arena: Arena) -> list[float]:
     await asyncio.sleep(3)
     arena.relay.mend()
     await asyncio.sleep(3)
-    return times
-
-
-async def killed_behind_an_address(arena: Arena) -> list[float]:
-    hit = await arena.owned_by(CUT)
-    arena.gateways[CUT].kill()
-    times = await arena.answered_again(hit, 0)
-    await asyncio.sleep(2)
-    await arena.replace(CUT)
-    await asyncio.sleep(2)
     return times
 
 
@@ -271,7 +264,7 @@ async def chaos(only: str) -> dict[str, dict[str, Any]]:
     echo = echo_server()
     with running_redis() as server:
         faults: dict[str, Fault] = {
-            "kill -9 an owner": killed,
+            "kill -9 an owner": killed(0, 1),
             "pause an owner past its lease": paused,
             "an owner cut off from the others": cut_off,
             "rolling SIGTERM of all": rolled,
@@ -279,7 +272,7 @@ async def chaos(only: str) -> dict[str, dict[str, Any]]:
             "Redis stopped for 20 s": stopped(server, 20),
         }
         others: dict[str, Fault] = {  # sessions move away from a gateway that is hit
-            "kill -9 behind an address that accepts": killed_behind_an_address,
+            "kill -9 behind an address that accepts": killed(CUT, 0),
             "an owner cut off from Redis": apart_from_the_store,
             "kill -9 an owner and Redis": killed_with(server),
         }

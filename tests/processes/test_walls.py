@@ -253,25 +253,30 @@ def test_the_kernel_is_asked_in_a_process_of_its_own() -> None:
     assert KERNEL.namespaces == "" or KERNEL.namespaces.startswith("namespaces")
 
 
+def limited(limit: str, walls: Walls, script: str) -> tuple[Any, str]:
+    """The outcome of a script behind walls in a user namespace in which that limit is 0, and the log."""
+    given = {"argv": [python_for(None), "-I", "-S", "-c", script], "walls": walls.to_json(), "cwd": None}
+    command = f'echo 0 > /proc/sys/user/{limit}; exec "$0" -m tests.support.walled'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", command, python_for(None)],
+        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=60,
+        check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin"},
+    )  # fmt: skip
+    return json.loads(done.stdout), done.stderr
+
+
 @requirement("box.required", "box.siblings")
 @pytest.mark.skipif(bool(KERNEL.namespaces) or shutil.which("unshare") is None, reason="no namespaces, or no unshare")
 @pytest.mark.parametrize("required", [False, True])
 def test_a_server_that_gets_no_namespaces_for_a_moment_is_not_started_unseen(required: bool) -> None:
     """A user namespace may contain no further one, as where a limit of the machine is reached."""
     walls = Walls(profile="tried", grants=python_grants(), namespaces=True, required=required)
-    given = {"argv": [python_for(None), "-I", "-S", "-c", "print(1)"], "walls": walls.to_json(), "cwd": None}
-    limited = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$0" -m tests.support.walled'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", limited, python_for(None)],
-        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=60,
-        check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin"},
-    )  # fmt: skip
-    outcome = json.loads(done.stdout)
+    outcome, log = limited("max_user_namespaces", walls, "print(1)")
     if required:
         assert "is required, and cannot hold here. The server sees the names" in outcome["failed"]
     else:
         assert (outcome["said"], outcome["failed"]) == ([1], "")
-        assert "has no /tmp of its own: namespaces are refused (No space left on device)" in done.stderr
+        assert "has no /tmp of its own: namespaces are refused (No space left on device)" in log
 
 
 APART = """
@@ -392,17 +397,9 @@ def test_tmp_stays_that_of_the_machine_where_it_is_granted() -> None:
 @pytest.mark.skipif(bool(KERNEL.mounts) or shutil.which("unshare") is None, reason="no mounts, or no unshare")
 def test_a_server_that_gets_no_mounts_is_started_and_that_is_told() -> None:
     walls = Walls(profile="tried", grants=python_grants(), own_folders=True, required=True)
-    script = "import os; print(int(os.path.exists('/tmp')))"
-    given = {"argv": [python_for(None), "-I", "-S", "-c", script], "walls": walls.to_json(), "cwd": None}
-    limited = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$0" -m tests.support.walled'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", limited, python_for(None)],
-        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=60,
-        check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin"},
-    )  # fmt: skip
-    outcome = json.loads(done.stdout)
+    outcome, log = limited("max_mnt_namespaces", walls, "import os; print(int(os.path.exists('/tmp')))")
     assert (outcome["said"], outcome["failed"]) == ([1], "")
-    assert "has no /tmp of its own: mounts cannot be used (No space left on device)" in done.stderr
+    assert "has no /tmp of its own: mounts cannot be used (No space left on device)" in log
 
 
 LISTENING = """

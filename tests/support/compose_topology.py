@@ -100,7 +100,7 @@ def nginx(config: str, port: int) -> Iterator[str]:
         )
         process = subprocess.Popen([program("nginx", "nginx-light"), "-c", str(path)], stderr=subprocess.DEVNULL)
         try:
-            assert eventually(lambda: _listens(port)), "nginx does not listen"
+            assert eventually(lambda: listens(port)), "nginx does not listen"
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -114,7 +114,8 @@ BALANCERS: Final[Mapping[str, Callable[[Sequence[str]], contextlib.AbstractConte
 """The shipped load balancers before gateways, each HOST:PORT; their URL, without a path."""
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether a port of this machine takes connections."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
