@@ -22,8 +22,6 @@ from tests.support.waiting import eventually
 MISSING = "io.github.mcp-session-gateway/missing"
 START_S = 30.0
 """What a server has to start, if no setting has another time."""
-SPARE_S = 1.5
-"""This machine may be busy: what a list takes beyond its limit."""
 OPERATOR = "an operator's key of these tests"
 PLAIN = "correct horse battery"
 USAGE = "Usage: bad_server [options]"

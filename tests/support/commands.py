@@ -108,17 +108,16 @@ def _asked(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | str) ->
     return {"arguments": list(arguments), "env": {**runtime, **env}, "cwd": str(cwd)}
 
 
-def start_command(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | str = ROOT) -> CommandProcess:
+def start_command(arguments: Sequence[str], *, env: Mapping[str, str]) -> CommandProcess:
     """Start a command whose stderr is a pipe, and whose stdout is that of the tests.
 
     Args:
         arguments: of `mcp-session-gateway`.
         env: all variables of the process.
-        cwd: its working directory.
     """
     read, write = os.pipe()
     try:
-        reports = _preloaded.start(_asked(arguments, env, cwd), 1, write)
+        reports = _preloaded.start(_asked(arguments, env, ROOT), 1, write)
     finally:
         os.close(write)
     return CommandProcess(arguments, reports, os.fdopen(read, encoding="utf-8"))

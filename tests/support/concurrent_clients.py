@@ -12,10 +12,10 @@ from tests.support.mcp_clients import messages, modern_body, modern_headers
 class AsyncModern:
     """A modern client that returns its session token and announces a workspace."""
 
-    def __init__(self, http: httpx.AsyncClient, workspace: str = "", token: str = "") -> None:
+    def __init__(self, http: httpx.AsyncClient, workspace: str = "") -> None:
         self._http = http
         self._workspace = workspace
-        self.token = token
+        self.token = ""
 
     async def send(self, url: str, tool: str, arguments: Mapping[str, Any]) -> httpx.Response:
         meta: dict[str, Any] = {"orbit": {"workspace": self._workspace}} if self._workspace else {}

@@ -97,13 +97,12 @@ def answers(
     expected: int = 0,
     quiet_s: float = 0.3,
     deadline_s: float = 10.0,
-    head_only: bool = False,
 ) -> Received:
     """Send the chunks, a number among them being a pause in seconds, and read until the other side closes, or until it
     has been quiet for `quiet_s` with nothing left unfinished and at least `expected` final responses, or until the
-    deadline. `head_only`: the requests are HEAD."""
+    deadline."""
     with connected(listener) as sock:
-        heard = _Heard(sock, time.monotonic() + deadline_s, head_only=head_only)
+        heard = _Heard(sock, time.monotonic() + deadline_s)
         awaited = 0
         for chunk in [chunks] if isinstance(chunks, bytes) else chunks:
             if chunk is ANSWERED:
@@ -130,10 +129,9 @@ def _was_sent(sock: socket.socket, chunk: bytes) -> bool:
 class _Heard:
     """What came on a connection until a deadline of the monotonic clock."""
 
-    def __init__(self, sock: socket.socket, ends_at: float, *, head_only: bool) -> None:
+    def __init__(self, sock: socket.socket, ends_at: float) -> None:
         self._sock = sock
         self._ends_at = ends_at
-        self._head_only = head_only
         self._bytes = bytearray()
         self._closed = False
 
@@ -156,7 +154,7 @@ class _Heard:
 
     def has(self, count: int) -> bool:
         """Whether there are so many final responses, and nothing is unfinished."""
-        heard = read_answers(bytes(self._bytes), closed=False, head_only=self._head_only)
+        heard = read_answers(bytes(self._bytes), closed=False)
         return len(heard.statuses) >= count and all(answer.complete for answer in heard.answers)
 
     def wait_for(self, count: int) -> None:
@@ -164,25 +162,25 @@ class _Heard:
             self.more(self._ends_at - time.monotonic())
 
     def all(self) -> Received:
-        return read_answers(bytes(self._bytes), closed=self._closed, head_only=self._head_only)
+        return read_answers(bytes(self._bytes), closed=self._closed)
 
 
-def first_answer(data: bytes, *, closed: bool, head_only: bool = False) -> tuple[Answer, bytes] | None:
+def first_answer(data: bytes, *, closed: bool) -> tuple[Answer, bytes] | None:
     """The first final response, and what follows it; None if it has not begun."""
-    found = _responses(data, closed=closed, head_only=head_only)
+    found = _responses(data, closed=closed)
     return next((each for each in found if each[0].status >= 200), None)
 
 
-def read_answers(data: bytes, *, closed: bool, head_only: bool = False) -> Received:
+def read_answers(data: bytes, *, closed: bool) -> Received:
     """Parse consecutive responses with h11."""
-    found = list(_responses(data, closed=closed, head_only=head_only))
+    found = list(_responses(data, closed=closed))
     return Received(answers=tuple(answer for answer, _ in found), closed=closed, rest=found[-1][1] if found else data)
 
 
-def _responses(data: bytes, *, closed: bool, head_only: bool) -> Iterator[tuple[Answer, bytes]]:
+def _responses(data: bytes, *, closed: bool) -> Iterator[tuple[Answer, bytes]]:
     while data:
         reader = h11.Connection(h11.CLIENT)
-        reader.send(h11.Request(method="HEAD" if head_only else "POST", target="/", headers=[("Host", "x")]))
+        reader.send(h11.Request(method="POST", target="/", headers=[("Host", "x")]))
         reader.send(h11.EndOfMessage())
         reader.receive_data(data)
         if closed:

@@ -9,9 +9,8 @@ import json
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import time
 from typing import Any, Final
 
 from gateway import Gateway, create_app
@@ -51,21 +50,17 @@ def in_process_gateway(
     servers: Mapping[str, Any] | None = None,
     *,
     options: Mapping[str, Any] | None = None,
-    objects: Mapping[str, Any] | None = None,
     ring: KeyRing | None = None,
-    clock: Callable[[], float] = time,
 ) -> Iterator[InProcessGateway]:
     """A gateway that is stopped when the block ends.
 
     Args:
-        servers: the configuration's `mcpServers`; None for the demo server, unless there are `objects`.
+        servers: the configuration's `mcpServers`; None for the demo server.
         options: the configuration's `gateway`.
-        objects: server objects of the `mcp` SDK, or upstreams, by name, beside `servers`.
         ring: the keys that sign, for a store that several gateways share or that outlives them.
-        clock: tells the time of sessions.
     """
     if servers is None:
-        servers = {} if objects else {"main": server(DEMO)}
+        servers = {"main": server(DEMO)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.joinpath("mcp.json").write_text(
@@ -74,7 +69,7 @@ def in_process_gateway(
         settings = load(folder / "mcp.json").settings
         log = _Log(settings.gateway)
         with log.taken(alone=True):
-            gateway = Gateway(settings, servers=objects, ring=ring, clock=clock)
+            gateway = Gateway(settings, ring=ring)
         stack.enter_context(log.taken(alone=False))
         ready = list[str]()
         app = create_app(settings, gateway=gateway)

@@ -21,9 +21,9 @@ def record_of(path: Path) -> list[Any]:
     return found
 
 
-def messages_of(path: Path, sender: str = "client") -> list[Any]:
-    """The messages of one side, decoded."""
-    return [json.loads(entry["line"].encode("latin-1")) for entry in record_of(path) if entry["from"] == sender]
+def messages_of(path: Path) -> list[Any]:
+    """The messages of the client, decoded."""
+    return [json.loads(entry["line"].encode("latin-1")) for entry in record_of(path) if entry["from"] == "client"]
 
 
 def main() -> None:

@@ -46,19 +46,6 @@ async def fill(key: str, size: int) -> str:
 
 
 @filling.tool()
-async def increment(key: str) -> str:
-    """Increment a key."""
-    return str(await current_session().state.increment(key))
-
-
-@filling.tool()
-async def annotate(size: int) -> str:
-    """Write metadata of that size."""
-    await current_session().annotate({"note": "x" * size})
-    return "written"
-
-
-@filling.tool()
 async def fail() -> str:
     """Fail for a reason that is nobody's business."""
     raise ValueError("the password is hunter2")

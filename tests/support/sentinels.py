@@ -71,10 +71,6 @@ class Sentinels:
         settled(lambda: self.look(self.replica).info("replication")["role"] == "master")
         self.master, self.replica = self.replica, self.master
 
-    def restore(self) -> None:
-        """Start the former master as a replica of the present one."""
-        self.processes[self.replica] = self._server(self.replica, self.master)
-
     def known(self, port: int, what: str) -> object:
         """One field of what the sentinel at this port reports about the master."""
         master: Any = self.look(port).sentinel_master("main")

@@ -50,11 +50,6 @@ async def times() -> str:
     return json.dumps([*facts, session.token_hash, session.correlation_id])
 
 
-def blocking_whoami() -> str:
-    """A tool that is no coroutine, so that the SDK runs it in a thread; returns the workspace."""
-    return current_session().context.workspace
-
-
 def __getattr__(name: str) -> Any:
     """The SDK's server, which takes a while to load, is made when it is asked for."""
     if name != "server":
@@ -62,7 +57,7 @@ def __getattr__(name: str) -> Any:
     from mcp.server import MCPServer
 
     made: Any = MCPServer("session-tool")
-    for tool in (visit, bump, annotate, blocking_whoami, times):
+    for tool in (visit, bump, annotate, times):
         made.tool()(tool)
     globals()[name] = made
     return made

@@ -311,8 +311,8 @@ def result(text: str) -> Message:
     return end_of_call(result=msgspec.json.encode({"text": text}))
 
 
-def an_exchange(live: LiveSession, kind: type[TaskExchange] = TaskExchange, **fields: Any) -> TaskExchange:
-    return kind(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), **fields)
+def an_exchange(live: LiveSession, **fields: Any) -> TaskExchange:
+    return TaskExchange(method="tools/call", client_id=1, live=live, replies=ReplyQueue(), **fields)
 
 
 def handle_of(task: Task) -> TaskHandle:
