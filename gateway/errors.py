@@ -282,7 +282,8 @@ def malformed_arguments() -> Refused:
 
 
 def unknown_handle(tool: str, given: object) -> InvalidArguments:
-    """Refuse a handle that is unknown, closed, expired, misspelt or another principal's: one answer for all."""
+    """Refuse a handle of a child session that is unknown, closed, expired, misspelt or of another principal: one
+    answer."""
     shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
     return InvalidArguments(
         f"{tool[:64]}: arguments.session: you have no session {shown}. Open one with open_session, or omit `session` "

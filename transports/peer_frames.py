@@ -132,7 +132,8 @@ class Batch:
         self._size = 0
 
     def add(self, data: bytes) -> None:
-        """Write this at the end of the turn, or at once if the collected frames are large."""
+        """Collect a frame, to be written at the end of this turn of the event loop. Write all at once if they are
+        large."""
         if not self._frames:
             self._loop.call_soon(self.flush)
         self._frames.append(data)

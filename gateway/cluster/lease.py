@@ -72,12 +72,13 @@ class OwnLease:
 
     @property
     def trusts_expired(self) -> bool:
-        """Return True if a lease that looks expired is so. False for one `LEASE_S` after an outage of the store."""
+        """Return True if leases of others that look expired have expired. False for one `LEASE_S` after an outage of
+        the store, in which nobody could renew a lease."""
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
     def hold(self, replica: str) -> bool:
-        """Agree to claim nothing from that replica for a while: it does not reach the store. False: it is too late,
-        because this one has taken it for gone."""
+        """Agree to claim no session of that replica for `HOLD_S`, because it does not reach the store. Return False if
+        it is too late: this replica has taken the other one for gone."""
         now = monotonic()
         if now - self._doubted.get(replica, -LEASE_S) < LEASE_S:
             return False

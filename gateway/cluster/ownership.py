@@ -168,11 +168,11 @@ class Cluster:
                     )
 
     def advertise(self, address: str) -> None:
-        """Publish that HOST:PORT as this replica's address, with the next beat."""
+        """Publish that HOST:PORT as this replica's address, with the next renewal of the lease."""
         self.address = address
 
     def set_reachable(self, is_reachable: bool) -> None:
-        """Record whether other replicas reach this one at its address. The next beat publishes it."""
+        """Record whether other replicas reach this one at its address. The next renewal of the lease publishes it."""
         self.is_reachable = is_reachable
 
     def start_leaving(self) -> None:

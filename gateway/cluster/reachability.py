@@ -92,7 +92,7 @@ class Reachability:
                 await cluster.beat()  # publishes it at once
 
     async def keep_checking(self) -> None:
-        """Check periodically, and whenever there is a doubt, until cancelled."""
+        """Check periodically, and soon after another replica has claimed a session of this one, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):

@@ -54,7 +54,7 @@ def with_known_version(params: Object) -> Object:
 def limit_version(result: bytes, version: str) -> bytes:
     """Return an `initialize` result whose version is no newer than the one that the client asked for.
 
-    The process may be shared, or older than this request, and have negotiated its version with another client.
+    The process of the server may be shared or older than this request: it has negotiated with another client then.
     """
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
