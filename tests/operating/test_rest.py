@@ -192,6 +192,20 @@ def test_a_drained_replica_hands_over_and_can_be_admitted_again(
         assert eventually(lambda: any("has drained" in event.get("reason", "") for event in of(ops, one, "events")))
 
 
+@requirement("ops.console")
+def test_the_command_line_shows_the_same(pair: Pair, cli: Cli, http: httpx.Client) -> None:
+    here, there = pair
+    Legacy(probe(here), http).open(name="cli-agent").tool("fail")
+    [row] = json.loads(cli("sessions", "list", "--find", "cli-agent", "--json", url=there.base).stdout)["sessions"]
+    text = cli("sessions", "list", "--only", "failing", "--find", "cli-agent", url=there.url).stdout
+    assert row["session"] in text and "it failed" in text
+    assert "no route to the database" in cli("sessions", "show", row["session"], url=there.base).stdout
+    top = cli("top", "--once", url=here.base).stdout
+    assert row["session"] in top and "ready" in top
+    assert row["session"] in json.dumps(json.loads(cli("top", "--json", url=here.base).stdout)["failing"])
+    assert cli("sessions", "end", row["session"], url=there.base).stdout == f"ended {row['session']}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -131,16 +131,19 @@ async def test_a_forwarded_call_becomes_a_task_once_its_sender_has_agreed(agrees
         assert (await parts.finished()).status == "completed"
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreFull("full")], ids=["away", "full"])
-async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception) -> None:
-    parts = Parts()
-    parts.store.tasks.failures = [error]
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreFull("full"), None], ids=["away", "full", "too many"])
+async def test_a_call_stays_a_call_if_the_store_takes_no_task(error: Exception | None) -> None:
+    parts = Parts(max_per_session=1)
+    if error is None:
+        assert await parts.replica.quotas.hold(await parts.store.task())
+    else:
+        parts.store.tasks.failures = [error]
     answer = await parts.answer()
     await turns()
     parts.exchange.settle(result("plain"))
     assert await parts.first(answer) == {"text": "plain"}
     answer.done()
-    assert parts.is_done and len(parts.table) == 0 and parts.counts == {}
+    assert parts.is_done and len(parts.table) == 0 and parts.counts == ({} if error else {"refused": 1})
 
 
 @pytest.mark.parametrize("leaves", [False, True])
