@@ -18,8 +18,8 @@ from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
 from session_store import StoreUnavailable
 from session_store.tool_session import SOCKET_VARIABLE
-from transports.inbound.connected import Connected
 from transports.inbound.inside import Inside
+from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
@@ -59,7 +59,7 @@ async def _serve(settings: Settings) -> None:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with gateway.running():
         token = await _token(gateway, headers)
-        front = Connected(
+        front = StreamConnection(
             Inside(create_app(settings, gateway=gateway), ALL),
             _Output().write,
             token=token,
@@ -141,7 +141,7 @@ async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:
     return next_line
 
 
-async def _read(next_line: Callable[[], Awaitable[bytes]], front: Connected) -> None:
+async def _read(next_line: Callable[[], Awaitable[bytes]], front: StreamConnection) -> None:
     while line := await next_line():
         await front.receive(line)
 

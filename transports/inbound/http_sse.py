@@ -18,7 +18,6 @@ import msgspec
 from itsdangerous import BadSignature, Signer
 
 from transports.era import Era
-from transports.inbound.connected import Connected
 from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
 from transports.inbound.http import (
     Guard,
@@ -31,6 +30,7 @@ from transports.inbound.http import (
     send_status,
 )
 from transports.inbound.inside import Inside
+from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue
@@ -191,7 +191,7 @@ class HttpSse:
         async def write(line: bytes) -> None:
             unsent.push(Frame(encode_event(line)))
 
-        connected = Connected(
+        connection = StreamConnection(
             self._inside,
             write,
             token=joined.token,
@@ -205,19 +205,19 @@ class HttpSse:
                 await stream.start(joined.headers)
                 path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
                 await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
-                await first_of(until_disconnect(receive), _pump(unsent, stream), self._work(received, connected))
+                await first_of(until_disconnect(receive), _pump(unsent, stream), self._work(received, connection))
         finally:
-            await connected.close(answering=False)
-            if connected.may_return:
+            await connection.close(answering=False)
+            if connection.may_return:
                 await self._handler.leave(joined.token)
         await stream.write(b"", more=False)
 
-    async def _work(self, received: ReplyQueue, connected: Connected) -> None:
+    async def _work(self, received: ReplyQueue, connection: StreamConnection) -> None:
         while (frame := await received.next()) is not None:
             posted = msgspec.msgpack.decode(frame.data, type=_Posted)
             if posted.by_cookie:
-                connected.returned(posted.session)
-            await connected.receive(
+                connection.returned(posted.session)
+            await connection.receive(
                 posted.body, posted.headers, posted.peer, session="" if posted.by_cookie else posted.session
             )
 

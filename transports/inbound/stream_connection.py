@@ -35,7 +35,7 @@ from transports.jsonrpc import (
 from transports.mirrored_headers import encode_value
 from transports.tasks import Tasks
 
-__all__ = ["Connected"]
+__all__ = ["StreamConnection"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _CANCEL_S: Final = 1.0
 """Seconds that the cancellation of a modern call may take at its server."""
 
 
-class Connected:
+class StreamConnection:
     """Serve one connected client. `write` sends the client a message. `token` names the session to resume, which
     `outlives` the connection or ends with it. The `_meta` of the `initialize` result has the session's token under
     `session_key`. All requests have `headers`, and come from the address `peer`."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
-from transports.inbound.connected import Connected
+from transports.inbound.stream_connection import StreamConnection
 
 pytestmark = [pytest.mark.anyio, requirement("wire.connection-survives")]
 
@@ -38,7 +38,7 @@ class Ends:
 
     def __init__(self, token: str = "") -> None:
         self.got: list[Any] = []
-        self.connected = Connected(cast("Any", self), self.write, token=token)
+        self.connection = StreamConnection(cast("Any", self), self.write, token=token)
 
     def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
         if b"explode" in body:
@@ -53,8 +53,8 @@ async def test_a_name_that_cannot_be_read_is_left_to_the_endpoint() -> None:
     ends = Ends()
     for number, named in enumerate((b"1e400", b'"echo"')):
         body = json.dumps(modern_body("tools/call", {"name": "@"}, request_id=number)).encode()
-        await ends.connected.receive(body.replace(b'"@"', named))
-    await ends.connected.close()
+        await ends.connection.receive(body.replace(b'"@"', named))
+    await ends.connection.close()
     assert sorted(str(each["result"]["name"]) for each in ends.got) == ["None", "echo"]
 
 
@@ -62,8 +62,8 @@ async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ends = Ends(token="t")
-    await ends.connected.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"a":"explode"}}')
-    await ends.connected.receive(b'{"jsonrpc":"2.0","method":"notifications/x","params":{"a":"explode"}}')
-    await ends.connected.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
+    await ends.connection.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"a":"explode"}}')
+    await ends.connection.receive(b'{"jsonrpc":"2.0","method":"notifications/x","params":{"a":"explode"}}')
+    await ends.connection.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
     assert [(each["id"], each.get("error", {}).get("code")) for each in ends.got] == [(1, -32603), (2, None)]
     assert "foresaw" not in json.dumps(ends.got) and "could not be handled" in caplog.text
