@@ -28,8 +28,8 @@ from transports.inbound.connection_memory import (
     HeadOffer,
 )
 from transports.inbound.event_stream import stream_headers, whole_stream
-from transports.inbound.json_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound.remembered_heads import MAX_HEAD_BYTES, KnownHead, RememberedHeads, SharedHeads
+from transports.inbound.response_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
 

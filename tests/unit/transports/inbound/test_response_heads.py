@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.requirements import requirement
 from transports.inbound.http import send_json
-from transports.inbound.json_heads import JsonHeads
+from transports.inbound.response_heads import JsonHeads
 from transports.inbound_port import HeaderList
 
 pytestmark = [pytest.mark.anyio, requirement("hot.memory")]
