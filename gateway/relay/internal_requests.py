@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.identity.authenticate import Authenticated
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal
-from transports.inbound.inside import Inside, Reply
+from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound_port import Answer, Carried, EventSource, Handler, Refused, Request
 
 __all__ = ["InternalRequests"]
@@ -40,7 +40,7 @@ class InternalRequests:
         """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of who caused it."""
         who = Authenticated(principal, claims)
         app = self._endpoint(_HandlerAs(self._handler, who), path)
-        return Inside(app, path).ask("POST", {**headers, "host": self._host}, body, peer)
+        return InProcessClient(app, path).ask("POST", {**headers, "host": self._host}, body, peer)
 
 
 class _HandlerAs:

@@ -18,7 +18,7 @@ from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
 from session_store import StoreUnavailable
 from session_store.tool_session import SOCKET_VARIABLE
-from transports.inbound.inside import Inside
+from transports.inbound.in_process_client import InProcessClient
 from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
@@ -60,7 +60,7 @@ async def _serve(settings: Settings) -> None:
     async with gateway.running():
         token = await _token(gateway, headers)
         front = StreamConnection(
-            Inside(create_app(settings, gateway=gateway), ALL),
+            InProcessClient(create_app(settings, gateway=gateway), ALL),
             _Output().write,
             token=token,
             # In a durable store the session waits for a client that starts again with its token.

@@ -29,7 +29,7 @@ from transports.inbound.http import (
     send_refusal,
     send_status,
 )
-from transports.inbound.inside import Inside
+from transports.inbound.in_process_client import InProcessClient
 from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
@@ -118,7 +118,7 @@ class HttpSse:
         session_key: str,
     ) -> None:
         self._session_key = session_key
-        self._inside = Inside(app, endpoint)
+        self._client = InProcessClient(app, endpoint)
         self._handler = handler
         self._endpoint = endpoint
         self._mail = mail
@@ -192,7 +192,7 @@ class HttpSse:
             unsent.push(Frame(encode_event(line)))
 
         connection = StreamConnection(
-            self._inside,
+            self._client,
             write,
             token=joined.token,
             outlives=joined.is_returned,

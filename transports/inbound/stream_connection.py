@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from transports.era import NAME_SOURCES, SESSIONLESS
-from transports.inbound.inside import Inside, Reply
+from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.modern import VERSION_KEY, names_version
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import (
@@ -55,7 +55,7 @@ class StreamConnection:
 
     def __init__(
         self,
-        inside: Inside,
+        client: InProcessClient,
         write: Callable[[bytes], Awaitable[None]],
         *,
         token: str = "",
@@ -64,7 +64,7 @@ class StreamConnection:
         headers: dict[str, str] | None = None,
         peer: str = "",
     ) -> None:
-        self._inside = inside
+        self._client = client
         self._peer = peer
         self._write = write
         self._headers = headers or {}
@@ -142,7 +142,7 @@ class StreamConnection:
             await self._legacy(message, line, session)
 
     def _ask(self, method: str, headers: dict[str, str], body: bytes = b"") -> Reply:
-        return self._inside.ask(method, headers, body, self._peer)
+        return self._client.ask(method, headers, body, self._peer)
 
     # -- the modern era
 

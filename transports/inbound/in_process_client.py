@@ -8,7 +8,7 @@ from typing import Any, Final
 from transports.sse import EventDecoder
 from transports.tasks import Tasks
 
-__all__ = ["Inside", "Reply"]
+__all__ = ["InProcessClient", "Reply"]
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _MAX_EVENT_BYTES: Final = 1 << 30
@@ -80,7 +80,7 @@ class Reply:
         await self._left.wait()
 
 
-class Inside:
+class InProcessClient:
     """Send requests to one endpoint of the app, from within the process."""
 
     def __init__(self, app: Any, path: str) -> None:
