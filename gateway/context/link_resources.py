@@ -11,8 +11,8 @@ from gateway.context.state_api import ProcessTree, StateAccess, by_connection, s
 from session_store import Session, StateStore
 from session_store.current import context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
-from transports.inbound.app_server import AppServer
 from transports.inbound.limits import Limits, Refusals
+from transports.inbound.unix_app_server import UnixAppServer
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 __all__ = ["NO_RESOURCES", "LinkResourceProvider", "LinkResources"]
@@ -43,7 +43,7 @@ class LinkResourceProvider:
         self.folders = SessionFolders()
         self._tools = tools
         self._state = state
-        self._server = AppServer(state_api(by_connection), limits, refusals)
+        self._server = UnixAppServer(state_api(by_connection), limits, refusals)
 
     def for_object(self, session: Session) -> LinkResources:
         """Return the resources of a link to a server object in this process."""

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound import app_server
+from transports.inbound import unix_app_server
 
 
 @requirement("wall.secrets", "ctx.state")
@@ -14,6 +14,6 @@ from transports.inbound import app_server
 def test_a_sessions_socket_serves_its_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert app_server.process_behind(theirs) == (os.getpid(), os.geteuid())
+        assert unix_app_server.process_behind(theirs) == (os.getpid(), os.geteuid())
     monkeypatch.setattr("os.geteuid", lambda: 1_000)
-    assert [app_server.may_connect(uid) for uid in (1_000, 0, 1_001, 65_534)] == [True, True, False, False]
+    assert [unix_app_server.may_connect(uid) for uid in (1_000, 0, 1_001, 65_534)] == [True, True, False, False]

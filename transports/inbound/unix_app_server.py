@@ -16,7 +16,7 @@ from transports.inbound.connections import Connections
 from transports.inbound.http_connection import HttpConnection
 from transports.inbound.limits import Limits, Refusals
 
-__all__ = ["PEER_PID", "AppServer"]
+__all__ = ["PEER_PID", "UnixAppServer"]
 
 PEER_PID: Final = "peer_pid"
 """Key of `scope["state"]`: the id of the process that has connected, if the system reports it."""
@@ -51,7 +51,7 @@ class _OwnUsers(HttpConnection):
             cast("asyncio.Transport", transport).abort()
 
 
-class AppServer:
+class UnixAppServer:
     """Serve one ASGI app on many sockets. `scope["state"]` tells the app on which socket a request came."""
 
     def __init__(self, app: Any, limits: Limits, refusals: Refusals) -> None:
