@@ -37,7 +37,7 @@ from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
 from transports.tasks import first_of
 
-__all__ = ["Addresses", "HttpSse", "Mail"]
+__all__ = ["Addresses", "HttpSse", "MessageBus"]
 
 
 class Addresses:
@@ -75,7 +75,7 @@ _NOT_PASSED_ON: Final = frozenset(
 """Headers that belong to one HTTP request or message, or name a session: this wire finds that session itself."""
 
 
-class Mail(Protocol):
+class MessageBus(Protocol):
     """Publish short messages to the processes that are subscribed to a topic at present."""
 
     async def publish(self, topic: str, data: bytes) -> None: ...
@@ -110,7 +110,7 @@ class HttpSse:
         app: object,
         handler: Handler,
         endpoint: str,
-        mail: Mail,
+        bus: MessageBus,
         *,
         guard: Guard,
         addresses: Addresses,
@@ -121,7 +121,7 @@ class HttpSse:
         self._client = InProcessClient(app, endpoint)
         self._handler = handler
         self._endpoint = endpoint
-        self._mail = mail
+        self._bus = bus
         self._guard = guard
         self._addresses = addresses
         self._body_limit = body_limit
@@ -201,7 +201,7 @@ class HttpSse:
             peer=peer_of(scope),
         )
         try:
-            async with self._mail.subscribed(_topic(name), receive_posted):
+            async with self._bus.subscribed(_topic(name), receive_posted):
                 await stream.start(joined.headers)
                 path = f"{scope.get('root_path', '')}{scope['path'].removeprefix(scope.get('root_path', ''))}"
                 await stream.write(f"event: endpoint\ndata: {path}/messages?connection={name}\n\n".encode())
@@ -239,7 +239,7 @@ class HttpSse:
             session=carried.token,
             by_cookie=carried.by_cookie,
         )
-        await self._mail.publish(_topic(names[0]), msgspec.msgpack.encode(posted))
+        await self._bus.publish(_topic(names[0]), msgspec.msgpack.encode(posted))
         await send_status(send, 202)
 
 
