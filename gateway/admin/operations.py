@@ -49,7 +49,7 @@ from gateway.sessions.returns import UnreturningClient, together
 from gateway.tasks.handles import TaskHandle, claimed
 from session_store import AuditEvent, Backend, Principal, Session, SessionGone, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
-from transports.turns import slices
+from transports.work_steps import slices
 
 __all__ = ["Operations", "operations_on", "task_row"]
 

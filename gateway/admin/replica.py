@@ -39,7 +39,7 @@ from gateway.version import __version__
 from session_store import TimelinePart
 from session_store.redaction import scrubbed_start, scrubbed_text
 from session_store.session import redact
-from transports.turns import SCANNED_AT_ONCE, others_first, slices
+from transports.work_steps import SCANNED_AT_ONCE, others_first, slices
 
 __all__ = ["QUESTIONS", "Replica", "ReplicaCounts", "ReplicaSources"]
 

@@ -23,7 +23,7 @@ from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
 from session_store import Session
 from session_store.session import redact
-from transports.turns import SCANNED_AT_ONCE, others_first, slices
+from transports.work_steps import SCANNED_AT_ONCE, others_first, slices
 
 __all__ = [
     "ListingPage",

@@ -52,7 +52,7 @@ from transports.jsonrpc import (
     splice,
 )
 from transports.reply_queue import Frame, ReplyQueue
-from transports.turns import in_turns, is_large
+from transports.work_steps import is_large, run_steps_with_pauses
 
 __all__ = ["Bridge", "Exchange", "ExchangeConversation", "ExchangeSession", "fallback_id"]
 
@@ -253,7 +253,7 @@ class Exchange(ObservedCall):
             yield
             return splice(request)
 
-        return await in_turns(steps()) if is_large(params) else self.frame(number, params, meta)
+        return await run_steps_with_pauses(steps()) if is_large(params) else self.frame(number, params, meta)
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
         """Return the encoded params and `_meta` of the request; None if both are empty. Its progress token becomes

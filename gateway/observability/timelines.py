@@ -25,7 +25,7 @@ from session_store import (
 from session_store.ports.timelines import MAX_ENTRIES, TimelineKind
 from session_store.redaction import scrubbed_start
 from session_store.session import redact
-from transports.turns import others_first, slices
+from transports.work_steps import others_first, slices
 
 __all__ = ["INITIALIZED_AGAIN", "Timelines", "head_of"]
 

@@ -124,7 +124,7 @@ class ToolCalls:
 
     def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:
         """Check the arguments of a call, and fill in bound ones. Return the params for the server, or steps that make
-        them (`transports.turns`). `session` has the context of the request
+        them (`transports.work_steps`). `session` has the context of the request
         (`gateway.context.session_facts.with_context`): bound arguments get its fields. `note` gets attributes for the
         span of the call.
 

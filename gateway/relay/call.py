@@ -76,8 +76,8 @@ from transports.era import LEGACY, Era
 from transports.inbound.limits import SMALL_BODY_BYTES, Limited
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Message, Object, encode
-from transports.turns import at_once, in_turns, is_large, others_first
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
+from transports.work_steps import is_large, others_first, run_steps, run_steps_with_pauses
 
 __all__ = ["Calls", "Clients", "Found", "Intake", "Senders", "relay"]
 
@@ -579,7 +579,7 @@ async def _send(
     admitted = await endpoint.admission.admit(upstream, call)
     checked = params_of(admitted, call)
     if not isinstance(checked, dict):
-        checked = await in_turns(checked) if is_large(call.params) else at_once(checked)
+        checked = await run_steps_with_pauses(checked) if is_large(call.params) else run_steps(checked)
     call = call.with_params(checked)
     if is_large(call.params):
         await others_first()

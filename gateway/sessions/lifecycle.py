@@ -17,7 +17,7 @@ from gateway.policy.quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
-from transports.turns import SCANNED_AT_ONCE, SENT_AT_ONCE, others_first, slices
+from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE, others_first, slices
 
 __all__ = ["ENDED", "SessionLifecycle"]
 

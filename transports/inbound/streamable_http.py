@@ -34,7 +34,7 @@ from transports.inbound.posts import BATCHES, Head, Posts, Sizes, check_post, ch
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
-from transports.turns import LARGE_BYTES, others_first
+from transports.work_steps import LARGE_BYTES, others_first
 
 __all__ = ["StreamableHttp"]
 

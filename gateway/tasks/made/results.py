@@ -37,7 +37,7 @@ from transports.inbound.limits import SMALL_BODY_BYTES, Bodies
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 from transports.tasks import Tasks
-from transports.turns import others_first
+from transports.work_steps import others_first
 
 __all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingCalls"]
 

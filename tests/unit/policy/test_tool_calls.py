@@ -25,7 +25,7 @@ from tests.support.paged_server import ruled
 from tests.support.too_deep import TOO_DEEP
 from transports.inbound_port import Refused
 from transports.jsonrpc import InvalidMessage, Object, encode, splice
-from transports.turns import at_once
+from transports.work_steps import run_steps
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 WHERE = {"type": "object", "properties": {"where": {"type": "string"}, "api_key": {"type": "string"}}}
@@ -60,7 +60,7 @@ def checked(
     params = {"name": msgspec.Raw(encode(tool)), "arguments": msgspec.Raw(text)}
     noted = [] if notes is None else notes
     found = calls.checked(decision, tools, whose, params, lambda name, value: noted.append(f"{name}: {value}"))
-    return found if isinstance(found, dict) else at_once(found)
+    return found if isinstance(found, dict) else run_steps(found)
 
 
 @requirement("pol.lenient")

@@ -19,8 +19,8 @@ from tests.support.paged_server import OneServer, a_call, admission_by, ruled
 from tests.unit.relay.parts import a_live, a_tool_call
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.turns import at_once
 from transports.upstream_port import UpstreamUnavailable
+from transports.work_steps import run_steps
 
 pytestmark = pytest.mark.anyio
 
@@ -134,7 +134,7 @@ def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_
     admitted = server.ask(wanted)
     assert isinstance(admitted, AdmittedTool)
     params = admitted.params(wanted)
-    assert not isinstance(params, dict) and msgspec.json.decode(at_once(params)["arguments"]) == {"where": "blue"}
+    assert not isinstance(params, dict) and msgspec.json.decode(run_steps(params)["arguments"]) == {"where": "blue"}
 
 
 @requirement("ops.history")

@@ -18,7 +18,7 @@ from session_store import MemoryBackend, SessionStore, StoreUnavailable
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts, Unreliable, refused, replicas
-from transports.turns import SCANNED_AT_ONCE, SENT_AT_ONCE
+from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE
 
 pytestmark = pytest.mark.anyio
 

@@ -14,10 +14,10 @@ __all__ = [
     "LARGE_BYTES",
     "SCANNED_AT_ONCE",
     "SENT_AT_ONCE",
-    "at_once",
-    "in_turns",
     "is_large",
     "others_first",
+    "run_steps",
+    "run_steps_with_pauses",
     "slices",
 ]
 
@@ -52,7 +52,7 @@ async def others_first() -> None:
     await asyncio.sleep(0)
 
 
-def at_once(steps: Generator[None, None, T]) -> T:
+def run_steps(steps: Generator[None, None, T]) -> T:
     """Run stepwise work to its end without pauses, and return its result."""
     try:
         while True:
@@ -62,7 +62,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
         return result
 
 
-async def in_turns(steps: Generator[None, None, T]) -> T:
+async def run_steps_with_pauses(steps: Generator[None, None, T]) -> T:
     """Run stepwise work to its end, let other tasks run between the steps, and return its result."""
     try:
         while True:
