@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["EXCERPT_BYTES", "LineSplitter", "Tail"]
+__all__ = ["EXCERPT_BYTES", "LineSplitter", "StderrTail"]
 
 EXCERPT_BYTES: Final = 512
 """Bytes that are kept of each end of a line, if the line is too long or is not a message."""
@@ -87,7 +87,7 @@ class LineSplitter:
             self._held = self._held[:EXCERPT_BYTES]
 
 
-class Tail:
+class StderrTail:
     """Keep the last lines of a stream that may never end. A flood costs no more than a search for its last newlines.
 
     `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All kept

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from transports.upstream.lines import LineSplitter, Tail
+from transports.upstream.lines import LineSplitter, StderrTail
 from transports.upstream.walls.spec import Walls
 
 __all__ = ["KILL_TIMEOUT_S", "REAPER_LOST", "Command", "LineSink", "Process", "ProcessFailed"]
@@ -214,7 +214,7 @@ class Process:
         self._done: asyncio.Future[None] = loop.create_future()
         lines = LineSplitter(sink.line, sink.oversized, max_bytes=max_line_bytes)
         self._lines = lines
-        self._tail = Tail(receive_stderr)
+        self._tail = StderrTail(receive_stderr)
         control_fd = control.detach()
         self._orders = Outbox(loop, control_fd, owns=False)
         self._reports = Inbox(

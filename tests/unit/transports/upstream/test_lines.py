@@ -4,7 +4,7 @@ import time
 
 from tests.processes.children import Recorder
 from tests.requirements import requirement
-from transports.upstream.lines import LineSplitter, Tail
+from transports.upstream.lines import LineSplitter, StderrTail
 
 
 @requirement("proc.noise")
@@ -25,7 +25,7 @@ def test_a_long_line_costs_time_linear_in_its_length() -> None:
 
 @requirement("ops.console-why")
 def test_a_tail_keeps_a_traceback_and_is_bounded_in_lines_and_bytes() -> None:
-    tail = Tail(lines=150, max_bytes=100, max_total=1_000)
+    tail = StderrTail(lines=150, max_bytes=100, max_total=1_000)
     for number in range(300):
         tail.feed(b"%d\n" % number)
     assert tail.text() == [str(number) for number in range(150, 300)]
