@@ -15,7 +15,7 @@ from typing import Any, Final
 from transports.upstream.cgroups import Group, Groups
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
 from transports.upstream.prototypes import Prepared
-from transports.upstream.server_process import Launch, become_server, report_failure, report_number
+from transports.upstream.server_process import LaunchReports, become_server, report_failure, report_number
 from transports.upstream.walls.build import WallsFailed, arrange
 from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.namespaces import is_apart
@@ -135,7 +135,7 @@ class Reaper:
         self._group: Group | None = None
         self._server = 0
         self._code: int | None = None
-        self._launch: Launch | None = None  # None once it has been reported
+        self._launch: LaunchReports | None = None  # None once it has been reported
         self._failed = False
         self._channel = channel  # at most one descriptor
         self._walls: Walls | None = None
@@ -201,7 +201,7 @@ class Reaper:
         if self._walls is not None:
             last = None if self._group is None else self._group.last_refusal
             self._gate = _GateOnDemand(self._whole_walls, self._channel, self._poller, last)
-        self._launch = Launch(reports, self._server, None if self._gate is None else self._gate.watch)
+        self._launch = LaunchReports(reports, self._server, None if self._gate is None else self._gate.watch)
         for fd in self._stdio:  # or the gateway would never see the end of the server's stdout
             os.close(fd)
 

@@ -16,7 +16,7 @@ from transports.upstream.walls.build import WallsFailed, build
 from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
 from transports.upstream.walls.system_calls import dumpable
 
-__all__ = ["Launch", "become_server", "note_signals", "report_failure", "report_number"]
+__all__ = ["LaunchReports", "become_server", "note_signals", "report_failure", "report_number"]
 
 MOST_BYTES: Final = 4_000
 """The longest sentence that says why a start has failed."""
@@ -42,7 +42,7 @@ def hand_over(report: int, listener: int) -> None:
     os.close(listener)
 
 
-class Launch:
+class LaunchReports:
     """Read the reports of a process that becomes a server, for its reaper. `pid` is the id of the process here.
     `take_listener` gets the descriptor on which its seccomp filter announces calls; None if it has no filter.
 
