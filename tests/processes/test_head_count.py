@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.process_tree import Starts
+from transports.upstream.process_tree import StartCounter
 
 pytestmark = pytest.mark.skipif(not Path("/proc/1/stat").exists(), reason="this system does not show all processes")
 
@@ -54,7 +54,7 @@ def many(line: str) -> str:
 @requirement("box.count")
 def test_those_count_below_which_something_was_started(parents: list[Parent]) -> None:
     starter, idle, nested = parents
-    starts = Starts()
+    starts = StartCounter()
     starter.does(many("sleep 30"))
     nested.does("(sleep 30 >/dev/null & sleep 30 >/dev/null) >/dev/null &")
     found = set(starts.below({starter.pid, idle.pid, nested.pid, *OTHERS}))
@@ -64,7 +64,7 @@ def test_those_count_below_which_something_was_started(parents: list[Parent]) ->
 @requirement("box.count")
 def test_nobody_counts_for_processes_that_have_ended_or_belong_to_others(parents: list[Parent]) -> None:
     starter, idle, stranger = parents
-    starts = Starts()
+    starts = StartCounter()
     starter.does(many("true") + "; wait")
     stranger.does(many("sleep 30"))
     assert set(starts.below({starter.pid, idle.pid, *OTHERS})) == set()
@@ -73,7 +73,7 @@ def test_nobody_counts_for_processes_that_have_ended_or_belong_to_others(parents
 @requirement("box.count")
 def test_all_count_if_that_is_less_work(parents: list[Parent]) -> None:
     starter, idle, _ = parents
-    starts = Starts()
+    starts = StartCounter()
     starter.does(many("true") + "; wait")
     starter.does(many("true") + "; wait")
     assert set(starts.below({starter.pid, idle.pid})) == {starter.pid, idle.pid}

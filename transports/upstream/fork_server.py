@@ -42,7 +42,7 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.cgroups import Groups
-from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, Starts, Wakeups, below, children, kill, prctl
+from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, StartCounter, Wakeups, below, children, kill, prctl
 from transports.upstream.prototypes import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.reaper import Reaper
 from transports.upstream.server_process import note_signals
@@ -180,7 +180,7 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
     """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
     starter = _Starter(requests, groups, oom_score)
     reapers, prototypes = starter.reapers, starter.prototypes
-    starts = Starts()
+    starts = StartCounter()
     poller = select.poll()
     lifelines = [fd for fd in (requests.fileno(), starter.gateway) if fd is not None]
     for fd in (*lifelines, starter.wakeups.fd):

@@ -10,7 +10,7 @@ __all__ = [
     "HAS_PROC",
     "LOOK_MS",
     "RESCAN_MS",
-    "Starts",
+    "StartCounter",
     "Wakeups",
     "below",
     "children",
@@ -128,7 +128,7 @@ _SEES_ALL: Final = os.path.exists("/proc/1/stat")
 """False where /proc hides the processes of others (`hidepid`). Then it may hide those of servers, too."""
 
 
-class Starts:
+class StartCounter:
     """Notice how many processes and threads were started on this machine, or in this container. Then reapers count
     theirs, and end a server with too many.
 
