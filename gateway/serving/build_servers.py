@@ -29,9 +29,9 @@ from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE
 from gateway.serving.workers import worker_count
 from gateway.sessions.child_sessions import ChildSessions
-from gateway.upstreams.enclosed import Enclosing
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
 from gateway.upstreams.prestart import PrestartedProcesses
+from gateway.upstreams.sandboxed_resources import SandboxedResources
 from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
@@ -78,7 +78,9 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             ),
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
-            enclosing=Enclosing(name, enclosures[name], link_resources.folders, _package(packages, name, entry)),
+            sandboxed=SandboxedResources(
+                name, enclosures[name], link_resources.folders, _package(packages, name, entry)
+            ),
         )
 
     packages = _packages(options, enclosures.values(), fork_server)

@@ -18,7 +18,7 @@ from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id
 from gateway.policy.quotas import PrincipalQuotas
-from gateway.upstreams.enclosed import Enclosing
+from gateway.upstreams.sandboxed_resources import SandboxedResources
 from session_store import Session
 from session_store.redaction import secret_arguments, secret_values
 from session_store.tool_session import FACTS_VARIABLE
@@ -53,7 +53,7 @@ class PrestartedProcess:
 class SessionResources:
     """Make the resources of links to one server.
 
-    `take_prestarted` returns the prestarted process of a session, if there is one. `enclosing` has the server's
+    `take_prestarted` returns the prestarted process of a session, if there is one. `sandboxed` has the server's
     sandboxes.
     """
 
@@ -67,7 +67,7 @@ class SessionResources:
         environment: ChildEnvironment,
         quotas: PrincipalQuotas,
         take_prestarted: Callable[[Session], PrestartedProcess | None],
-        enclosing: Enclosing,
+        sandboxed: SandboxedResources,
     ) -> None:
         self._settings = settings
         self._grants = grants
@@ -76,7 +76,7 @@ class SessionResources:
         self._environment = environment
         self._quotas = quotas
         self._take_prestarted = take_prestarted
-        self._enclosing = enclosing
+        self._sandboxed = sandboxed
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
@@ -116,10 +116,10 @@ class SessionResources:
         )
 
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
-        sandbox = self._enclosing.sandbox(session.context.trust)
+        sandbox = self._sandboxed.sandbox(session.context.trust)
         facts = self._environment.facts(session, correlation)
         resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
-        return await self._enclosing.of_session(resources, session.id, sandbox)
+        return await self._sandboxed.of_session(resources, session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the configuration of the server, and in the options that a link is given."""
@@ -127,7 +127,7 @@ class SessionResources:
 
     async def shared(self) -> LinkResources:
         """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self._enclosing.shared() if self._settings.command else LinkResources()
+        return await self._sandboxed.shared() if self._settings.command else LinkResources()
 
     async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
@@ -140,7 +140,7 @@ class SessionResources:
             resources.close()
             raise
         forget = functools.partial(self._grants.folders.forget, session.id)
-        sandbox = self._enclosing.sandbox(session.context.trust)
+        sandbox = self._sandboxed.sandbox(session.context.trust)
         return PrestartedProcess(resources, link, self._environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
@@ -149,7 +149,7 @@ class SessionResources:
         prestarted = self._take_prestarted(session)
         if prestarted is None:
             return None
-        sandbox, comparable = self._enclosing.sandbox(session.context.trust), self._environment.comparable(env)
+        sandbox, comparable = self._sandboxed.sandbox(session.context.trust), self._environment.comparable(env)
         if not prestarted.is_good or (prestarted.env, prestarted.sandbox) != (comparable, sandbox):
             await prestarted.close()
             return None

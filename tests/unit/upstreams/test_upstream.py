@@ -22,10 +22,10 @@ from gateway.protocol.capabilities import ClientDeclaration
 from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.packages import PackageInUse
 from gateway.upstreams import prestart
-from gateway.upstreams.enclosed import Enclosing
 from gateway.upstreams.factory import load_object
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.sandboxed_resources import SandboxedResources
 from gateway.upstreams.session_resources import (
     PrestartedProcess,
     SessionResources,
@@ -325,11 +325,11 @@ class Enclosed:
         )
         settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
         enclosures = enclosures_of(name, settings, GatewaySettings())
-        self.enclosing = Enclosing(name, enclosures, folders, returning(package if is_fetched else None))
+        self.sandboxed = SandboxedResources(name, enclosures, folders, returning(package if is_fetched else None))
 
     async def link(self, session: str = "s1", trust: str = "direct", **env: str) -> LinkResources:
         given = LinkResources(given=ConnectOptions(env=env), close=lambda: self.ended.append("closed"))
-        return await self.enclosing.of_session(given, session, self.enclosing.sandbox(trust))
+        return await self.sandboxed.of_session(given, session, self.sandboxed.sandbox(trust))
 
 
 def walls_of(link: LinkResources) -> Walls:
@@ -371,7 +371,7 @@ async def test_without_walls_a_link_is_left_as_it_was_and_nothing_is_fetched(fol
     assert link.given == ConnectOptions(env={"A": "session"})
     link.close()
     assert server.ended == ["closed"]
-    assert walls_of(await server.enclosing.shared()), "such a process has the walls of the least trusted session"
+    assert walls_of(await server.sandboxed.shared()), "such a process has the walls of the least trusted session"
 
 
 @requirement("box.package-once", "box.package-equal")
@@ -437,7 +437,7 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
         "environment": SimpleNamespace(of=returning(environment), facts=lambda *_: {}, comparable=dict),
         "quotas": SimpleNamespace(process=returning(lambda: None)),
         "take_prestarted": lambda _: prestarted,
-        "enclosing": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
+        "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
     }
     live: Any = SimpleNamespace(session=a_session(CLOCK, context=replace(SESSION.context, trust=trust)))
     found = await SessionResources(UpstreamSettings(command="cat"), **parts).of(live, "", "")

@@ -17,12 +17,12 @@ from session_store.tool_session import SOCKET_VARIABLE
 from transports.upstream.walls.spec import Walls
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Enclosing"]
+__all__ = ["SandboxedResources"]
 
 logger = logging.getLogger(__name__)
 
 
-class Enclosing:
+class SandboxedResources:
     """Put the processes of the server `name` into its sandbox. `sandbox` returns the sandbox for sessions of a trust
     level. `package` fetches the package that the server's command names, if it names one."""
 
