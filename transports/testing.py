@@ -157,7 +157,7 @@ class UpstreamContract:
         link, _ = await handshaken(upstream)
         assert link.pid is None or link.pid > 1
         assert isinstance(link.resume, str) and isinstance(link.may_forget, bool)
-        assert all(isinstance(line, str) for line in [*link.last_words, *link.stderr_tail()])
+        assert all(isinstance(line, str) for line in [*link.output_tail, *link.stderr_tail()])
         await link.close()
 
     async def test_an_upstream_can_be_closed_again(self, upstream: Upstream) -> None:

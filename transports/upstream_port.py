@@ -131,7 +131,7 @@ class Link(Protocol):
         """Return the id of the link's process; None if it has none."""
 
     @property
-    def last_words(self) -> Sequence[str]:
+    def output_tail(self) -> Sequence[str]:
         """Return the last lines that the link's process wrote to stderr, and the first lines of its stdout that are no
         messages. Redacted, then cut. Empty if the link has no process."""
 

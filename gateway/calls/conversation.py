@@ -159,7 +159,7 @@ class Conversation:
     @property
     def output_tail(self) -> Sequence[str]:
         """Return the last lines on stderr of the server's process; without a process, those of the one before."""
-        return self.links.output_tail if self.links.link is None else self.links.link.last_words
+        return self.links.output_tail if self.links.link is None else self.links.link.output_tail
 
     @property
     def lists(self) -> Lists:

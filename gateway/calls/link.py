@@ -405,7 +405,7 @@ class LinkLifecycle:
 
     def _keep_output_tail(self) -> None:
         if self.link is not None:
-            self.output_tail = tuple(newest(self.link.last_words))
+            self.output_tail = tuple(newest(self.link.output_tail))
 
     def _detach(self) -> "_Detached":
         self._keep_output_tail()

@@ -28,14 +28,14 @@ class FakeLink:
     may_forget = True
 
     def __init__(self, events: LinkEvents) -> None:
-        self.last_words: list[str] = []
+        self.output_tail: list[str] = []
         self.sent: list[Any] = []
         self.events = events
         self.was_sent = asyncio.Event()
         self.refusal: LinkClosed | None = None
 
     def stderr_tail(self) -> list[str]:
-        return self.last_words
+        return self.output_tail
 
     def send(self, frame: bytes) -> None:
         if self.refusal is not None:

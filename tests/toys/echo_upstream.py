@@ -16,7 +16,7 @@ class OwnLink:
     the event loop, as every upstream answers."""
 
     pid = None
-    last_words: list[str] = []  # noqa: RUF012  # a link has no process
+    output_tail: list[str] = []  # noqa: RUF012  # a link has no process
     resume = ""
     may_forget = False
 

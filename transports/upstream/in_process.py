@@ -50,7 +50,7 @@ class InProcessLink:
     """One connection to the server: a task that runs it."""
 
     pid, resume, may_forget = None, "", False
-    last_words: tuple[str, ...] = ()
+    output_tail: tuple[str, ...] = ()
 
     def __init__(self, name: str, server: Any, events: LinkEvents, in_context: Callable[[], Context]) -> None:
         self._name = name

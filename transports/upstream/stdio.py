@@ -142,7 +142,7 @@ class StdioLink:
         return self._process.pid
 
     @property
-    def last_words(self) -> list[str]:
+    def output_tail(self) -> list[str]:
         """Return the last lines of stderr. Until the child sends a message, the first lines of its stdout follow."""
         lines = [self._shown(line) for line in self._process.stderr_tail()[-_LAST_LINES:]]
         return lines if self._is_heard else [*lines, *self._noise]
@@ -216,7 +216,7 @@ class StdioLink:
         if self._process.why_ended:
             how = f"was ended: {self._process.why_ended}"
         if code or not self._is_heard:
-            lines = [text for line in self.last_words if (text := line.strip())]
+            lines = [text for line in self.output_tail if (text := line.strip())]
             words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
             before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0
             self._log(before, how, f"; the end of its output: {words}")

@@ -94,7 +94,7 @@ class HttpLink:
     """One session at one server: its requests in flight, and the stream of the server's own messages."""
 
     pid, may_forget = None, True
-    last_words: tuple[str, ...] = ()
+    output_tail: tuple[str, ...] = ()
 
     def __init__(self, upstream: HttpUpstream, given: ConnectOptions, events: LinkEvents) -> None:
         self._upstream = upstream

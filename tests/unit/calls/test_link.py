@@ -30,7 +30,7 @@ class HeldLink(FakeLink):
 
     def __init__(self, user: "User", source: "Source") -> None:
         super().__init__(cast("LinkEvents", user))
-        self.last_words = ["a line"]
+        self.output_tail = ["a line"]
         self.may_close = asyncio.Event()
         self.may_close.set()
         self._source = source

@@ -98,7 +98,7 @@ async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tri
     await shared.of(Era.MODERN).ready()
     link: Any = links[0]
     newest, known = tuple(f"line {n}" for n in range(20, 60)), []
-    link.last_words, end = [f"line {n}" for n in range(60)], link.close
+    link.output_tail, end = [f"line {n}" for n in range(60)], link.close
 
     async def close() -> None:
         known.append(shared.output_tail)

@@ -52,7 +52,7 @@ def test_credentials_in_the_output_of_a_child_are_not_logged(caplog: pytest.LogC
 @requirement("proc.last-words")
 def test_a_child_that_failed_has_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     link, _ = linked(*(f"line {number} {'x' * 400}" for number in range(50)), "KeyError: 'API_KEY'", "")
-    assert len(link.last_words) == 40
+    assert len(link.output_tail) == 40
     link.exited(1)
     [told] = caplog.messages
     assert told.endswith("| KeyError: 'API_KEY'") and len(told) < 500
@@ -99,10 +99,10 @@ def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog:
     for number in range(100):
         link.line(f"Usage {number}".encode())
     assert events.noises == 100 and len(caplog.messages) == 3, "a flood is not a flood in the log"
-    assert link.last_words == ["starting", "(stdout) Usage 0", "(stdout) Usage 1", "(stdout) Usage 2"]
+    assert link.output_tail == ["starting", "(stdout) Usage 0", "(stdout) Usage 1", "(stdout) Usage 2"]
     link.line(MESSAGE)
     link.line(b"a later line")
-    assert events.noises == 100 and link.last_words == ["starting"]
+    assert events.noises == 100 and link.output_tail == ["starting"]
 
 
 @requirement("proc.last-words", "ops.redact")
@@ -110,13 +110,13 @@ def test_credentials_are_redacted_before_a_line_is_cut() -> None:
     straddling = "x" * 490 + " " + SECRET
     many = " ".join([f"{number} {SECRET}" for number in range(200)])
     link, _ = linked(straddling, many[:2_000], many)
-    for line in link.last_words:
+    for line in link.output_tail:
         assert "ghp_" not in line and len(line) <= 500
-    assert link.last_words[0].startswith("x" * 490)
+    assert link.output_tail[0].startswith("x" * 490)
 
 
 @requirement("proc.last-words", "ops.redact")
 def test_the_secrets_of_a_server_s_environment_are_redacted_whatever_their_form() -> None:
     environment = {"API_KEY": "plain words", "TENANT": "acme-corporation", "HOME": "/home/ada", "TOKEN": "abc"}
     link, _ = linked("key 'plain words' of acme-corporation in /home/ada is no abc", environment=environment)
-    assert link.last_words == ["key '[redacted]' of [redacted] in /home/ada is no abc"]
+    assert link.output_tail == ["key '[redacted]' of [redacted] in /home/ada is no abc"]
