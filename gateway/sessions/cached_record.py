@@ -37,9 +37,9 @@ class CachedRecords:
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
         """Return True if the record was read less than `CACHED_FOR_S` ago. If the message of the session's end is lost,
         the session is served for that much longer."""
-        return self.age_at_hand(live) is not None and self._fits(live, who.principal, who.claims)
+        return self.usable_age_s(live) is not None and self._fits(live, who.principal, who.claims)
 
-    def age_at_hand(self, live: LiveSession) -> float | None:
+    def usable_age_s(self, live: LiveSession) -> float | None:
         """Return the age of the record in seconds if it may serve a caller for whom all else was checked before; None
         if it may not. This is checked on each call, whatever is cached. From `AGING_AFTER_S` on the record should be
         read again, although it may still be used."""

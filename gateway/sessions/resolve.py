@@ -99,7 +99,7 @@ class SessionResolver:
     def still_serves(self, live: LiveSession) -> bool:
         """Return True if this replica may serve a live session that it has served before, without asking the store. An
         aging record is read again in the background."""
-        age_s = self._cached.age_at_hand(live)
+        age_s = self._cached.usable_age_s(live)
         if age_s is None:
             return False
         if age_s >= AGING_AFTER_S:
