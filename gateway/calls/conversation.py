@@ -319,7 +319,7 @@ class Conversation:
             exchange.suspended.call_ended()
         if exchange.live is not None:
             exchange.live.withdraw_questions(exchange)
-        self.links.rest()
+        self.links.start_idle_timer()
         return True
 
     async def join(self, live: LinkSession | None) -> None:
@@ -444,7 +444,7 @@ class Conversation:
     def free_link(self) -> None:
         """Undo one `hold_link`, so that an idle link may be closed again."""
         self._holds -= 1
-        self.links.rest()
+        self.links.start_idle_timer()
 
     # -- receiving (LinkEvents)
 
@@ -528,8 +528,8 @@ class Conversation:
         self.users.changed()
 
     def stopped(self) -> None:
-        self.calls.rest()
-        self.users.rest()
+        self.calls.free_memory()
+        self.users.free_memory()
 
     def _settle(self, message: Message) -> None:
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
@@ -553,7 +553,7 @@ class Conversation:
                 logger.exception("an answer of server %s could not be passed on", self.name, extra=fields)
             self.end(exchange)
             exchange.fail(OUTCOME_UNKNOWN, f"server {self.name!r} answered with a result that cannot be read")
-        self.links.rest()
+        self.links.start_idle_timer()
 
     # -- ending
 

@@ -169,7 +169,7 @@ class Calls:
         """Return the token for the progress of the task that this call may have made; None if it has none."""
         return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory of earlier calls if none is in flight. It adds up, as each session has it."""
         if not self._sent:
             self._sent = {}

@@ -70,7 +70,7 @@ class LinkSession(Protocol):
         """Replace the cached record of the session."""
         ...
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory of earlier calls if none is in flight."""
         ...
 
@@ -197,7 +197,7 @@ class LinkLifecycle:
 
     # Slots save one dictionary for each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
-        _rests_since _was_open failures initialize_result is_open output_tail link log_level opened_for
+        _idle_since _was_open failures initialize_result is_open output_tail link log_level opened_for
         first_answer resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
@@ -223,7 +223,7 @@ class LinkLifecycle:
         self._retired: tuple[Link, ...] = ()  # links that take no message, but may still answer
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._rests_since = 0.0  # when calls last ended, by the monotonic clock
+        self._idle_since = 0.0  # when calls last ended, by the monotonic clock
         self._tasks = Tasks(sys.intern(f"link to server {source.name!r}"))
 
     def _step(self, event: LinkEvent) -> None:
@@ -323,7 +323,7 @@ class LinkLifecycle:
             self._user.restarted(loss)
             fields = {"server": self._source.name, "session": self._source.session, "correlation": correlation}
             logger.info("server %s was started again after %s", self._source.name, loss, extra=fields)
-        self.rest()
+        self.start_idle_timer()
 
     async def _connect(self) -> None:
         self.resources = await self._source.resources()
@@ -419,14 +419,14 @@ class LinkLifecycle:
         """From now on close the link after that many seconds without calls. None: never."""
         self._idle_stop_s = idle_stop_s
         self._end_timer()
-        self.rest()
+        self.start_idle_timer()
 
-    def rest(self) -> None:
+    def start_idle_timer(self) -> None:
         """Start the idle time after which the link is closed, unless a call is in flight."""
         if self._idle is not None:  # a running timer goes on and checks this time when it ends: cheaper for each call
-            self._rests_since = monotonic()
+            self._idle_since = monotonic()
         elif self._idle_stop_s is not None and self.link is not None and not self._user.has_calls:
-            self._rests_since = monotonic()
+            self._idle_since = monotonic()
             self._idle = asyncio.get_running_loop().call_later(self._idle_stop_s, self._stop)
 
     def _end_timer(self) -> None:
@@ -438,14 +438,14 @@ class LinkLifecycle:
         self._idle = None
         if self._idle_stop_s is None:
             return
-        left_s = self._rests_since + self._idle_stop_s - monotonic()
+        left_s = self._idle_since + self._idle_stop_s - monotonic()
         if left_s > 0:
             self._idle = asyncio.get_running_loop().call_later(left_s, self._stop)
         elif self.state is LinkState.OPEN and self._user.is_idle:
             self._loss = Loss.STOPPED
             self.discard()
         else:
-            self.rest()
+            self.start_idle_timer()
 
     # -- ending
 
@@ -527,11 +527,11 @@ class LinkUsers:
             if live is not None:
                 live.changed()
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Have the sessions free the memory of earlier calls."""
         for live in self._users:
             if live is not None:
-                live.rest()
+                live.free_memory()
 
     def has_notice(self, live: LinkSession | None) -> bool:
         """Return True if the session's next result has to report a restart."""

@@ -144,7 +144,7 @@ class LiveSession(Usage):
         if self._exchanges is not None:
             self._exchanges.discard(exchange)
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory of earlier calls if none is in flight."""
         self._exchanges = self._exchanges or None
 

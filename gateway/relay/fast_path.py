@@ -461,7 +461,7 @@ class FastCall(msgspec.Struct, eq=False):
         if is_answered:
             self.ended_at = now
             del self.conversation.calls.fast[self.number]
-            self.conversation.links.rest()
+            self.conversation.links.start_idle_timer()
             path.live.end_use()
             path.paths.ended(self)
             return True

@@ -42,7 +42,7 @@ class Server(parts.Server):
         self.live = a_live(None, ask_modern, era="modern")
         self.calls = Calls()
         self._last = 0
-        self.links = SimpleNamespace(rest=lambda: None)
+        self.links = SimpleNamespace(start_idle_timer=lambda: None)
 
     @property
     def given(self) -> list[Any]:

@@ -48,7 +48,7 @@ def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
     fast = [Fast(calls, number) for number in (1, 2)]
     calls.wait(a_call())
     assert calls and len(calls) == 3
-    calls.rest()
+    calls.free_memory()
     assert calls.take(1) is None and not calls.is_sent(a_call()) and not calls.end(a_call())
     assert len(calls) == 3 and [each.exchange for each in fast] == [None, None]
 

@@ -248,7 +248,7 @@ async def test_an_idle_link_is_closed_and_the_next_opening_waits_for_its_end() -
     source.made[0].may_close.set()
     await opening
     assert links.is_open and user.reasons == ["idle_stop"] and (source.taken_back, user.stops) == (1, 1)
-    links.rest()
+    links.start_idle_timer()
     await turns()
     assert links.is_open, "it has calls"
 
@@ -337,7 +337,7 @@ async def test_a_link_is_closed_when_it_was_idle_since_its_last_call_and_no_call
     links, _, timers = await idle_link(monkeypatch)
     for _ in range(100):
         timers.now += 0.5
-        links.rest()
+        links.start_idle_timer()
     assert len(timers.made) == 1 and timers.cancelled == 0
     timers.fire()
     assert links.is_open and [when for when, _ in timers.made] == [1_060.0, 1_110.0], "a minute after the last call"
@@ -355,7 +355,7 @@ async def test_a_call_that_outlasts_the_timer_keeps_its_link_and_begins_the_time
     timers.fire()
     assert links.is_open and len(timers.made) == 1, "nothing is to be stopped while there is a call"
     user.has_calls, timers.now = False, 5_000.0
-    links.rest()
+    links.start_idle_timer()
     assert timers.made[-1][0] == 5_060.0
     timers.fire()
     await turns()
