@@ -23,12 +23,12 @@ from typing import Final
 from transports.upstream.process_tree import below, parent
 from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.addresses import is_local
-from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
 from transports.upstream.walls.gate_reports import RefusalQueue, Refused, Touched
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
+from transports.upstream.walls.pending_connections import PendingConnections
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
@@ -72,7 +72,7 @@ class Gate:
         self._poller.register(self._told, select.POLLIN)
         self._is_heard = True  # the gateway has not closed its end of the channel
         self._refusals = RefusalQueue()
-        self._connections = Connections(self._listener, self._poller)
+        self._connections = PendingConnections(self._listener, self._poller)
         self._touched = Touched()
         touched = self._touched.add if walls.watch == "everything" else None
         network = NetworkCalls(

@@ -26,10 +26,10 @@ from transports.upstream.walls.addresses import (
     listeners,
     read_address,
 )
-from transports.upstream.walls.connecting import Connections, connect
 from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
 from transports.upstream.walls.paths import is_within, open_path, resolved
+from transports.upstream.walls.pending_connections import PendingConnections, connect
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
 from transports.upstream.walls.spec import Reach
 from transports.upstream.walls.system_calls import numbers
@@ -56,7 +56,7 @@ class NetworkCalls:
         reach: Reach,
         *,
         listener: Listener,
-        connections: Connections,
+        connections: PendingConnections,
         rules: ReachRules,
         refused: Refused,
         resolve: Callable[[socket.socket], int],

@@ -17,7 +17,7 @@ import pytest
 import tests.support.connecting_program
 from tests.requirements import requirement
 from tests.support.gated import Gateway, gated, python_for
-from transports.upstream.walls.connecting import MAX_WAITING
+from transports.upstream.walls.pending_connections import MAX_WAITING
 from transports.upstream.walls.spec import Reach
 
 pytestmark = requirement("box.network")

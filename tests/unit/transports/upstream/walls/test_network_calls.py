@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
+from transports.upstream.walls.pending_connections import PendingConnections
 from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.spec import Reach
 
@@ -35,7 +35,7 @@ def network_calls(refused: list[tuple[str, str, str]], touched: Callable[[str, s
     return NetworkCalls(
         Reach(listen=(0,)),
         listener=listener,
-        connections=Connections(listener, select.poll()),
+        connections=PendingConnections(listener, select.poll()),
         rules=ReachRules(Reach(), is_local=lambda _: True, clock=lambda: 0.0),
         refused=lambda *what: refused.append(what),
         resolve=lambda _: 0,

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 
-__all__ = ["MAX_WAITING", "Connections", "connect"]
+__all__ = ["MAX_WAITING", "PendingConnections", "connect"]
 
 MAX_WAITING: Final = 128
 """The most blocking sockets of one server whose connections are being made. Each costs a descriptor."""
@@ -59,7 +59,7 @@ def _retried(fd: int, attempt: Callable[[], int]) -> int:
         return error.errno or errno.EACCES
 
 
-class Connections:
+class PendingConnections:
     """Keep the connections that are being made. `poller` is told which sockets to wait for."""
 
     def __init__(self, listener: Listener, poller: select.poll) -> None:

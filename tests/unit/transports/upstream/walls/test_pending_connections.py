@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.connecting import Connections
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
+from transports.upstream.walls.pending_connections import PendingConnections
 
 pytestmark = requirement("box.network")
 
@@ -26,12 +26,12 @@ def answers() -> list[int]:
 
 
 @pytest.fixture
-def connections(answers: list[int]) -> Connections:
+def connections(answers: list[int]) -> PendingConnections:
     def answer(made: InterceptedCall, error: int = 0) -> bool:
         answers.append(error)
         return True
 
-    return Connections(cast(Listener, SimpleNamespace(is_valid=lambda made: True, answer=answer)), select.poll())
+    return PendingConnections(cast(Listener, SimpleNamespace(is_valid=lambda made: True, answer=answer)), select.poll())
 
 
 def raising(error: Exception) -> Callable[[], int]:
@@ -42,7 +42,7 @@ def raising(error: Exception) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_socket_is_as_it_was_where_no_attempt_can_be_made(connections: Connections, blocking: bool) -> None:
+def test_a_socket_is_as_it_was_where_no_attempt_can_be_made(connections: PendingConnections, blocking: bool) -> None:
     with socket.socket() as theirs:
         theirs.setblocking(blocking)
         ours = socket.socket(fileno=os.dup(theirs.fileno()))
@@ -52,7 +52,7 @@ def test_a_socket_is_as_it_was_where_no_attempt_can_be_made(connections: Connect
 
 
 def test_a_server_that_makes_its_waiting_socket_block_holds_up_nobody(
-    connections: Connections, answers: list[int]
+    connections: PendingConnections, answers: list[int]
 ) -> None:
     blocked: list[Any] = []
     with socket.socket(socket.AF_UNIX) as theirs:
@@ -69,7 +69,7 @@ def test_a_server_that_makes_its_waiting_socket_block_holds_up_nobody(
     assert (blocked, answers) == ([False] * 3, [0])
 
 
-def test_a_retry_that_raises_is_the_answer(connections: Connections, answers: list[int]) -> None:
+def test_a_retry_that_raises_is_the_answer(connections: PendingConnections, answers: list[int]) -> None:
     with socket.socket(socket.AF_UNIX) as theirs:
         ours = socket.socket(fileno=os.dup(theirs.fileno()))
         steps = iter((lambda: errno.EAGAIN, raising(OSError(errno.ENOENT, "gone"))))
