@@ -13,13 +13,13 @@ import pytest
 
 from tests.processes.places import Place, needs_walls
 from tests.requirements import requirement
-from transports.upstream.walls import watchers
+from transports.upstream.walls import inotify_calls
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.gate_reports import RefusalQueue
+from transports.upstream.walls.inotify_calls import InotifyCalls
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import numbers
-from transports.upstream.walls.watchers import Watchers
 
 pytestmark = needs_walls
 
@@ -181,14 +181,12 @@ class Server:
         self._folder = folder
         self._calls = _Calls()
         self.refused = RefusalQueue()
-        self._watchers = Watchers(self._calls, self.refused.add)
-        self._files = FileCalls([Grant(path=str(folder), mode="rw")], self._calls, self.refused.add, self._watchers)
+        self._inotify = InotifyCalls(self._calls, self.refused.add)
+        self._files = FileCalls([Grant(path=str(folder), mode="rw")], self._calls, self.refused.add, self._inotify)
         self._made = 0
 
     def instance(self) -> int:
-        self._watchers.decide(
-            InterceptedCall(1, os.getpid(), numbers()["inotify_init1"], (os.O_CLOEXEC, 0, 0, 0, 0, 0))
-        )
+        self._inotify.decide(InterceptedCall(1, os.getpid(), numbers()["inotify_init1"], (os.O_CLOEXEC, 0, 0, 0, 0, 0)))
         assert self._calls.value > 0
         return self._calls.value
 
@@ -212,7 +210,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(watchers, "_users_limit", lambda name: 8 * MOST)
+    monkeypatch.setattr(inotify_calls, "_users_limit", lambda name: 8 * MOST)
     yield Server(tmp_path)
 
 

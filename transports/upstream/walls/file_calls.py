@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from transports.upstream.walls.gate_reports import Refused
+from transports.upstream.walls.inotify_calls import InotifyCalls
 from transports.upstream.walls.intercepted_calls import (
     InterceptedCall,
     Listener,
@@ -25,7 +26,6 @@ from transports.upstream.walls.intercepted_calls import (
 from transports.upstream.walls.paths import as_meant, is_within
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, numbers
-from transports.upstream.walls.watchers import Watchers
 
 __all__ = ["FileCalls", "is_descriptor"]
 
@@ -41,10 +41,10 @@ class FileCalls:
     """Decide by the grants of one server its calls that change or watch a file without opening it. `numbers` are the
     system calls that are decided here."""
 
-    def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, watchers: Watchers) -> None:
+    def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, inotify: InotifyCalls) -> None:
         self._listener = listener
         self._refused = refused
-        self._watchers = watchers
+        self._inotify = inotify
         self._readable = tuple(grant.path for grant in grants)
         self._writable = tuple(grant.path for grant in grants if "w" in grant.mode)
         handlers: dict[str, Callable[[InterceptedCall], int]] = {
@@ -149,7 +149,7 @@ class FileCalls:
         try:
             self._check(target, self._readable)
             name = os.fsencode(_by_descriptor(target))
-            return self._watchers.watch(made, watcher, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
+            return self._inotify.watch(made, watcher, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
         finally:
             os.close(target)
 

@@ -2,7 +2,7 @@
 
 Runs as a thread of the process's own reaper. So a server that floods its gate slows down no other gate, and the main
 thread of the reaper still ends a server that holds its gate up. Answers come from `network_calls.py` (connections),
-`file_calls.py` (attributes of files), `watchers.py` (inotify) and `ProcessCalls` (other processes).
+`file_calls.py` (attributes of files), `inotify_calls.py` and `ProcessCalls` (other processes).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. The gate sends
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver,
@@ -26,6 +26,7 @@ from transports.upstream.walls.addresses import is_local
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
 from transports.upstream.walls.gate_reports import RefusalQueue, Refused, Touched
+from transports.upstream.walls.inotify_calls import InotifyCalls
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
 from transports.upstream.walls.pending_connections import PendingConnections
@@ -33,7 +34,6 @@ from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
-from transports.upstream.walls.watchers import Watchers
 
 __all__ = ["Gate", "ProcessCalls"]
 
@@ -85,15 +85,15 @@ class Gate:
             touched=touched,
             kernel_binds=landlock.abi() >= 4,
         )
-        watchers = Watchers(self._listener, self._refusals.add)
-        files = FileCalls(walls.grants, self._listener, self._refusals.add, watchers)
+        inotify = InotifyCalls(self._listener, self._refusals.add)
+        files = FileCalls(walls.grants, self._listener, self._refusals.add, inotify)
         watch = FileWatch(walls.grants, self._listener, self._refusals.add, touched)
         processes = ProcessCalls(self._listener, self._refusals.add)
         self._deciders: dict[int, Callable[[InterceptedCall], None]] = {
             **dict.fromkeys(files.numbers, files.decide),
             **dict.fromkeys(watch.numbers if watches(walls, landlock.abi()) else (), watch.decide),
             **dict.fromkeys(processes.numbers, processes.decide),
-            **dict.fromkeys(watchers.numbers, watchers.decide),
+            **dict.fromkeys(inotify.numbers, inotify.decide),
             **{numbers()[name]: network.decide for name in _ANNOUNCED},
         }
         self._ended = _thread.allocate_lock()

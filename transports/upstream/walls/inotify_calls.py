@@ -15,7 +15,7 @@ from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate
 from transports.upstream.walls.system_calls import call, machine, numbers
 
-__all__ = ["Watchers"]
+__all__ = ["InotifyCalls"]
 
 _ADD, _MODIFY = 1, 3  # linux/eventpoll.h
 _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
@@ -127,7 +127,7 @@ _SHARE: Final = 8
 """One server may have an eighth of the limit of its user."""
 
 
-class Watchers:
+class InotifyCalls:
     """Answer inotify_init(2) of one server, and add its watches. `numbers` are the system calls to pass to `decide`."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
