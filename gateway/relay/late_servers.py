@@ -21,7 +21,7 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.results import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter
-from gateway.upstreams.facts import STARTING
+from gateway.upstreams.server_facts import STARTING
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era

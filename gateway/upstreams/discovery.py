@@ -18,8 +18,8 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.handshake import HandshakeRefused, discovery_for_all
-from gateway.upstreams.facts import KnownFacts, ServerFacts
 from gateway.upstreams.list_pages import GATEWAY_META
+from gateway.upstreams.server_facts import KnownFacts, ServerFacts
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.jsonrpc import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, encode, splice
 from transports.tasks import Tasks, TasksClosed

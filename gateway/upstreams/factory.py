@@ -14,12 +14,12 @@ from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
-from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources, secrets_in_command
 from gateway.upstreams.shared import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream

@@ -15,7 +15,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import ClientDeclaration
-from gateway.upstreams.facts import KnownFacts
+from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources
 from session_store import Context, Session, TimelineEntry
 from session_store.session import redact

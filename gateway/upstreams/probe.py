@@ -17,9 +17,9 @@ from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import Discovery, ask_discovery
-from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.shared import SharedConversations
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code

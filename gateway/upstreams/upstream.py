@@ -16,11 +16,11 @@ from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import SessionDiscovery
-from gateway.upstreams.facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.probe import Probe
+from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared import SharedConversations
 from session_store import Session

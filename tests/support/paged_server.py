@@ -21,10 +21,10 @@ from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.late_servers import LateServers
-from gateway.upstreams.facts import KnownFacts
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.server_facts import KnownFacts
 from session_store import Context
 from session_store.memory import MemoryBackend
 from tests.support.context import FACTS

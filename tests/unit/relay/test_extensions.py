@@ -17,7 +17,7 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json
 from gateway.relay.extensions import ExtensionRelay, Notice
 from gateway.relay.late_servers import Asker
-from gateway.upstreams.facts import ServerFacts
+from gateway.upstreams.server_facts import ServerFacts
 from session_store import ClientFacts, Context
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer

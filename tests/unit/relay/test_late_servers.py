@@ -16,8 +16,8 @@ from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import server_subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen
-from gateway.upstreams.facts import STARTING
 from gateway.upstreams.list_pages import ListReader
+from gateway.upstreams.server_facts import STARTING
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer
 from tests.unit.calls.parts import turns, until

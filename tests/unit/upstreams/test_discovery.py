@@ -13,8 +13,8 @@ from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.listing import MOST_TOOLS
 from gateway.upstreams.discovery import AGAIN_S, LEGACY_S, Discovery, SessionDiscovery, ask_discovery, meaning_of
-from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.list_pages import GATEWAY_META, ListReader
+from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.upstreams.facts import KnownFacts, ServerFacts
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import AGAIN_S, WAIT_S, Probe
+from gateway.upstreams.server_facts import KnownFacts, ServerFacts
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.unit.upstreams.parts import NO_METHOD, Server

@@ -11,8 +11,8 @@ import pytest
 from gateway.config.settings import ConfigurationError, GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.protocol.listing import Tools
-from gateway.upstreams.facts import ServerFacts
 from gateway.upstreams.review import CORRECT, compare, compare_late, unmatched
+from gateway.upstreams.server_facts import ServerFacts
 from tests.requirements import requirement
 
 pytestmark = pytest.mark.anyio

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol.listing import Tools
-from gateway.upstreams.facts import KnownFacts, ServerFacts, era_of
+from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from transports.era import Era
 
 MODERN = ServerFacts(discover=b'{"capabilities": {"tools": {}}}')
