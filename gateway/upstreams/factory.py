@@ -21,7 +21,7 @@ from gateway.upstreams.probe import Probe
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.session_resources import SessionResources, secrets_in_command
-from gateway.upstreams.shared import SharedConversations
+from gateway.upstreams.shared_conversations import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from session_store.redaction import output_scrubber

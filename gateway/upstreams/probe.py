@@ -20,7 +20,7 @@ from gateway.upstreams.discovery import Discovery, ask_discovery
 from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
-from gateway.upstreams.shared import SharedConversations
+from gateway.upstreams.shared_conversations import SharedConversations
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
 from transports.tasks import Tasks, TasksClosed

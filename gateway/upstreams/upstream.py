@@ -22,7 +22,7 @@ from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.session_resources import PrestartedProcess
-from gateway.upstreams.shared import SharedConversations
+from gateway.upstreams.shared_conversations import SharedConversations
 from session_store import Session
 from transports.era import LEGACY, MODERN, Era
 from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnavailable

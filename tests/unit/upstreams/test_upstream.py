@@ -33,7 +33,7 @@ from gateway.upstreams.session_resources import (
     secrets_in_command,
     secrets_of_link,
 )
-from gateway.upstreams.shared import SharedConversations
+from gateway.upstreams.shared_conversations import SharedConversations
 from gateway.upstreams.upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from session_store import Session
 from session_store.testing import BOB, FakeClock, a_session
