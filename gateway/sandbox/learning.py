@@ -21,8 +21,8 @@ from gateway.sandbox.lookups import Lookups, addresses_of
 from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of
 from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.sandbox.system_paths import is_broad
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, LineSink, Process
-from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.reach import kind_of

@@ -31,8 +31,8 @@ from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
 from gateway.sandbox.profiles import WallsOfFetches
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
-from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.reach import shown
 
 __all__ = ["FetchRequest", "NotForAll", "PackageFetcher", "places_of", "registries_of", "without_keys"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from session_store.redaction import output_scrubber
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, ProcessFailed
-from transports.upstream.spawn import ForkServer
 
 __all__ = ["FetchFailed", "run"]
 

@@ -36,7 +36,7 @@ from gateway.upstreams.session_resources import SessionResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.upstream.cgroup_delegation import OFF
-from transports.upstream.spawn import ForkServer
+from transports.upstream.fork_server_client import ForkServer
 
 __all__ = ["build_servers"]
 

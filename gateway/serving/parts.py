@@ -58,7 +58,7 @@ from transports.inbound.http import Guard
 from transports.inbound.http_sse import HttpSse
 from transports.inbound.limits import Limits
 from transports.inbound.streamable_http import StreamableHttp
-from transports.upstream.spawn import ForkServer
+from transports.upstream.fork_server_client import ForkServer
 
 __all__ = [
     "Callers",

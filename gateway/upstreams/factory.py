@@ -25,8 +25,8 @@ from gateway.upstreams.shared_conversations import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from session_store.redaction import output_scrubber
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
-from transports.upstream.spawn import ForkServer
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import Upstream
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, Process
 from transports.upstream.process_tree import parent
-from transports.upstream.spawn import ForkServer
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)\n"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.processes.children import Family, House, Recorder
 from tests.processes.places import KERNEL, WHO, Place
 from tests.support.walled import python_grants
-from transports.upstream.spawn import ForkServer
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.walls.spec import Grant, Walls
 
 

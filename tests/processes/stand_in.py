@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 from tests.processes.children import DAEMON, SETSID, STUBBORN, Family, Recorder, until
-from transports.upstream.spawn import ForkServer
+from transports.upstream.fork_server_client import ForkServer
 
 
 async def main(tag: str, count: int) -> None:

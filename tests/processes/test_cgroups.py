@@ -22,8 +22,8 @@ from tests.requirements import requirement
 from tests.support.subtree import controllers_here, delegated, why_no_subtree
 from tests.support.walled import NOBODY, ROOT, USERS, Outcome, python_for, python_grants, run_walled
 from transports.upstream.cgroup_delegation import LEAF, LOCK_WITHIN_S, Delegation, look
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, Process, ProcessFailed
-from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Limits, Reach, Walls
 
 pytestmark = [

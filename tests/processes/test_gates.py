@@ -22,9 +22,9 @@ from tests.processes.children import Recorder
 from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from tests.support.walled import ROOT, Outcome, python_for, python_grants, run_here
-from transports.upstream import spawn
+from transports.upstream import fork_server_client
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
-from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.kernel import probe
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
@@ -262,7 +262,7 @@ time.sleep(30)
 
 def run_with(patch: str, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     program = (sys.executable, "-I", "-S", "-X", "utf8", "-c", FAULT.format(patch=patch))
-    monkeypatch.setattr(spawn, "_PROGRAM", program)
+    monkeypatch.setattr(fork_server_client, "_PROGRAM", program)
     walls = Walls(profile="", grants=python_grants(), reach=Reach())
     argv = [sys.executable, "-I", "-S", "-c", SCRIPT]
     return asyncio.run(asyncio.wait_for(run_here(argv, walls.to_json(), None, "off"), 60))

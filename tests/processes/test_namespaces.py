@@ -15,8 +15,8 @@ from gateway.sandbox.server_sandboxes import ask_kernel
 from tests.processes.children import DAEMON, Family, Recorder, parent_of, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, ProcessFailed
-from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
 KERNEL = ask_kernel()

@@ -25,7 +25,7 @@ from tests.support.gateway_process import RunningGateway, running_gateway, serve
 from tests.support.mcp_clients import Legacy, error_of, tool_text
 from tests.support.package_registry import PackageRegistry, package_registry
 from tests.tools.obtain import npx, python_with
-from transports.upstream.spawn import ForkServer
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, ProcessFailed
-from transports.upstream.spawn import ForkServer
 from transports.upstream.walls.spec import Grant, Walls
 
 ROOT: Final = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def _as(user: int | None) -> Mapping[str, Any]:
 def python_for(user: int | None) -> str:
     """A Python that the user may start and that can read this repository."""
     for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
-        command = [python, "-c", "import transports.upstream.spawn"]
+        command = [python, "-c", "import transports.upstream.fork_server_client"]
         try:
             tried = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, **_as(user))
         except OSError:

@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any, Final
 
 from transports.jsonrpc import InvalidMessage, Message, parse
+from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, Process, ProcessFailed
-from transports.upstream.spawn import ForkServer
 from transports.upstream.unreadable import LineBudget, answered_by, log_line, meant_by
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
