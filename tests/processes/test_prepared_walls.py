@@ -17,8 +17,8 @@ from tests.requirements import requirement
 from tests.support.walled import python_for, python_grants
 from transports.upstream.fork_server import OOM_SCORE
 from transports.upstream.fork_server_client import ForkServer
+from transports.upstream.prepared_walls import IDLE_S
 from transports.upstream.process import Command, Process, ProcessFailed
-from transports.upstream.prototypes import IDLE_S
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
 pytestmark = [pytest.mark.anyio, needs_walls, requirement("box.prepared")]

@@ -3,7 +3,7 @@
 This program runs beside the gateway (`python -I -S -X utf8 fork_server.py FD DELEGATION`). It imports small standard
 modules only, and knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`cgroup_delegation.py`).
 
-The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prototypes.py`) per
+The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prepared_walls.py`) per
 server, with four descriptors: a control socket, and the server's stdin, stdout and stderr. A fifth is the channel of
 the server's gate (`walls/gate.py`). For each request it forks a *reaper*. Kind `n`: the reaper is the first process of
 namespaces where that is possible (`walls/namespaces.py`). Kind `m`: it has mounts of its own where that is possible.
@@ -42,8 +42,8 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.cgroups import Groups
+from transports.upstream.prepared_walls import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, StartCounter, Wakeups, below, children, kill, prctl
-from transports.upstream.prototypes import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.reaper import Reaper
 from transports.upstream.server_process import note_signals
 from transports.upstream.walls.build import prepare

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from transports.upstream.cgroup_delegation import OFF, Delegation, take
+from transports.upstream.prepared_walls import REQUEST, Announced
 from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
-from transports.upstream.prototypes import REQUEST, Announced
 from transports.upstream.walls import limits
 from transports.upstream.walls.spec import Reach, Walls
 

@@ -203,7 +203,7 @@ class Process:
         self.lacks = ""
         """The reason why the child has no namespaces or mounts of its own; empty if it has them or needs none."""
         self.prepared = False
-        """True if the start, successful or not, used walls that were prepared before (`prototypes.py`)."""
+        """True if the start, successful or not, used walls that were prepared before (`prepared_walls.py`)."""
         self.returncode: int | None = None
         self.why_ended = ""
         """The reason, if known, for which the kernel ended the child: a sentence without its end."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from transports.upstream.cgroups import Group, Groups
+from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
-from transports.upstream.prototypes import Prepared
 from transports.upstream.server_process import LaunchReports, become_server, report_failure, report_number
 from transports.upstream.walls.build import WallsFailed, arrange
 from transports.upstream.walls.gate import Gate

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.prototypes import (
+from transports.upstream.prepared_walls import (
     ANNOUNCES,
     FRESH_S,
     IDLE_S,
