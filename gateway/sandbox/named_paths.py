@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from gateway.sandbox.foreign_files import read_plain
 from gateway.sandbox.system_paths import OwnLink, followed, is_broad, is_of_system, real
+from gateway.sandbox.untrusted_files import read_plain
 
 __all__ = ["NamedPaths", "named_paths"]
 

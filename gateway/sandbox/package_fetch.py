@@ -25,12 +25,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.sandbox.foreign_files import plain, read_plain, write_new
 from gateway.sandbox.lookups import Lookups
 from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
 from gateway.sandbox.profiles import WallsOfFetches
+from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
 from transports.upstream.walls.reach import shown
@@ -198,7 +198,7 @@ class PackageFetcher:
                 await rebuild(name_in(place, with_scripts[place]))
             except FetchFailed as error:
                 logger.info("package %s: %s is left out: %s", request.command.package, place, error)
-                if not plain(copy, tree / place):
+                if not has_no_links(copy, tree / place):
                     raise FetchFailed(f"the folder of {place} was replaced by a link") from None
                 await _remove_all([tree / place])
 

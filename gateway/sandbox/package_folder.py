@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.sandbox.foreign_files import remove_inside
+from gateway.sandbox.untrusted_files import remove_inside
 
 __all__ = ["FetchedPackage", "PackageFolder", "usable_root"]
 

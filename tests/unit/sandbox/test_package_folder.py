@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.foreign_files import plain, read_plain, write_new
 from gateway.sandbox.package_fetch import without_keys
 from gateway.sandbox.package_folder import RECORD, FetchedPackage, PackageFolder, remove, usable_root
+from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 
@@ -116,7 +116,7 @@ def test_a_note_that_is_no_plain_file_is_not_read(copy: Path, victim: Path) -> N
         with pytest.raises(OSError):
             read_plain(copy, copy / name, 10)
     assert read_plain(copy, copy / "short", 10) == b"x" * 10
-    assert plain(copy, copy / "a/b") and not plain(copy, copy / "away/closed")
+    assert has_no_links(copy, copy / "a/b") and not has_no_links(copy, copy / "away/closed")
 
 
 def test_a_file_is_written_in_place_of_a_link_and_not_through_it(copy: Path, victim: Path) -> None:

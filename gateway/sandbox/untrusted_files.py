@@ -6,10 +6,10 @@ import shutil
 import stat
 from pathlib import Path
 
-__all__ = ["plain", "read_plain", "remove_inside", "write_new"]
+__all__ = ["has_no_links", "read_plain", "remove_inside", "write_new"]
 
 
-def plain(folder: Path, path: Path) -> bool:
+def has_no_links(folder: Path, path: Path) -> bool:
     """Return whether the way from the folder to a path in it has no links. What the path itself is, is not asked."""
     parent = os.path.join(os.path.realpath(folder), os.path.relpath(path.parent, folder))
     return os.path.realpath(path.parent) == os.path.normpath(parent)
@@ -21,7 +21,7 @@ def read_plain(folder: Path, path: Path, most: int) -> bytes:
     Raises:
         OSError: it is not there (FileNotFoundError), or is no plain file of at most so many bytes.
     """
-    if not plain(folder, path):
+    if not has_no_links(folder, path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     # Without waiting: a named pipe that nobody writes to would hold up the reader for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -38,7 +38,7 @@ def write_new(folder: Path, path: Path, content: str) -> None:
     Raises:
         OSError: a folder has its name, or a link leads to its own folder.
     """
-    if not plain(folder, path):
+    if not has_no_links(folder, path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
