@@ -66,11 +66,15 @@ class StdioUpstream:
         self._budget = LineBudget()
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child, or take the prestarted one. Raises `UpstreamUnavailable`; `LinkClosed` if that has ended."""
-        if isinstance(given.started, StdioLink):
-            given.started.heard_by(events)
-            return given.started
-        return await self._start(given, events)
+        """Start a child, or take the prestarted one. Raises `UpstreamUnavailable`, also if that one cannot be used."""
+        started = given.started
+        if not isinstance(started, StdioLink):
+            return await self._start(given, events)
+        if not started.is_unheard:
+            await started.close()
+            raise UpstreamUnavailable(f"server {self._name!r} has ended before a session could use it")
+        started.heard_by(events)
+        return started
 
     async def start(self, given: ConnectOptions) -> "StdioLink":
         """Prestart a child for a later `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
@@ -156,9 +160,7 @@ class StdioLink:
         return isinstance(self._events, _Unheard) and not self._events.said
 
     def heard_by(self, events: LinkEvents) -> None:
-        """Report to `events` from now on. Raises `LinkClosed` if the prestarted child has ended or sent something."""
-        if not self.is_unheard:
-            raise LinkClosed(f"server {self._name!r} has ended")
+        """Report to `events` from now on."""
         self._events = events
 
     def send(self, frame: bytes) -> None:

@@ -9,9 +9,11 @@ import pytest
 from session_store.redaction import output_scrubber
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
-from transports.upstream.process import Process
-from transports.upstream.stdio import StdioLink
+from transports.upstream.fork_server_client import ForkServer
+from transports.upstream.process import Command, Process
+from transports.upstream.stdio import StdioLink, StdioUpstream
 from transports.upstream.unreadable import MOST_KINDS, LineBudget
+from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 SECRET = "ghp_abcdefghijklmnop"
 MESSAGE = b'{"jsonrpc":"2.0","id":1,"result":{}}'
@@ -120,3 +122,43 @@ def test_the_secrets_of_a_server_s_environment_are_redacted_whatever_their_form(
     environment = {"API_KEY": "plain words", "TENANT": "acme-corporation", "HOME": "/home/ada", "TOKEN": "abc"}
     link, _ = linked("key 'plain words' of acme-corporation in /home/ada is no abc", environment=environment)
     assert link.output_tail == ["key '[redacted]' of [redacted] in /home/ada is no abc"]
+
+
+class Child:
+    """A process, and the fork server that starts it."""
+
+    pid, why_ended, is_ended = 7, "", False
+
+    def stderr_tail(self) -> list[str]:
+        return []
+
+    async def spawn(self, command: Command, link: StdioLink, **_: object) -> "Child":
+        self.link = link
+        return self
+
+    async def shutdown(self, *, grace_s: float) -> None:
+        self.is_ended = True
+
+
+@requirement("proc.warm")
+@pytest.mark.anyio
+@pytest.mark.parametrize("has_sent", [False, True])
+async def test_a_prestarted_child_that_has_sent_something_is_ended_and_not_used(has_sent: bool) -> None:
+    child, events = Child(), RecordedEvents()
+    upstream = StdioUpstream(
+        name="files",
+        command=Command(argv=("x",), env={}),
+        fork_server=cast(ForkServer, child),
+        max_line_bytes=1_000,
+        grace_s=1.0,
+        scrubber=lambda _: str,
+    )
+    started = await upstream.start(ConnectOptions())
+    if has_sent:
+        child.link.line(MESSAGE)
+        with pytest.raises(UpstreamUnavailable, match="before a session could use it"):
+            await upstream.connect(ConnectOptions(started=started), events)
+    else:
+        assert await upstream.connect(ConnectOptions(started=started), events) is started
+        child.link.line(MESSAGE)
+    assert (child.is_ended, events.answered) == ((True, []) if has_sent else (False, [1]))
