@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gateway.upstreams.session_resources import PrestartedProcess
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
+from transports.inbound_port import Refused
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
@@ -45,7 +46,7 @@ class PrestartableServer(Protocol):
         ...
 
     async def prestart(self, session: Session) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, `Refused`."""
         ...
 
 
@@ -206,7 +207,7 @@ class PrestartPool:
             while servers and len(pool.ready) < max(server.prestarted for server in servers):
                 async with self._at_once:
                     await self._make(pool, servers)
-        except UpstreamUnavailable as error:
+        except (UpstreamUnavailable, Refused) as error:
             logger.info("no process could be prestarted: %s", error)
 
     async def _make(self, pool: _Pool, servers: Sequence[PrestartableServer]) -> None:

@@ -285,7 +285,7 @@ class ConfiguredUpstream:
         return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, `Refused`."""
         # The settings allow prestarted processes only for upstreams that can prestart.
         return await self._links.resources.prestart(session, cast("PrestartingUpstream", self._upstream))
 
