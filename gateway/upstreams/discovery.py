@@ -63,7 +63,8 @@ class Discovery:
 
 
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: bool) -> Discovery:
-    """Ask a server for its era with `server/discover`. If it refuses the version and names another, ask again.
+    """Ask a server for its era with `server/discover`. If it refuses the version and names another, ask again. Such a
+    refusal proves a modern server, whatever becomes of the second question.
 
     A process that stays silent for `within_s`, or exits, counts as legacy. Behind a URL the same proves nothing: the
     server may be busy, or a proxy may have answered.
@@ -72,9 +73,10 @@ async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: 
         UpstreamUnavailable, HandshakeRefused: the server cannot be reached.
     """
     found = await _asked(conversation, MODERN_VERSIONS[-1], within_s, is_url=is_url)
-    if found.retry:
-        found = await _asked(conversation, found.retry, within_s, is_url=is_url)
-    return found
+    if not found.retry:
+        return found
+    again = await _asked(conversation, found.retry, within_s, is_url=is_url)
+    return again if again.result is not None else Discovery(MODERN, reason=again.reason or found.reason)
 
 
 async def _asked(conversation: Conversation, version: str, within_s: float, *, is_url: bool) -> Discovery:

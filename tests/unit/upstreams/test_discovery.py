@@ -125,6 +125,15 @@ async def test_a_version_that_both_know_is_asked_for_again_once() -> None:
         assert [each["method"] for each in asked.requests] == ["server/discover"] * 2
 
 
+@pytest.mark.parametrize(
+    "second", [status(503, b"busy"), status(404), error(200, -32601), raising(httpx2.ReadError(""))]
+)
+async def test_a_second_question_that_fails_does_not_make_a_modern_server_legacy(second: Answer) -> None:
+    refusal = error(400, -32022, {"supported": ["2026-07-28"], "requested": "2026-07-28"})
+    found = await OverHttp(refusal, second).discover()
+    assert (found.era, found.result) == (MODERN, None) and found.reason
+
+
 def test_the_supported_versions_of_a_refusal_decide() -> None:
     def meaning(supported: Any) -> Discovery:
         data = {"supported": supported, "requested": "2026-07-28"}
