@@ -22,7 +22,7 @@ from session_store import InvalidState, SessionGone, StateStore, StoreUnavailabl
 from session_store.ports.state import MAX_VALUE_BYTES
 from session_store.tool_session import ToolSession, to_json
 from transports.inbound.unix_app_server import PEER_PID
-from transports.upstream.process_tree import parent
+from transports.upstream.process_tree import is_below, parent
 
 __all__ = ["ProcessTree", "StateAccess", "by_connection", "state_api"]
 
@@ -30,6 +30,7 @@ _START_S: Final = 10.0
 """Timeout for the report of a server's start, if one of its processes has connected before it."""
 
 _MOST_LEVELS: Final = 256
+"""A process that is farther below a server is refused: to look farther up would hold up the event loop."""
 
 
 class ProcessTree:
@@ -52,15 +53,7 @@ class ProcessTree:
             top = await asyncio.wait_for(asyncio.shield(self._top), _START_S)
         except TimeoutError:
             return False
-        if top is None:
-            return True
-        for _ in range(_MOST_LEVELS):
-            if pid <= 1 or top <= 1:
-                return False
-            if pid == top:
-                return True
-            pid = parent(pid) or 0
-        return False
+        return top is None or (top > 1 and (pid == top or is_below(pid, top, most_levels=_MOST_LEVELS)))
 
 
 _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096

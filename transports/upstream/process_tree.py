@@ -15,6 +15,7 @@ __all__ = [
     "below",
     "children",
     "count",
+    "is_below",
     "kill",
     "parent",
     "prctl",
@@ -71,6 +72,21 @@ def parent(pid: int) -> int | None:
         return None
 
 
+_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused ids
+
+
+def is_below(pid: int, ancestor: int, *, most_levels: int = _MAX_DEPTH) -> bool:
+    """Return whether a process or thread was started, directly or not, by the ancestor. False beyond `most_levels`."""
+    for _ in range(most_levels):
+        above = parent(pid)
+        if not above:
+            return False
+        if above == ancestor:
+            return True
+        pid = above
+    return False
+
+
 def children() -> list[int]:
     """Return the direct children of this process."""
     own = os.getpid()
@@ -123,7 +139,6 @@ LOOK_MS: Final = 100
 _MANY: Final = 64
 """The starts after which reapers count again. For a moment, a server may exceed its limit by as many."""
 _TRIES: Final = 5
-_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused ids
 _SEES_ALL: Final = os.path.exists("/proc/1/stat")
 """False where /proc hides the processes of others (`hidepid`). Then it may hide those of servers, too."""
 

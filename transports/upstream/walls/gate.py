@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from transports.upstream.process_tree import below, parent
+from transports.upstream.process_tree import below, is_below, parent
 from transports.upstream.walls import landlock, limits
 from transports.upstream.walls.addresses import is_local
 from transports.upstream.walls.file_calls import FileCalls
@@ -215,9 +215,6 @@ class Gate:
             self._touched.sent(len(touched))
 
 
-_MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of reused ids
-
-
 class ProcessCalls:
     """Decide which processes a walled one may change or signal. Such calls carry numbers only, so the kernel makes them
     itself once they are allowed. `numbers` are the system calls that are decided here.
@@ -245,22 +242,10 @@ class ProcessCalls:
         pid = made.integer(argument)
         if pid > 0 and parent(pid) is None:
             return errno.ESRCH
-        if _is_below(pid, os.getpid()) if pid > 0 else _is_group_below(-pid):
+        if is_below(pid, os.getpid()) if pid > 0 else _is_group_below(-pid):
             return 0
         self._refused("process", name, "a process that the server did not start")
         return errno.EPERM
-
-
-def _is_below(pid: int, ancestor: int) -> bool:
-    """Return True if a process or thread was started, directly or not, by the ancestor."""
-    for _ in range(_MAX_DEPTH):
-        above = parent(pid)
-        if above == ancestor:
-            return True
-        if not above:
-            return False
-        pid = above
-    return False
 
 
 def _is_group_below(group: int) -> bool:
