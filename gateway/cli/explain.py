@@ -192,7 +192,7 @@ class _Servers:
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
         if not self._tool and (methods := self._methods(upstream)):
             found["methods"] = methods
-        if upstream.settings.command and not upstream.settings.shared:
+        if upstream.settings.has_own_process:
             found["environment"] = self._environment(upstream)
         if self._tool and (name := self._named(upstream)):
             tool = self._explained(upstream, {"name": name}, "")

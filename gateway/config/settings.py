@@ -342,7 +342,7 @@ class Settings(Frozen):
     @property
     def workspaces_become_variables(self) -> bool:
         """Return whether any server gets the workspace of its session in an environment variable."""
-        started = (entry for entry in self.mcpServers.values() if entry.command and not entry.shared)
+        started = (entry for entry in self.mcpServers.values() if entry.has_own_process)
         return any(value.field == "workspace" for entry in started for value in self.environment_of(entry).values())
 
     @model_validator(mode="after")

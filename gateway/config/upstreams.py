@@ -194,7 +194,7 @@ class UpstreamSettings(BaseModel):
             raise ValueError("a shared server gets no secrets, because one process serves all principals")
         if self.handles and self.shared:
             raise ValueError("handles need a server with a process for each session, so the server must not be shared")
-        if self.warm and (self.shared or not self.command):
+        if self.warm and not self.has_own_process:
             raise ValueError("warm needs a command that is not shared: other servers start no process for a session")
         if self.lists_fresh_s and self.shared:
             raise ValueError("lists_fresh_s needs a server that is not shared: a shared one has its process already")
@@ -213,6 +213,11 @@ class UpstreamSettings(BaseModel):
     def kind(self) -> Literal["command", "url", "object"]:
         """Return what the server is: a process, behind a URL, or an object in this process."""
         return "command" if self.command else "url" if self.url else "object"
+
+    @property
+    def has_own_process(self) -> bool:
+        """Return True if each session has a process of its own at the server."""
+        return self.kind == "command" and not self.shared
 
     @property
     def argv(self) -> tuple[str, ...]:

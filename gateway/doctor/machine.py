@@ -67,7 +67,7 @@ def check_access(settings: Settings) -> Iterator[Finding]:
 def check_limits(settings: Settings) -> Iterator[Finding]:
     """Check that this process may open enough files and start enough processes for `session.max_sessions`."""
     sessions = settings.gateway.session.max_sessions
-    own = sum(1 for entry in settings.mcpServers.values() if entry.command and not entry.shared)
+    own = sum(entry.has_own_process for entry in settings.mcpServers.values())
     needed = _FILES_OF_THE_GATEWAY + sessions * (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:

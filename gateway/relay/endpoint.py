@@ -209,7 +209,7 @@ class Endpoint:
 def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     """Return True if the session has no process of the server, and so gets the server's tools from the cache for all
     sessions."""
-    if upstream.settings.shared or not upstream.settings.command or upstream.is_open_to(live):
+    if not upstream.settings.has_own_process or upstream.is_open_to(live):
         return False
     return upstream.inventory.results.has(asked_by_gateway("tools/list", {}))
 

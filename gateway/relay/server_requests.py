@@ -101,7 +101,7 @@ def for_server(
     is the cache key of the result; None if the result may not be cached."""
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
-    if era is MODERN and call.headers is not None and upstream.settings.url:
+    if era is MODERN and call.headers is not None and upstream.settings.kind == "url":
         _forward_headers(call)
     if era is call.era:
         pass
@@ -247,8 +247,7 @@ def _may_be_kept(asked: CacheKey, live: LiveSession | None, conversation: Conver
 def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> bool:
     """Return True if other sessions may get the answers of that conversation. A session's calls may have changed what
     its own process says, by mistake or because the process was subverted."""
-    has_own_process = upstream.settings.command and not upstream.settings.shared
-    return not (has_own_process and conversation.was_used)
+    return not (upstream.settings.has_own_process and conversation.was_used)
 
 
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:

@@ -87,7 +87,7 @@ def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correl
         except (*UNAVAILABLE, StoreError) as error:  # the next call subscribes
             logger.debug("the subscription to server %s failed: %s", upstream.name, error)
 
-    if not live.ended and upstream.settings.command:
+    if not live.ended and upstream.settings.kind == "command":
         upstream.when_started(live, again)
 
 
@@ -133,7 +133,7 @@ async def open_stream(
     elif only.name in seen and await only.era_for(Era.MODERN) is Era.MODERN:
         call.exchange.listen_for(Filter.of(call.params))
         # Only a process has to be started: any other server acknowledges as fast as the gateway.
-        if only.settings.command and call.live is not None and has_to_start(only, call.live):
+        if only.settings.kind == "command" and call.live is not None and has_to_start(only, call.live):
             await _listen_behind(only, call, functools.partial(send, only))
         else:
             await send(only, call)

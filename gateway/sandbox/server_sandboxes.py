@@ -120,7 +120,7 @@ def server_sandboxes(
 
 def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
     """Return the sandboxes of a configuration."""
-    entries = {name: entry for name, entry in settings.mcpServers.items() if entry.command}
+    entries = {name: entry for name, entry in settings.mcpServers.items() if entry.kind == "command"}
     every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()}
     return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
 

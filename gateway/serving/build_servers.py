@@ -104,7 +104,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     return Servers(
         upstreams=upstreams,
         fork_server=fork_server,
-        enclosures={name: enclosures[name] for name, entry in entries.items() if entry.command},
+        enclosures={name: enclosures[name] for name, entry in entries.items() if entry.kind == "command"},
         refused=refused,
         prestarted=prestarted,
         link_resources=link_resources,

@@ -98,7 +98,7 @@ class Lifecycle:
         """
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
-        if any(entry.settings.command for entry in servers.upstreams) and (why := why_in_sight()):
+        if any(entry.settings.kind == "command" for entry in servers.upstreams) and (why := why_in_sight()):
             logger.warning("%s", why)
         delegation = servers.fork_server.delegation()
         found = server_sandboxes(servers.enclosures, delegation=delegation)
@@ -110,7 +110,7 @@ class Lifecycle:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)
             stack.push_async_callback(servers.link_resources.folders.close)
-            if any(entry.settings.command for entry in servers.upstreams):
+            if any(entry.settings.kind == "command" for entry in servers.upstreams):
                 await servers.link_resources.folders.clean()
             stack.enter_context(base.loop_watch.running())
             await stack.enter_async_context(servers.fork_server)

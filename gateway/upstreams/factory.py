@@ -100,7 +100,7 @@ class UpstreamFactory:
             name,
             upstream,
             self._resources(name, settings),
-            is_url=bool(settings.url),
+            is_url=settings.kind == "url",
             records=self._records,
             permits=lambda context, uris: self._permits(context, name, uris),
             known=known,
@@ -129,7 +129,7 @@ class UpstreamFactory:
                 shared,
                 reader,
                 start_s=limits.start_timeout_s,
-                is_url=bool(settings.url),
+                is_url=settings.kind == "url",
                 results=results,
             ),
             deadlines=deadlines,
@@ -139,7 +139,7 @@ class UpstreamFactory:
         limits = self._limits
         if settings.in_process:
             return _in_process(f"mcpServers.{name}.in_process", name, load_object(name, settings.in_process))
-        if settings.url:
+        if settings.kind == "url":
             from transports.upstream.streamable_http import HttpUpstream  # loads an HTTP client
 
             return HttpUpstream(

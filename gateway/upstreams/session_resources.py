@@ -86,10 +86,10 @@ class SessionResources:
             UpstreamUnavailable: a secret is missing, or its walls, folder or socket cannot be made.
             Refused: 429, the process limit of its principal is reached.
         """
-        if self._settings.url:
+        if self._settings.kind == "url":
             return await self._for_url(live, resume)
         session = live.session
-        if self._settings.in_process:
+        if self._settings.kind == "object":
             return self._grants.for_object(session)
         env = await self._environment.of(session, correlation)
         return await self._prestarted(session, env) or await self._for_child(session, env, correlation)
@@ -128,7 +128,7 @@ class SessionResources:
 
     async def shared(self) -> LinkResources:
         """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self._sandboxed.shared() if self._settings.command else LinkResources()
+        return await self._sandboxed.shared() if self._settings.kind == "command" else LinkResources()
 
     async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises the same errors as `of`."""

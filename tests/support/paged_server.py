@@ -42,7 +42,7 @@ class OneServer:
 
     name = "s"
     era = Era.LEGACY
-    settings: Any = SimpleNamespace(command="x", handles=False)
+    settings: Any = SimpleNamespace(kind="command", handles=False)
     declared: Mapping[str, Any] = {"tools": {"listChanged": True}}
     discovery: bytes | None = b"{}"
     extensions = Declared()

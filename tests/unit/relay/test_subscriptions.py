@@ -184,7 +184,7 @@ class StartedServer(OneServer):
     """A server and its conversation."""
 
     def __init__(self, *, url: str = "") -> None:
-        self.settings = SimpleNamespace(url=url)
+        self.settings = SimpleNamespace(kind="url" if url else "command")
         records: Any = SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
         known: Any = SimpleNamespace(handshake=None)
         nothing: Any = None
