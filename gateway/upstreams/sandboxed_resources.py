@@ -1,7 +1,8 @@
 """Add the sandbox of a server to the resources of its links: walls, a private folder, and the package to start."""
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.upstream.walls.spec import Walls
-from transports.upstream_port import UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 __all__ = ["SandboxedResources"]
 
@@ -40,62 +41,38 @@ class SandboxedResources:
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
         self.sandbox = enclosures.sandbox
 
+    async def shared(self) -> LinkResources:
+        """Return walled resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        return await self.of_session(LinkResources(), "", self._enclosures.shared)
+
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         """Return the resources of a session's link, with the walls of that sandbox added. If this fails, release the
         resources. Raises `UpstreamUnavailable`."""
-        try:
-            return await self._enclosed(resources, session_id, sandbox)
-        except BaseException:
-            resources.close()
-            raise
-
-    async def shared(self) -> LinkResources:
-        """Return walled resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self._enclosed(LinkResources(), "", self._enclosures.shared)
-
-    async def _enclosed(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
-        enclosure = self._enclosures.enclosure(sandbox)
-        if enclosure is None:
-            launcher = (*resources.given.launcher, *sandbox.prlimit)
-            return replace(resources, given=structs.replace(resources.given, launcher=launcher))
-        package = await self._package()
-        if package is None:
-            return self._in_walls(resources, session_id, enclosure)
-        try:
-            given = structs.replace(
-                resources.given,
-                argv=package.argv,
-                path=package.path,
-                env={**package.env, **resources.given.env},
-            )
-            return self._in_walls(
-                LinkResources(given=given, session=resources.session, close=_both(resources.close, package.release)),
-                session_id,
-                enclosure,
-                package.code,
-            )
-        except BaseException:
-            package.release()
-            raise
-
-    def _in_walls(
-        self, resources: LinkResources, session_id: str, enclosure: Enclosure, code: Sequence[str] = ()
-    ) -> LinkResources:
-        try:
-            own = OwnFolder(self._folders.use_own(session_id, self._name))
-        except OSError as error:
-            raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
-        try:
-            return self._in_folder(own, resources, session_id, enclosure, code)
-        except BaseException:
-            self._folders.release(session_id)
-            raise
-
-    def _in_folder(
-        self, own: OwnFolder, resources: LinkResources, session_id: str, enclosure: Enclosure, code: Sequence[str]
-    ) -> LinkResources:
         given = resources.given
-        shared = str(self._folders.path(session_id))
+        with contextlib.ExitStack() as held:
+            held.callback(resources.close)
+            enclosure = self._enclosures.enclosure(sandbox)
+            if enclosure is None:
+                given = structs.replace(given, launcher=(*given.launcher, *sandbox.prlimit))
+            else:
+                code: tuple[str, ...] = ()
+                if (package := await self._package()) is not None:
+                    held.callback(package.release)
+                    env = {**package.env, **given.env}
+                    given, code = structs.replace(given, argv=package.argv, path=package.path, env=env), package.code
+                try:
+                    own = OwnFolder(self._folders.use_own(session_id, self._name))
+                except OSError as error:
+                    raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
+                held.callback(self._folders.release, session_id)
+                given = self._walled(given, enclosure, own, str(self._folders.path(session_id)), code)
+            return replace(resources, given=given, close=held.pop_all().close)
+
+    def _walled(
+        self, given: ConnectOptions, enclosure: Enclosure, own: OwnFolder, shared: str, code: tuple[str, ...]
+    ) -> ConnectOptions:
+        """Add the walls of a process with that folder. `shared` is the folder of the whole session, which is granted if
+        the options name it. Raises `UpstreamUnavailable`."""
         is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
         process = enclosure.process(
             own,
@@ -104,11 +81,7 @@ class SandboxedResources:
             code=code,
         )
         self._refuse_open(enclosure.sandbox, process.walls)
-        close = _both(resources.close, lambda: self._folders.release(session_id))
-        env = {**process.env, **given.env}
-        return replace(
-            resources, given=structs.replace(given, env=env, walls=process.walls, cwd=process.cwd), close=close
-        )
+        return structs.replace(given, env={**process.env, **given.env}, walls=process.walls, cwd=process.cwd)
 
     def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
         """Check that the walls do not open files of the gateway. The start has checked this already, but a mount may
@@ -128,15 +101,3 @@ class SandboxedResources:
         self._refused[sandbox] = refused
         if refused:
             raise UpstreamUnavailable("its sandbox grants files of the gateway; the log of the gateway names them")
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `first` and then `second`, even if `first` fails."""
-
-    def close() -> None:
-        try:
-            first()
-        finally:
-            second()
-
-    return close
