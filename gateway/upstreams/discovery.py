@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -132,25 +132,25 @@ def _of_versions(data: dict[str, Any]) -> Discovery:
     return Discovery(MODERN, reason=f"it supports MCP {shown} only, and this gateway supports {ours}")
 
 
-class Learner(Protocol):
-    """Take the facts about a server that a session has found."""
-
-    def learn(self, facts: ServerFacts) -> None: ...
-
-
 class SessionDiscovery:
-    """Ask one server with the credentials of sessions which era it speaks. `known` has the known facts of the server.
+    """Ask one server with the credentials of sessions which era it speaks. `known` has the known facts of the server,
+    and `learn` takes those that a session has found.
 
     The era and the capabilities that one session finds count for all sessions. The rest of the answer is not kept: it
     may be for the owner of the credentials alone.
     """
 
     def __init__(
-        self, name: str, known: KnownFacts, learner: Learner, *, clock: Callable[[], float] = monotonic
+        self,
+        name: str,
+        known: KnownFacts,
+        learn: Callable[[ServerFacts], None],
+        *,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._name = name
         self._known = known
-        self._learner = learner
+        self._learn = learn
         self._clock = clock
         self._turn = asyncio.Semaphore(_MOST)
         self._legacy_until = float("-inf")
@@ -194,7 +194,7 @@ class SessionDiscovery:
         except (UpstreamUnavailable, HandshakeRefused) as error:
             found = Discovery(None, reason=str(error))
         if found.result is not None:
-            self._learn(found.result)
+            self._learn_from(found.result)
         elif found.era is LEGACY:
             self._legacy_until = self._clock() + LEGACY_S
         else:
@@ -203,13 +203,13 @@ class SessionDiscovery:
                 self._reported = found.reason
                 logger.warning("server %s cannot be used: %s", self._name, found.reason, extra={"server": self._name})
 
-    def _learn(self, result: bytes) -> None:
+    def _learn_from(self, result: bytes) -> None:
         facts = self._known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return  # the probe or another session has learned it meanwhile
         logger.info("server %s answers sessions with credentials, and speaks MCP 2026-07-28", self._name)
         shared = discovery_for_all(result, self._name)
-        self._learner.learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))
+        self._learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
         """Close the conversation unless the server is known to be modern: later calls would be of the wrong era."""

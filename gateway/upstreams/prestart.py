@@ -10,18 +10,19 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from gateway.upstreams.session_resources import PrestartedProcess
+from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PrestartPool", "PrestartableServer", "PrestartedProcesses"]
+__all__ = ["PrestartPool", "PrestartedProcesses"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +31,6 @@ AT_ONCE: Final = 2
 """Maximum number of sets that are made at the same time. More would slow down sessions that open meanwhile."""
 
 UNUSED_S: Final = 600.0
-
-
-class PrestartableServer(Protocol):
-    """Start processes of one server before sessions need them."""
-
-    @property
-    def name(self) -> str:
-        """Return the name in the configuration."""
-        ...
-
-    @property
-    def prestarted(self) -> int:
-        """Return the number of processes that are kept ready for sessions of one environment."""
-        ...
-
-    async def prestart(self, session: Session) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, `Refused`."""
-        ...
 
 
 class _PrestartedSet:
@@ -138,7 +121,7 @@ class PrestartPool:
     def __init__(
         self,
         given: PrestartedProcesses,
-        servers_of: Callable[[str, Context], Sequence[PrestartableServer]],
+        servers_of: Callable[[str, Context], Sequence[ConfiguredUpstream]],
     ) -> None:
         self._given = given
         self._servers_of = servers_of
@@ -210,7 +193,7 @@ class PrestartPool:
         except (UpstreamUnavailable, Refused) as error:
             logger.info("no process could be prestarted: %s", error)
 
-    async def _make(self, pool: _Pool, servers: Sequence[PrestartableServer]) -> None:
+    async def _make(self, pool: _Pool, servers: Sequence[ConfiguredUpstream]) -> None:
         prestarted = _PrestartedSet(replace(pool.like, id=new_session_id()))
         try:
             for server in servers:

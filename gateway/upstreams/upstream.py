@@ -67,7 +67,7 @@ class ConfiguredUpstream:
         # One object for all sessions, of which there are many.
         self._plain_keys: Mapping[Era, Key] = {era: (links.name, era, b"") for era in Era}
         self._on_change = inventory.results.changed
-        self._by_sessions = SessionDiscovery(links.name, known, probe)
+        self._by_sessions = SessionDiscovery(links.name, known, probe.learn)
         self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
         self.start_times_s = links.start_times_s

@@ -232,16 +232,13 @@ def refusal(status: int) -> UpstreamUnavailable:
 
 
 class Learned:
-    """As the probe, which keeps what sessions learn."""
+    """What sessions learn of a server."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.known = KnownFacts()
         self.known.learn(REFUSED)
-        self.discovery = SessionDiscovery("demo", self.known, self, clock=self.clock)
-
-    def learn(self, facts: ServerFacts) -> None:
-        self.known.learn(facts)
+        self.discovery = SessionDiscovery("demo", self.known, self.known.learn, clock=self.clock)
 
     def session(self) -> LiveSession:
         return LiveSession(a_session(self.clock), MemoryBackend().events)

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.anyio
 def upstream(name: str) -> ConfiguredUpstream:
     anything: Any = SimpleNamespace(results=ResultCache(0))
     parts: Any = SimpleNamespace(name=name, permits=None, start_times_s=(), starts={}, restarts={})
-    probe: Any = SimpleNamespace(start=None, facts=None, discovery=None, era_for=None, answered=None)
+    probe: Any = SimpleNamespace(start=None, facts=None, discovery=None, era_for=None, answered=None, learn=None)
     probe.era_now = lambda _: LEGACY
     deadlines = Deadlines(call_s=1.0, start_s=1.0, noise_s=1.0, suspended_s=1.0, idle_stop_s=None)
     rest = {"inventory": anything, "known": anything, "shared": anything, "probe": probe, "deadlines": deadlines}
@@ -200,7 +200,7 @@ class Pooled:
         self.started: list[Process] = []
         self.fault: Exception | None = None
         self.given = PrestartedProcesses()
-        self.pool = PrestartPool(self.given, lambda *_: [self])
+        self.pool = PrestartPool(self.given, lambda *_: [cast("ConfiguredUpstream", self)])
 
     async def prestart(self, session: Session) -> Any:
         if self.fault is not None:
