@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from transports.upstream.walls.spec import Limits
+from transports.upstream.walls.system_calls import closing_fd
 
-__all__ = ["LEAF", "LOCK_WITHIN_S", "OFF", "Delegation", "look", "take", "writes_alone"]
+__all__ = ["LEAF", "LOCK_WITHIN_S", "OFF", "Delegation", "look", "take", "write", "writes_alone"]
 
 OFF: Final = "off"
 LEAF: Final = "mcp-gateway"
@@ -82,7 +83,7 @@ def take(setting: str | None = None) -> Delegation:
                 _vacate(found.root)
             enabled = tuple(each for each in found.controllers if _enable(found.root, each))
             if "cpu" in enabled and os.path.isdir(f"{found.root}/{LEAF}"):
-                _write(f"{found.root}/{LEAF}/cpu.weight", str(_OWN_WEIGHT))
+                write(None, f"{found.root}/{LEAF}/cpu.weight", str(_OWN_WEIGHT))
     except OSError as error:
         return Delegation(lacks=f"the cgroup {found.root} cannot be used ({_sentence(error)})")
     return Delegation(root=found.root, controllers=enabled)
@@ -92,14 +93,11 @@ def take(setting: str | None = None) -> Delegation:
 def writes_alone(root: str) -> Iterator[None]:
     """Wait until no other gateway changes this subtree, and hold its lock. After `LOCK_WITHIN_S`, go on without the
     lock: a server may read the folder, and so lock it."""
-    held = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as held:
         until = time.monotonic() + LOCK_WITHIN_S
         while not _locked(held) and time.monotonic() < until:
             time.sleep(_PAUSE_S)
         yield
-    finally:
-        os.close(held)
 
 
 def _locked(folder: int) -> bool:
@@ -123,25 +121,23 @@ def _vacate(root: str) -> None:
         os.makedirs(leaf, exist_ok=True)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
-                _write(f"{leaf}/cgroup.procs", pid)
+                write(None, f"{leaf}/cgroup.procs", pid)
     raise OSError(errno.EBUSY, "processes start in it all the time")
 
 
 def _enable(root: str, controller: str) -> bool:
     """Let groups below have a controller. Return False if the kernel refuses, as with a real-time scheduler in use."""
     try:
-        _write(f"{root}/cgroup.subtree_control", f"+{controller}")
+        write(None, f"{root}/cgroup.subtree_control", f"+{controller}")
     except OSError:
         return False
     return True
 
 
-def _write(path: str, text: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+def write(folder: int | None, name: str, text: str) -> None:
+    """Write to a file of a cgroup. `name` is its name in the folder, or its whole path. Raises `OSError`."""
+    with closing_fd(os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)) as file:
         os.write(file, text.encode())
-    finally:
-        os.close(file)
 
 
 def _try(root: str) -> None:

@@ -6,7 +6,6 @@ is not. The folder is locked as long as the fork server or one of its reapers li
 behind by a gateway that was killed. At the next start, what still runs in it is ended, and it is removed.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -14,12 +13,12 @@ import signal
 import struct
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from transports.upstream.cgroup_delegation import Delegation, writes_alone
+from transports.upstream.cgroup_delegation import Delegation, write, writes_alone
 from transports.upstream.walls.build import WallsFailed
 from transports.upstream.walls.spec import Limits, Walls
-from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.system_calls import closing_fd, fork_by
 
 __all__ = ["Group", "Groups"]
 
@@ -27,15 +26,13 @@ _FOLDER: Final = "mcp-servers."
 _PERIOD_US: Final = 100_000
 _INTO_CGROUP: Final = 0x2_0000_0000
 _NO_CLONE3: Final = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG)
-"""Errors of kernels before 5.7, and in containers whose filters cannot see what clone3 is to do."""
+"""Errors of kernels before 5.7, of machines whose system calls are not known, and in containers whose filters cannot
+see what clone3 is to do."""
 _LEFT_WITHIN_S: Final = 2.0
 _REMOVED_WITHIN_S: Final = 0.5
 _PAUSE_S: Final = 0.002
 _NO_MORE: Final = "no more are started"
 _EXCEEDED: Final = "its processes had more together, and were ended"
-
-# PyDLL keeps the interpreter's lock: a child is born in the middle of a call.
-_libc: Any = ctypes.PyDLL(None, use_errno=True)
 
 
 class Groups:
@@ -66,7 +63,7 @@ class Groups:
             self._folder = _open_folder(path)
             fcntl.flock(self._folder, fcntl.LOCK_EX)
         if controllers := self._delegation.controllers:
-            _write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
+            write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
 
     def belongs_to(self, reaper: int) -> None:
         """Keep the next group for this reaper."""
@@ -137,15 +134,15 @@ class Group:
 
     def _limit(self, limits: Limits, controllers: tuple[str, ...]) -> None:
         if self._has_memory and limits.total_memory_bytes is not None:
-            _write(self._folder, "memory.max", str(limits.total_memory_bytes))
+            write(self._folder, "memory.max", str(limits.total_memory_bytes))
             with suppress(FileNotFoundError):  # a kernel that never swaps
-                _write(self._folder, "memory.swap.max", "0")
+                write(self._folder, "memory.swap.max", "0")
         if self._has_memory:
-            _write(self._folder, "memory.oom.group", "1")
+            write(self._folder, "memory.oom.group", "1")
         if self.most_processes is not None:
-            _write(self._folder, "pids.max", str(self.most_processes))
+            write(self._folder, "pids.max", str(self.most_processes))
         if "cpu" in controllers and limits.processors is not None:
-            _write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
+            write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
 
     def fork(self) -> int:
         """Fork like `os.fork`. The child is in the group once it has called `enter`.
@@ -155,27 +152,18 @@ class Group:
         # CLONE_INTO_CGROUP: struct clone_args ends with the descriptor of the folder.
         given = struct.pack("=11Q", _INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, self._folder)
         try:
-            clone3 = numbers()["clone3"]
-        except OSError:  # the numbers of this machine's system calls are unknown
+            pid = fork_by("clone3", given, len(given))
+        except OSError as error:
+            if error.errno not in _NO_CLONE3:
+                raise
             return os.fork()
-        ctypes.pythonapi.PyOS_BeforeFork()
-        pid: int = _libc.syscall(ctypes.c_long(clone3), given, ctypes.c_long(len(given)))
-        if pid == 0:
-            ctypes.pythonapi.PyOS_AfterFork_Child()
-            self._is_cloned = True
-            return 0
-        number = ctypes.get_errno()
-        ctypes.pythonapi.PyOS_AfterFork_Parent()
-        if pid > 0:
-            return pid
-        if number not in _NO_CLONE3:
-            raise OSError(number, os.strerror(number))
-        return os.fork()
+        self._is_cloned = pid == 0
+        return pid
 
     def enter(self) -> None:
         """Put the calling child into the group, before any foreign code runs. Raises `OSError`."""
         if not self._is_cloned:
-            _write(self._folder, "cgroup.procs", "0")
+            write(self._folder, "cgroup.procs", "0")
 
     def watch(self) -> int:
         """Return a descriptor that poll(2) reports (POLLPRI) when the kernel refuses to start a process; -1 if there is
@@ -223,11 +211,8 @@ class Group:
     def _memory_events(self) -> dict[str, int]:
         if not self._has_memory:
             return {}
-        file = os.open("memory.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
-        try:
+        with closing_fd(os.open("memory.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)) as file:
             return _events(os.read(file, 512))
-        finally:
-            os.close(file)
 
 
 def _remove_left(root: str) -> None:
@@ -236,17 +221,14 @@ def _remove_left(root: str) -> None:
     for name in os.listdir(root):
         if not name.startswith(_FOLDER):
             continue
-        with suppress(OSError):  # in use, or just removed by another gateway
-            folder = _open_folder(f"{root}/{name}")
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                groups = [each.name for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)]
-                while groups and time.monotonic() < deadline:
-                    groups = [each for each in groups if not _removed(folder, each)]
-                    time.sleep(_PAUSE_S if groups else 0)
-                os.rmdir(f"{root}/{name}")
-            finally:
-                os.close(folder)
+        # The error: it is in use, or was just removed by another gateway.
+        with suppress(OSError), closing_fd(_open_folder(f"{root}/{name}")) as folder:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            groups = [each.name for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)]
+            while groups and time.monotonic() < deadline:
+                groups = [each for each in groups if not _removed(folder, each)]
+                time.sleep(_PAUSE_S if groups else 0)
+            os.rmdir(f"{root}/{name}")
 
 
 def _removed(parent: int, name: str) -> bool:
@@ -256,19 +238,15 @@ def _removed(parent: int, name: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        with suppress(OSError):
-            folder = _open_folder(name, parent)
-            try:
-                _kill(folder)
-            finally:
-                os.close(folder)
+        with suppress(OSError), closing_fd(_open_folder(name, parent)) as folder:
+            _kill(folder)
         return False
     return True
 
 
 def _kill(folder: int) -> None:
     try:
-        _write(folder, "cgroup.kill", "1")
+        write(folder, "cgroup.kill", "1")
     except FileNotFoundError:
         with suppress(OSError), open(os.open("cgroup.procs", os.O_RDONLY, dir_fd=folder), encoding="ascii") as file:
             for pid in map(int, file):
@@ -284,11 +262,3 @@ def _events(text: bytes) -> dict[str, int]:
 
 def _open_folder(path: str, parent: int | None = None) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
-
-
-def _write(folder: int, name: str, text: str) -> None:
-    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.write(file, text.encode())
-    finally:
-        os.close(file)

@@ -6,7 +6,6 @@ granted to be written. The network of the server is empty. The gate makes those 
 machine's network. With mounts alone, only /tmp and /dev/shm are the server's own.
 """
 
-import ctypes
 import errno
 import os
 import signal
@@ -14,11 +13,11 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from transports.upstream.walls.paths import is_within, open_path
 from transports.upstream.walls.spec import Grant, Walls
-from transports.upstream.walls.system_calls import call, dumpable, numbers
+from transports.upstream.walls.system_calls import call, closing_fd, dumpable, fork_by
 
 __all__ = [
     "fork_apart",
@@ -57,22 +56,13 @@ def fork_apart() -> int:
         OSError: the kernel, or the container around this process, refuses.
     """
     user, group = os.geteuid(), os.getegid()
-    libc: Any = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: the child is born in the call
     kinds = _NEW_USER | _NEW_PROCESSES | _NEW_MOUNTS | _NEW_IPC
-    given = [ctypes.c_long(each) for each in (numbers()["clone"], kinds | signal.SIGCHLD, 0, 0, 0, 0)]
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid: int = libc.syscall(*given)
+    pid = fork_by("clone", kinds | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
         try:
             _settle(user, group)
         except OSError as error:  # the code of the parent must not go on in the child
             os._exit(error.errno or errno.EIO)
-        return 0
-    number = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
-    if pid == -1:
-        raise OSError(number, os.strerror(number))
     return pid
 
 
@@ -239,11 +229,8 @@ def _bind(target: int, path: str) -> None:
 
 
 def _set_read_only_at(path: str, *, on: bool) -> None:
-    mounted = open_path(path)
-    try:
+    with closing_fd(open_path(path)) as mounted:
         _set_read_only(mounted, "", on=on, flags=_EMPTY_PATH | _BELOW_TOO * on)
-    finally:
-        os.close(mounted)
 
 
 def _mount(source: str | None, path: str, kind: str | None, flags: int, data: str | None = None) -> None:
