@@ -3,10 +3,10 @@
 This program runs beside the gateway (`python -I -S -X utf8 fork_server.py FD DELEGATION`). It imports small standard
 modules only, and knows nothing of asyncio, MCP or the gateway. DELEGATION is JSON (`cgroup_delegation.py`).
 
-The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prepared_walls.py`) per
-server, with four descriptors: a control socket, and the server's stdin, stdout and stderr. A fifth is the channel of
-the server's gate (`walls/gate.py`). For each request it forks a *reaper*. Kind `n`: the reaper is the first process of
-namespaces where that is possible (`walls/namespaces.py`). Kind `m`: it has mounts of its own where that is possible.
+The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prepared_walls.py`)
+per server, with four descriptors: a control socket, and the server's stdin, stdout and stderr. A fifth is the channel
+of the server's gate (`walls/gate.py`). For each request it forks a *reaper*. Kind `n`: the reaper is the first process
+of namespaces where that is possible (`walls/namespaces.py`). Kind `m`: it has mounts of its own where that is possible.
 `w` is another server with walls, `s` one without.
 
 A *reaper* (`reaper.py`) looks after one server. On its control socket it reads one specification: a 4-byte big-endian

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from transports.upstream.walls.build import ruleset_for
 from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.system_calls import closing_fd
 
 __all__ = [
     "ANNOUNCES",
@@ -101,12 +102,9 @@ class Announced:
             self._numbers.pop(prototype, None)
 
     def _announce(self, requests: socket.socket, prototype: Walls) -> int:
-        file = os.memfd_create("walls")
-        try:
+        with closing_fd(os.memfd_create("walls")) as file:
             os.write(file, json.dumps(prototype.to_json()).encode())
             socket.send_fds(requests, [REQUEST.pack(ANNOUNCES, self._last + 1)], [file])
-        finally:
-            os.close(file)
         self._last += 1
         return self._last
 
@@ -186,10 +184,8 @@ class Prototypes:
             made = self._prepare(prototype.walls)
             if made is None:
                 return
-            try:
+            with closing_fd(made):
                 placed = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, NUMBERS.start)
-            finally:
-                os.close(made)
         except OSError:  # a start reports the error
             prototype.drop(float("inf"))
             return

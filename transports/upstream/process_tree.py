@@ -1,6 +1,7 @@
 """Find, count and kill the processes below this one, and hear of their end. Part of the program `fork_server.py`."""
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import Collection, Iterable
@@ -24,17 +25,12 @@ __all__ = [
 RESCAN_MS: Final = 20
 """A process forked while we were looking sends us no SIGCHLD: look again this soon."""
 
-try:
-    import ctypes
-
-    _libc: Any = ctypes.CDLL(None)
-except (ImportError, OSError):  # a Python built without ctypes
-    _libc = None
+_libc: Any = ctypes.CDLL(None)
 
 
 def prctl(option: int, value: int) -> None:
     """Call prctl(2), where there is one."""
-    if _libc is not None and hasattr(_libc, "prctl"):
+    if hasattr(_libc, "prctl"):
         _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 

@@ -25,7 +25,7 @@ from transports.upstream.walls.intercepted_calls import (
 )
 from transports.upstream.walls.paths import as_meant, is_within
 from transports.upstream.walls.spec import Grant
-from transports.upstream.walls.system_calls import call, numbers
+from transports.upstream.walls.system_calls import call, closing_fd, numbers
 
 __all__ = ["FileCalls", "is_descriptor"]
 
@@ -79,34 +79,26 @@ class FileCalls:
             self._listener.succeed(made, value)
 
     def _chmod(self, made: InterceptedCall, named: tuple[int, ...], mode: int) -> int:
-        target, is_named = self._named(made, *named)
-        try:
+        opened, is_named = self._named(made, *named)
+        with closing_fd(opened) as target:
             if stat.S_ISLNK(os.fstat(target).st_mode):
                 raise OSError(errno.EOPNOTSUPP, "a symlink has no mode")
             self._check(target, self._writable, is_named=is_named)
             self._check_mode(target, mode)
             os.chmod(_by_descriptor(target), mode & 0o7777)
-        finally:
-            os.close(target)
         return 0
 
     def _truncate(self, made: InterceptedCall) -> int:
-        target, _ = self._named(made, _AT_FDCWD, made.arguments[0], 0)
-        try:
+        with closing_fd(self._named(made, _AT_FDCWD, made.arguments[0], 0)[0]) as target:
             self._check(target, self._writable)
             os.truncate(_by_descriptor(target), ctypes.c_long(made.arguments[1]).value)
-        finally:
-            os.close(target)
         return 0
 
     def _fchmod(self, made: InterceptedCall) -> int:
-        target = duplicate(made.thread, made.arguments[0])
-        try:
+        with closing_fd(duplicate(made.thread, made.arguments[0])) as target:
             self._check(target, self._writable, is_named=False)
             self._check_mode(target, made.arguments[1])
             os.fchmod(target, made.arguments[1] & 0o7777)
-        finally:
-            os.close(target)
         return 0
 
     def _utimensat(self, made: InterceptedCall) -> int:
@@ -134,24 +126,20 @@ class FileCalls:
     def _set_times(self, made: InterceptedCall, named: tuple[int, int, int], times: bytes | None) -> int:
         folder, path, flags = named
         if path:
-            target, is_named = self._named(made, folder, path, flags)
+            opened, is_named = self._named(made, folder, path, flags)
         else:  # as futimens() has it: the descriptor itself
-            target, is_named = duplicate(made.thread, folder), False
-        try:
+            opened, is_named = duplicate(made.thread, folder), False
+        with closing_fd(opened) as target:
             self._check(target, self._writable, is_named=is_named)
             return call("utimensat", _AT_FDCWD, os.fsencode(_by_descriptor(target)), times, 0)
-        finally:
-            os.close(target)
 
     def _watch(self, made: InterceptedCall) -> int:
         watcher, path, mask = made.arguments[:3]
-        target, _ = self._named(made, _AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0)
-        try:
+        flags = _AT_SYMLINK_NOFOLLOW if mask & _IN_DONT_FOLLOW else 0
+        with closing_fd(self._named(made, _AT_FDCWD, path, flags)[0]) as target:
             self._check(target, self._readable)
             name = os.fsencode(_by_descriptor(target))
             return self._inotify.watch(made, watcher, name, mask & 0xFFFF_FFFF & ~_IN_DONT_FOLLOW)
-        finally:
-            os.close(target)
 
     @staticmethod
     def _named(made: InterceptedCall, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
@@ -167,17 +155,15 @@ class FileCalls:
         if path.startswith(b"/"):
             return os.open(path, how), not is_descriptor(path, own)
         if signed(folder) == _AT_FDCWD:
-            base = os.open(f"/proc/{made.thread}/cwd", os.O_PATH | os.O_CLOEXEC)
+            opened = os.open(f"/proc/{made.thread}/cwd", os.O_PATH | os.O_CLOEXEC)
         else:
-            base = duplicate(made.thread, folder)
-        try:
+            opened = duplicate(made.thread, folder)
+        with closing_fd(opened) as base:
             where = os.fsencode(os.readlink(_by_descriptor(base)))
             if where in _HAS_OWN_PLACES:
                 path = as_meant(made.thread, where + b"/" + path)
                 return os.open(path, how), not is_descriptor(path, own)
             return os.open(path, how, dir_fd=base), True
-        finally:
-            os.close(base)
 
     def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
         """Raise `OSError` unless the file lies within the granted paths. If `is_named` is false, it may have no path.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from transports.upstream.walls.gate_reports import Refused
-from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path
+from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path, signed
 from transports.upstream.walls.paths import is_within, without_links
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
@@ -154,8 +154,8 @@ def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
     if not path or path.startswith(_UNWATCHED):
         return ""
     if not path.startswith("/"):
-        signed = (folder & 0xFFFF_FFFF) - (1 << 32 if folder & 0x8000_0000 else 0)
-        base = os.readlink(f"/proc/{thread}/cwd" if signed == _AT_FDCWD else f"/proc/{thread}/fd/{signed}")
+        fd = signed(folder)
+        base = os.readlink(f"/proc/{thread}/cwd" if fd == _AT_FDCWD else f"/proc/{thread}/fd/{fd}")
         path = os.path.join(base, path)
     if follows:
         return without_links(path)

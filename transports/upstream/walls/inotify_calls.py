@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate
-from transports.upstream.walls.system_calls import call, machine, numbers
+from transports.upstream.walls.system_calls import call, closing_fd, machine, numbers
 
 __all__ = ["InotifyCalls"]
 
@@ -31,14 +31,6 @@ class Instance:
     def __init__(self) -> None:
         self.watches = 0
         self.used: tuple[int, int] | None = None
-
-    def use(self, thread: int, fd: int) -> None:
-        """Note that a thread uses the instance with that descriptor."""
-        self.used = (thread, fd)
-
-    def add_watch(self) -> None:
-        """Count one more watch, even if it is not new: when there seem to be too many, they are counted anew."""
-        self.watches += 1
 
     def count(self, fd: int) -> None:
         """Count the watches anew. `fd` is a descriptor of ours for the instance. Raises `OSError`."""
@@ -155,20 +147,16 @@ class InotifyCalls:
         if len(self._instances.present()) >= self._most:
             self._refused("other", "inotify", f"more than {self._most} instances of one server")
             raise OSError(errno.EMFILE, "too many instances")
-        ours = call("inotify_init1", flags | os.O_CLOEXEC)
-        try:
+        with closing_fd(call("inotify_init1", flags | os.O_CLOEXEC)) as ours:
             self._instances.enter(ours)
             self._listener.give(made, ours, closes_on_exec=bool(flags & os.O_CLOEXEC))
-        finally:
-            os.close(ours)
 
     def watch(self, made: InterceptedCall, watcher: int, path: bytes, mask: int) -> int:
         """Add a watch to the instance that the process has at that descriptor, and return its number. Raises `OSError`:
         ENOSPC beyond the share of one server."""
-        ours = duplicate(made.thread, watcher)
-        try:
+        with closing_fd(duplicate(made.thread, watcher)) as ours:
             instance = self._found(ours)
-            instance.use(made.thread, watcher)
+            instance.used = (made.thread, watcher)
             if self._instances.watches >= self._most_watches:
                 instance.count(ours)
                 if self._instances.watches >= self._most_watches:
@@ -177,22 +165,16 @@ class InotifyCalls:
                     self._refused("other", "inotify", f"more than {self._most_watches} watches of one server")
                     raise OSError(errno.ENOSPC, "too many watches")
             added = call("inotify_add_watch", ours, path, mask)
-            instance.add_watch()
+            instance.watches += 1  # even if it is not new: when there seem to be too many, they are counted anew
             return added
-        finally:
-            os.close(ours)
 
     def _count_again(self) -> None:
         """Count the watches of all instances anew, as they end with their files or are removed by processes. If nobody
         has an instance where it was used last, its count stays."""
         for instance in self._instances.present():
             if instance.used is not None:
-                with contextlib.suppress(OSError):
-                    ours = duplicate(*instance.used)
-                    try:
-                        self._found(ours).count(ours)
-                    finally:
-                        os.close(ours)
+                with contextlib.suppress(OSError), closing_fd(duplicate(*instance.used)) as ours:
+                    self._found(ours).count(ours)
 
     def _found(self, fd: int) -> Instance:
         try:

@@ -15,7 +15,7 @@ import struct
 from typing import Final, NamedTuple
 
 from transports.upstream.walls.paths import as_meant
-from transports.upstream.walls.system_calls import call
+from transports.upstream.walls.system_calls import call, closing_fd
 
 __all__ = [
     "InterceptedCall",
@@ -162,11 +162,8 @@ def duplicate(thread: int, fd: int) -> int:
     `fd` may be an argument as the process passed it. EPERM: the process has made itself undumpable, so nobody may look
     into it.
     """
-    process = open_process(thread)
-    try:
+    with closing_fd(open_process(thread)) as process:
         return duplicate_from(process, fd)
-    finally:
-        os.close(process)
 
 
 def open_process(thread: int) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 from transports.upstream.walls import landlock
 from transports.upstream.walls.namespaces import why_not, why_shared
 from transports.upstream.walls.spec import Walls
-from transports.upstream.walls.system_calls import call, machine
+from transports.upstream.walls.system_calls import call, closing_fd, machine
 
 __all__ = ["Kernel", "probe"]
 
@@ -117,11 +117,8 @@ def _try_access() -> None:
     remote = struct.pack("=QQ", ctypes.addressof(source), 1)
     local = struct.pack("=QQ", ctypes.addressof(copy), 1)
     call("process_vm_readv", os.getpid(), local, 1, remote, 1, 0)
-    process = os.pidfd_open(os.getpid())
-    try:
+    with closing_fd(os.pidfd_open(os.getpid())) as process:
         os.close(call("pidfd_getfd", process, process, 0))
-    finally:
-        os.close(process)
     if _yama() > 1:
         raise OSError(errno.EPERM, "kernel.yama.ptrace_scope is above 1")
 

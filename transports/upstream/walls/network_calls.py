@@ -32,7 +32,7 @@ from transports.upstream.walls.paths import is_within, open_path, resolved
 from transports.upstream.walls.pending_connections import PendingConnections, connect
 from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
 from transports.upstream.walls.spec import Reach
-from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.system_calls import closing_fd, numbers
 
 __all__ = ["NetworkCalls"]
 
@@ -268,11 +268,9 @@ def _attempt_unix(theirs: socket.socket, path: str) -> int:
         named = open_path(path)
     except OSError as error:  # ELOOP: there is a link by now
         return errno.EACCES if error.errno == errno.ELOOP else error.errno or errno.EACCES
-    try:
+    with closing_fd(named):
         at = struct.pack("=H", socket.AF_UNIX) + f"/proc/self/fd/{named}".encode() + b"\0"
         return connect(theirs.fileno(), at)
-    finally:
-        os.close(named)
 
 
 def _raw(name: tuple[str, int], family: int) -> bytes:

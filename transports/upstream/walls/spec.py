@@ -107,29 +107,21 @@ class Walls:
 
     def to_json(self) -> dict[str, Any]:
         """Return the walls as values that `json.dumps` takes."""
-        return {
-            "profile": self.profile,
-            "grants": self.grants,
-            "common": self.common,
-            "reach": None if self.reach is None else _fields_of(self.reach),
-            "limits": _fields_of(self.limits),
-            "namespaces": self.namespaces,
-            "own_folders": self.own_folders,
-            "temporary": self.temporary,
-            "required": self.required,
-            "watch": self.watch,
-        }
+        reach = None if self.reach is None else _fields_of(self.reach)
+        return _fields_of(self) | {"reach": reach, "limits": _fields_of(self.limits)}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Walls":
         """Return the walls that `to_json` was called on."""
         reach: dict[str, Any] | None = given["reach"]
+        if reach is not None:
+            reach = {name: tuple(value) if isinstance(value, list) else value for name, value in reach.items()}
         parts = {
             "grants": tuple(map(Grant._make, given["grants"])),  # they were checked when they were made
-            "reach": None if reach is None else Reach(**{name: _frozen(value) for name, value in reach.items()}),
+            "reach": None if reach is None else Reach(**reach),
             "limits": Limits(**given["limits"]),
         }
-        return cls(**{**given, **parts})
+        return cls(**given | parts)
 
     def prototype(self) -> "Walls":
         """Return the part of these walls that all sessions of the server share."""
@@ -148,10 +140,6 @@ class Walls:
         return replace(self, grants=grants, reach=reach, temporary=given["temporary"])
 
 
-def _fields_of(part: Reach | Limits) -> dict[str, Any]:
+def _fields_of(part: Reach | Limits | Walls) -> dict[str, Any]:
     """Return the fields by name. Unlike `asdict`, do not copy the values."""
     return {field.name: getattr(part, field.name) for field in fields(part)}
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
