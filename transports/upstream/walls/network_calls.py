@@ -4,6 +4,10 @@ The address is copied from the process, and the socket is a descriptor of our ow
 during the decision has an effect. A connection to port 53, whatever its address, goes to a new socket on loopback. The
 accepted end is given to the gateway's resolver. So a program keeps the socket that it has made, with all options, and
 both of its ends have an Internet address, as resolver libraries want it.
+
+Programs with a resolver of their own (Go) ask over UDP. A datagram socket could send anywhere: no filter sees the
+address of a message. So such a program gets a *stand-in*: an unconnected Unix socket of packets, which has no
+addresses. When it is connected to port 53, it becomes one end of a pair. The other end goes to the gateway's resolver.
 """
 
 import contextlib
@@ -36,6 +40,8 @@ from transports.upstream.walls.system_calls import closing_fd, numbers
 
 __all__ = ["NetworkCalls"]
 
+DNS_PORT: Final = 53
+_FAMILY: Final = struct.Struct("=H")
 _KIND: Final = 0xF  # of socket(2)'s second argument, without flags
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
@@ -74,17 +80,13 @@ class NetworkCalls:
         self._resolve = resolve
         self._own_listeners: dict[int, None] = {}  # inodes, the oldest first
         calls = numbers()
-        self._stand_ins = StandIns(listener, resolve, self._refuse_datagrams)
         self._socket, self._bind = calls["socket"], calls["bind"]
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, made: InterceptedCall) -> None:
         """Answer a system call, now or when its connection has been made. No error of a call ends the gate."""
         if made.number == self._socket:
-            if made.arguments[1] & _KIND == socket.SOCK_DGRAM and made.integer(0) in INTERNET:
-                self._stand_ins.make(made)
-            else:
-                self._make(made)
+            self._make(made)
             return
         if made.number == self._bind:
             self._tell_of_bind(made)
@@ -121,11 +123,14 @@ class NetworkCalls:
                 self._refused("listen", str(given.port), "not granted")
 
     def _make(self, made: InterceptedCall) -> None:
-        """Make a socket in the machine's network, for a process that has left it. The filter announces only kinds of
-        sockets that are allowed there."""
+        """Make a socket in the machine's network, for a process that has left it, or a stand-in for datagrams of the
+        Internet. The filter announces only kinds of sockets that are allowed there."""
         family, kind, protocol = (made.integer(place) for place in range(3))
+        given = (family, kind, protocol)
+        if kind & _KIND == socket.SOCK_DGRAM and family in INTERNET:
+            given = (socket.AF_UNIX, socket.SOCK_SEQPACKET, 0)
         try:
-            with socket.socket(family, kind, protocol) as ours:
+            with socket.socket(*given) as ours:
                 ours.setblocking(not kind & socket.SOCK_NONBLOCK)
                 self._listener.give(made, ours.fileno(), closes_on_exec=bool(kind & socket.SOCK_CLOEXEC))
         except OSError as error:
@@ -147,9 +152,8 @@ class NetworkCalls:
         if size > MAX_BYTES:
             return errno.EINVAL
         raw = read_memory(made.thread, pointer, size)
-        if StandIns.is_one(theirs, raw):
-            is_valid = self._listener.is_valid(made)
-            return self._stand_ins.connect(made, theirs, raw) if is_valid else errno.ESRCH
+        if _is_stand_in(theirs, raw):
+            return self._connect_stand_in(made, theirs, raw) if self._listener.is_valid(made) else errno.ESRCH
         given = read_address(raw, theirs.family)
         if isinstance(given, AbstractName):
             self._refused("socket", f"@{given.name}", "an abstract name")
@@ -218,11 +222,24 @@ class NetworkCalls:
             except OSError:
                 return errno.ECONNREFUSED
 
-    def _refuse_datagrams(self, to: InternetAddress) -> None:
-        """Report datagrams that were refused, unless TCP is allowed there: the C library connects a datagram socket to
-        each address of a name to learn the route, and sends nothing."""
-        if self._touched is None and to.port and self._rules.refusal(to.address, to.port) is not None:
-            self._refused("connect", f"udp {shown(unwrapped(to.address), to.port)}", "datagrams")
+    def _connect_stand_in(self, made: InterceptedCall, theirs: socket.socket, address: bytes) -> int:
+        """Connect a stand-in to the resolver, or refuse it. Return an errno, or 0.
+
+        Refused datagrams are not reported where TCP is allowed: the C library connects a datagram socket to each
+        address of a name to learn the route, and sends nothing.
+        """
+        to = read_address(address, _FAMILY.unpack_from(address)[0])
+        if not isinstance(to, InternetAddress):
+            return errno.ENETUNREACH
+        if to.port != DNS_PORT:
+            if self._touched is None and to.port and self._rules.refusal(to.address, to.port) is not None:
+                self._refused("connect", f"udp {shown(unwrapped(to.address), to.port)}", "datagrams")
+            return errno.ENETUNREACH
+        program, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with program, client:
+            program.setblocking(os.get_blocking(theirs.fileno()))
+            self._listener.replace(made, program.fileno(), made.integer(0))
+            return self._resolve(client)
 
     def _connect_unix(self, made: InterceptedCall, theirs: socket.socket, given: str, path: str) -> int | None:
         if theirs.type not in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
@@ -262,6 +279,12 @@ class NetworkCalls:
         return 0
 
 
+def _is_stand_in(theirs: socket.socket, address: bytes) -> bool:
+    """Return whether this is a stand-in that is being connected to an Internet address."""
+    is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
+    return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
+
+
 def _attempt_unix(theirs: socket.socket, path: str) -> int:
     """Connect to what the path names now, through a descriptor: a moment later it may name another file."""
     try:
@@ -279,58 +302,3 @@ def _raw(name: tuple[str, int], family: int) -> bytes:
     if family == socket.AF_INET:
         return head + socket.inet_pton(family, name[0]) + bytes(8)
     return head + bytes(4) + socket.inet_pton(family, name[0]) + bytes(4)
-
-
-DNS_PORT: Final = 53
-_FAMILY: Final = struct.Struct("=H")
-
-
-class StandIns:
-    """Replace the datagram sockets that a walled process does not get, as far as resolvers need them. `resolve` takes
-    the socket of a program that asks a resolver, and returns an errno or 0. `refused` is called for all but port 53.
-
-    Programs with a resolver of their own (Go) ask over UDP. A datagram socket could send anywhere: no filter sees the
-    address of a message. So the process gets an unconnected Unix socket of packets, which has no addresses. When it is
-    connected to port 53, it becomes one end of a pair. The other end goes to the gateway's resolver.
-    """
-
-    def __init__(
-        self,
-        listener: Listener,
-        resolve: Callable[[socket.socket], int],
-        refused: Callable[[InternetAddress], None],
-    ) -> None:
-        self._listener = listener
-        self._resolve = resolve
-        self._refused = refused
-
-    def make(self, made: InterceptedCall) -> None:
-        """Answer a call of socket(2) for datagrams of the Internet."""
-        kind = made.arguments[1]
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stand_in:
-                stand_in.setblocking(not kind & socket.SOCK_NONBLOCK)
-                closes = bool(kind & socket.SOCK_CLOEXEC)
-                self._listener.give(made, stand_in.fileno(), closes_on_exec=closes)
-        except OSError as error:
-            self._listener.answer(made, error.errno or errno.EPERM)
-
-    @staticmethod
-    def is_one(theirs: socket.socket, address: bytes) -> bool:
-        """Return whether this is a stand-in that is being connected to an Internet address."""
-        is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
-        return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
-
-    def connect(self, made: InterceptedCall, theirs: socket.socket, address: bytes) -> int:
-        """Connect a stand-in to the resolver, or refuse it. Return an errno, or 0."""
-        to = read_address(address, _FAMILY.unpack_from(address)[0])
-        if not isinstance(to, InternetAddress):
-            return errno.ENETUNREACH
-        if to.port != DNS_PORT:
-            self._refused(to)
-            return errno.ENETUNREACH
-        program, client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with program, client:
-            program.setblocking(os.get_blocking(theirs.fileno()))
-            self._listener.replace(made, program.fileno(), made.integer(0))
-            return self._resolve(client)
