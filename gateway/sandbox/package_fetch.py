@@ -30,6 +30,7 @@ from gateway.sandbox.package_command import PackageCommand
 from gateway.sandbox.package_folder import FetchedPackage, remove
 from gateway.sandbox.package_run import FetchFailed, run
 from gateway.sandbox.profiles import WallsOfFetches
+from gateway.sandbox.runtime_paths import BROWSERS
 from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
@@ -58,12 +59,6 @@ _OF_THE_FETCH: Final = frozenset(
 """Variables that npx sets and that name folders of the fetch, or settings that are ours. A session has its own."""
 
 _MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
-
-_BROWSERS: Final[Mapping[str, str]] = {
-    "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
-    "PUPPETEER_CACHE_DIR": ".cache/puppeteer",
-}
-"""Where install scripts put browsers in the home folder, and how the package is told of the place."""
 
 _INSTALL_BY_NPM: Final = ("lib/python3*/site-packages/readabilipy/javascript",)
 """Folders of Python packages that run `npm install` in them at their first use. mcp-server-fetch has the first one."""
@@ -109,30 +104,21 @@ class PackageFetcher:
             NotForAll: it has to be fetched for each session.
             OSError: the folder cannot be written.
         """
-        words, files = (
-            request.command.head,
-            [*map(Path, npm_settings(request.env, request.home)), Path(request.home, ".config/uv/uv.toml")],
-        )
-        named = registries_of(request.command.kind, words, request.env, files)
+        files = [*map(Path, npm_settings(request.env, request.home)), Path(request.home, ".config/uv/uv.toml")]
+        named = registries_of(request.command.kind, request.command.head, request.env, files)
         request = replace(request, registries=await places_of(named, self._lookups))
         home, temporary = copy / "home", copy / "tmp"
         home.mkdir()
         temporary.mkdir()
+        fetch = self._npm if request.command.kind == "npm" else self._uv
         try:
-            started = await (self._npm(request, copy) if request.command.kind == "npm" else self._uv(request, copy))
+            fetched = await fetch(request, copy, now)
         except (ValueError, KeyError) as error:  # the notes were written beside code of the package
             raise FetchFailed(f"what the fetch has noted means nothing: {error!r}") from error
-        browsers = {name: str(home / place) for name, place in _BROWSERS.items() if (home / place).is_dir()}
+        # Install scripts put browsers into the home folder.
+        browsers = {name: str(home / place) for place, name in BROWSERS.items() if (home / place).is_dir()}
         await _remove_all((temporary,) if browsers else (temporary, home))
-        return FetchedPackage(
-            argv=started.argv,
-            env=started.env | browsers,
-            path=started.path,
-            read=started.read,
-            content=started.content,
-            copy=copy.name,
-            fetched_at=now,
-        )
+        return replace(fetched, env=fetched.env | browsers)
 
     async def _run(
         self,
@@ -152,7 +138,7 @@ class PackageFetcher:
 
     # -- npm
 
-    async def _npm(self, request: FetchRequest, copy: Path) -> "_Started":
+    async def _npm(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
         """npx fetches without running any script of a package. Then the scripts run, without the operator's keys."""
         shell = copy / "shell"
         env_program = shutil.which("env") or "/usr/bin/env"  # by PATH, it could be the package's
@@ -167,11 +153,11 @@ class PackageFetcher:
         env = {**_IMPATIENT, **request.env, **ours}
         read = [*npm_settings(request.env, request.home), *_project(request.cwd)]
         await self._run(request.command.head, env, request.cwd, read=read, write=copy, request=request)
-        started = _started_by_npx(request, copy)
+        fetched = _fetched_by_npx(request, copy, now)
         for tree in (copy / "npm" / "_npx").glob("*"):
             await self._run_scripts(tree, request, copy)
         await _remove_all(copy / "npm" / name for name in ("_cacache", "_logs", "_prebuilds"))
-        return started
+        return fetched
 
     async def _run_scripts(self, tree: Path, request: FetchRequest, copy: Path) -> None:
         """Run the install scripts of the packages in one tree. As npm does, remove an optional package if its script
@@ -184,7 +170,8 @@ class PackageFetcher:
         if not with_scripts:
             return
         env = without_keys(request.env, request.home, copy)
-        npm = _beside(request.command.head[0], "npm")
+        npx = request.command.head[0]
+        npm = str(Path(npx).with_name("npm")) if "/" in npx else "npm"
 
         async def rebuild(*names: str) -> None:
             await self._run((npm, "rebuild", *names), env, str(tree), write=copy, request=request)
@@ -204,26 +191,23 @@ class PackageFetcher:
 
     # -- uv
 
-    async def _uv(self, request: FetchRequest, copy: Path) -> "_Started":
+    async def _uv(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
         ours = {
             "UV_CACHE_DIR": str(copy / "uv"),
             "UV_COMPILE_BYTECODE": "1",  # sessions could not write it
             "UV_NO_PROGRESS": "1",
-            "UV_TOOL_DIR": _uv_tools(request, copy),
         }
-        if "UV_PYTHON_INSTALL_DIR" not in request.env:
-            ours["UV_PYTHON_INSTALL_DIR"] = _uv_pythons(request) or str(copy / "python")
-        env = {**request.env, **ours}
+        env = {**_uv_pythons(request, copy), **request.env, **ours, "UV_TOOL_DIR": _uv_tools(request, copy)}
         read = [str(Path(request.home, name)) for name in (".config/uv", ".netrc", ".local/share/uv")]
         read += [str(tool / "bin" / "python") for tool in (copy / "tools").iterdir()]
         noted = copy / "prefix"
         argv = (*request.command.within, "-c", _PYTHON, str(noted))
         await self._run(argv, env, request.cwd, read=read, write=copy, request=request)
-        started = _started_by_uvx(request, copy, _noted_prefix(copy, noted))
-        await self._first_use(started.path[0], request, copy)
+        fetched = _fetched_by_uvx(request, copy, noted, now)
+        await self._first_use(fetched.path[0], request, copy)
         unused = ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*")
         await _remove_all(path for name in unused for path in (copy / "uv").glob(name))
-        return started
+        return fetched
 
     async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
         """Do what packages do in their own folder when they are used first: sessions could not.
@@ -242,21 +226,10 @@ class PackageFetcher:
         await _remove_all([copy / "npm"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """What npx or uvx would have started."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    path: tuple[str, ...]
-    read: tuple[str, ...]
-    content: str
-
-
 # -- npm
 
 
-def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
+def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
     """Return what the shell of ours has noted. No code of a package has run before."""
     try:
         script = read_plain(copy, copy / "script", _MAX_NOTED).decode("utf-8", "surrogateescape")
@@ -275,12 +248,14 @@ def _started_by_npx(request: FetchRequest, copy: Path) -> _Started:
     locks = [packages_of(tree, copy) for tree in (copy / "npm" / "_npx").glob("*")]
     if any(str(one.get("resolved", "")).startswith("git") for packages in locks for one in packages.values()):
         raise NotForAll("a package in it comes from a git repository, which npm builds before it installs it")
-    return _Started(
+    return FetchedPackage(
         argv=(program,),
         env={k: v for k, v in env.items() if request.env.get(k) != v and k not in _OF_THE_FETCH | _IMPATIENT.keys()},
         path=path,
         read=(str(copy),) if Path(program).is_relative_to(copy) else _installed_around(program),
         content=_digest(locks if locks else program),
+        copy=copy.name,
+        fetched_at=now,
     )
 
 
@@ -300,18 +275,13 @@ def _installed_around(program: str) -> tuple[str, ...]:
     return (str(around[-1] if around else real),)
 
 
-def _beside(program: str, other: str) -> str:
-    """Return another program of the same installation."""
-    return str(Path(program).with_name(other)) if "/" in program else other
-
-
 # -- uv
 
 
-def _uv_pythons(request: FetchRequest) -> str:
-    """Return the folder of the Pythons that the operator has installed by uv; empty if there is none."""
-    path = os.path.join(request.home, ".local/share/uv/python")
-    return path if os.path.isdir(path) else ""
+def _uv_pythons(request: FetchRequest, copy: Path) -> dict[str, str]:
+    """Return the variable with the Pythons that the operator has installed by uv, or with a folder for new ones."""
+    installed = Path(request.home, ".local/share/uv/python")
+    return {"UV_PYTHON_INSTALL_DIR": str(installed if installed.is_dir() else copy / "python")}
 
 
 def _installed_tools(request: FetchRequest) -> str:
@@ -331,21 +301,16 @@ def _uv_tools(request: FetchRequest, copy: Path) -> str:
     return str(tools)
 
 
-def _noted_prefix(copy: Path, noted: Path) -> str:
-    """Return what Python has noted of its environment. Code of the package may have run beside it."""
-    try:
-        return read_plain(copy, noted, _MAX_PATH).decode("utf-8")
-    except OSError as error:
-        raise FetchFailed(f"what uv has started cannot be read: {error.strerror}") from None
-
-
-def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:
+def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) -> FetchedPackage:
     """Return the program in the environment that uv has made or found.
 
     The package's own code may have run when the prefix was noted, so only an environment below the copy or among the
     tools that the operator has installed is believed.
     """
-    root = os.path.realpath(prefix)
+    try:
+        root = os.path.realpath(read_plain(copy, noted, _MAX_PATH).decode("utf-8"))
+    except OSError as error:
+        raise FetchFailed(f"what uv has started cannot be read: {error.strerror}") from None
     if not any(Path(root).is_relative_to(os.path.realpath(one)) for one in (copy / "uv", _installed_tools(request))):
         raise FetchFailed("uv made no environment for it")
     program = os.path.join(root, "bin", request.command.program)
@@ -354,12 +319,14 @@ def _started_by_uvx(request: FetchRequest, copy: Path, prefix: str) -> _Started:
     with open(program, "rb") as file:
         is_started_by_shell = file.read(len(_UV_START)) == _UV_START
     launcher = os.path.realpath(shutil.which(request.command.head[0], path=request.env.get("PATH")) or "uvx")
-    return _Started(
+    return FetchedPackage(
         argv=(os.path.join(root, "bin", "python"), program) if is_started_by_shell else (program,),
         env={"UV": str(Path(launcher).with_name("uv"))},
         path=(os.path.join(root, "bin"),),
         read=(str(copy),) if Path(root).is_relative_to(os.path.realpath(copy)) else (root,),
         content=_digest(sorted(path.name for path in Path(root).glob("lib/python3*/site-packages/*.dist-info"))),
+        copy=copy.name,
+        fetched_at=now,
     )
 
 
@@ -373,6 +340,7 @@ def _digest(facts: Any) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+_NPM_SETTING: Final = "npm_config_"  # how the variable of a setting begins
 _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "username")
 
 
@@ -387,26 +355,22 @@ def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[st
     """Return the environment of an npm that runs code of packages: with the operator's settings, without access to
     registries. Raises `OSError`."""
     settings = copy / "npmrc"
-    write_new(copy, settings, _without_access(npm_settings(variables, home)))
+    lines = [
+        line for path in npm_settings(variables, home) for line in Path(path).read_text("utf-8", "replace").splitlines()
+    ]
+    write_new(copy, settings, "".join(f"{line}\n" for line in lines if not _gives_access(line.partition("=")[0])))
     ours = {
         "HOME": str(copy / "home"),
         "npm_config_cache": str(copy / "npm"),
         "npm_config_update_notifier": "false",
         "npm_config_userconfig": str(settings),
     }
-    return {k: v for k, v in variables.items() if not _gives_access(_npm_setting(k))} | ours
-
-
-def _npm_setting(variable: str) -> str:
-    """Return the setting of npm that a variable has; empty if it has none."""
-    name = variable.lower()
-    return name.removeprefix("npm_config_") if name.startswith("npm_config_") else ""
-
-
-def _without_access(files: Sequence[str]) -> str:
-    """npm's settings without what gives access to a registry: install scripts can read them."""
-    lines = [line for path in files for line in Path(path).read_text("utf-8", "replace").splitlines()]
-    return "".join(f"{line}\n" for line in lines if not _gives_access(line.partition("=")[0]))
+    others = {
+        name: value
+        for name, value in variables.items()
+        if not (name.lower().startswith(_NPM_SETTING) and _gives_access(name[len(_NPM_SETTING) :]))
+    }
+    return others | ours
 
 
 def _gives_access(setting: str) -> bool:

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from gateway.sandbox.package_command import placed_commands
 from gateway.sandbox.system_paths import is_broad, real
 
-__all__ = ["RuntimePaths", "module_of", "runtime_paths"]
+__all__ = ["BROWSERS", "RuntimePaths", "module_of", "runtime_paths"]
 
 _MOST_STEPS: Final = 64
 """A script names its interpreter, which may be a script, which has packages elsewhere, and so on."""
@@ -51,10 +51,11 @@ _TOOL_ROOTS: Final[Mapping[str, str]] = {
 """Folders in which tools keep the programs that they have installed for a user, and the variable that names each: the
 tools look below HOME otherwise, which is another folder in a sandbox."""
 
-_BROWSERS: Final[Mapping[str, str]] = {
+BROWSERS: Final[Mapping[str, str]] = {
     ".cache/ms-playwright": "PLAYWRIGHT_BROWSERS_PATH",
     ".cache/puppeteer": "PUPPETEER_CACHE_DIR",
 }
+"""Folders of browsers below HOME, and the variable that names each."""
 _PROJECT_FILES: Final = ("pyproject.toml", "setup.py", "package.json", "deno.json", "Cargo.toml", "go.mod", ".git")
 _INTERPRETERS: Final = re.compile(r"(python|pypy|node|bun|deno|tsx|ts-node|ruby|perl|php|bash|sh|zsh|dash|java)[\d.]*")
 _RUNNERS: Final = frozenset(
@@ -99,7 +100,7 @@ def runtime_paths(argv: Sequence[str], path: str, cwd: str, home: str) -> Runtim
     for folder in filter(None, path.split(os.pathsep)):  # the programs that servers start: git, node
         found.add(folder)
         _Search(found, path, home).folder(folder)
-    for folder, variable in _BROWSERS.items():
+    for folder, variable in BROWSERS.items():
         if os.path.isdir(place := Path(home, folder)):
             found.add(place)
             found.env[variable] = str(place)
