@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -50,8 +51,7 @@ class Enclosures:
         self._name = name
         self._settings = settings
         self._sandboxes = sandboxes
-        self._inherited = inherited
-        self._closed = tuple(closed)
+        self._enclosure_of = partial(enclosure_of, settings, inherited=inherited, closed=tuple(closed))
         self.private = tuple(private)
         self._clock = clock
         self._run = run
@@ -76,21 +76,17 @@ class Enclosures:
             return None
         made_at, made = self._made.get(sandbox, (0.0, None))
         if made is None:
-            return self._find(sandbox)
-        if self._clock() - made_at > _FRESH_S:
+            made = self._enclosure_of(sandbox)
+            self._made[sandbox] = self._clock(), made
+        elif self._clock() - made_at > _FRESH_S:
             self._made[sandbox] = self._clock(), made  # one search at a time
-            self._run(lambda: self._find_again(sandbox, made))
+            self._run(lambda: self._find_again(sandbox))
         return made
 
-    def _find(self, sandbox: Sandbox) -> Enclosure:
-        made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
-        self._made[sandbox] = self._clock(), made
-        return made
-
-    def _find_again(self, sandbox: Sandbox, before: Enclosure) -> None:
+    def _find_again(self, sandbox: Sandbox) -> None:
         """Find the paths anew. What they open of the gateway's own is refused when it starts (`refuse_open`); what has
         come since (a folder that was made or mounted at a path in `args`) keeps the walls as they were."""
-        made = enclosure_of(self._settings, sandbox, inherited=self._inherited, closed=self._closed)
+        made = self._enclosure_of(sandbox)
         opens = next(opened(made.walls, self.private), None)
         if opens is None:
             self._made[sandbox] = self._clock(), made

@@ -56,14 +56,6 @@ class NamedPaths:
     left_out: dict[str, None] = field(default_factory=dict)
     repositories: dict[str, str] = field(default_factory=dict)
 
-    def add_folder(self, path: str, *, writable: bool = False) -> None:
-        """Grant a folder without symlinks in its path, unless it is broad."""
-        if is_broad(path):
-            what = "it holds too much to be meant as a whole; grant what is needed in read or write"
-            self.left_out[f"{path}: {what}"] = None
-        else:
-            (self.write if writable else self.read)[path] = None
-
 
 def named_paths(
     args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
@@ -166,7 +158,10 @@ class _Named:
             self._leave_out(
                 f"{path}: it belongs to the server's code, so it is only read; list it in write if it is data"
             )
-        self.paths.add_folder(path, writable=may_write and not is_code)
+        if is_broad(path):
+            self._leave_out(f"{path}: it holds too much to be meant as a whole; grant what is needed in read or write")
+        else:
+            (self.paths.write if may_write and not is_code else self.paths.read)[path] = None
         if may_write and (repository := _repository_of(path)):
             why = f"{path} is a part of this git repository: list it in write if the server uses git there"
             self.paths.repositories[repository] = f"{repository}: {why}"

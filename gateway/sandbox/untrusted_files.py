@@ -2,11 +2,10 @@
 
 import errno
 import os
-import shutil
 import stat
 from pathlib import Path
 
-__all__ = ["has_no_links", "read_plain", "remove_inside", "write_new"]
+__all__ = ["has_no_links", "read_plain", "write_new"]
 
 
 def has_no_links(folder: Path, path: Path) -> bool:
@@ -44,15 +43,3 @@ def write_new(folder: Path, path: Path, content: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(content)
-
-
-def remove_inside(path: Path) -> None:
-    """Remove a folder as far as possible, and never what a link in it leads to.
-
-    Raises:
-        OSError, RecursionError: not all of it could be removed.
-    """
-    if path.is_symlink():
-        path.unlink()
-        return
-    shutil.rmtree(path)
