@@ -55,11 +55,6 @@ class StreamPlace:
             is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()
             self.last_id = event_id if is_sendable else ""
 
-    def retry(self, retry_ms: int | None) -> None:
-        """Note the reconnection time that the server has named; None if it has named none."""
-        if retry_ms is not None:
-            self.retry_s = retry_ms / 1000
-
 
 def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> float:
     """Return the seconds to wait before a stream is opened again: the server's `retry`, within `LEAST_S` and `MOST_S`,
@@ -136,7 +131,8 @@ class ReplyReader:
                 place.read(event.id)
                 if event.data and self._event(event.data, request_id):
                     return True
-            place.retry(decoder.retry_ms)
+            if decoder.retry_ms is not None:
+                place.retry_s = decoder.retry_ms / 1000
         return False
 
     async def _body(self, response: httpx2.Response) -> bytes:

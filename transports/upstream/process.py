@@ -218,7 +218,7 @@ class Process:
         control_fd = control.detach()
         self._orders = Outbox(loop, control_fd, owns=False)
         self._reports = Inbox(
-            loop, control_fd, LineSplitter(self._report, _ignore, max_bytes=65_536).feed, self._reaper_lost
+            loop, control_fd, LineSplitter(self._report, lambda *_: None, max_bytes=65_536).feed, self._reaper_lost
         )
         self.stdin = Outbox(loop, stdin)
         self._stdout = Inbox(loop, stdout, lines.feed, self._stdout_closed)
@@ -334,7 +334,3 @@ class Process:
             self._done.set_result(None)
             for end in (self.stdin, self._stdout, self._stderr, self._orders, self._reports):
                 end.close()
-
-
-def _ignore(head: bytes, tail: bytes) -> None:
-    """Ignore a report that is too long: reports are short."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from transports.upstream.cgroups import Group, Groups
 from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
-from transports.upstream.server_process import LaunchReports, become_server, report_failure, report_number
+from transports.upstream.server_process import LaunchReports, become_server, report_failure
 from transports.upstream.walls.build import WallsFailed, arrange
 from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.namespaces import is_apart
@@ -192,7 +192,7 @@ class Reaper:
             else:
                 if self._server == 0:
                     if outer is not None:
-                        report_number(report, outer)
+                        report.send(b"pid %s\n" % os.readlink("self", dir_fd=outer).encode())
                     become_server(spec, built, self._stdio, report.fileno(), reaper, self._group)
                 if outer is not None:
                     os.close(outer)

@@ -16,15 +16,10 @@ from transports.upstream.walls.build import WallsFailed, build
 from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
 from transports.upstream.walls.system_calls import dumpable
 
-__all__ = ["LaunchReports", "become_server", "note_signals", "report_failure", "report_number"]
+__all__ = ["LaunchReports", "become_server", "note_signals", "report_failure"]
 
 MOST_BYTES: Final = 4_000
 """The longest sentence that says why a start has failed."""
-
-
-def report_number(report: socket.socket, outer: int) -> None:
-    """Report the id that this process has in the gateway's /proc. `outer` is a descriptor of that folder."""
-    report.send(b"pid %s\n" % os.readlink("self", dir_fd=outer).encode())
 
 
 def report_failure(report: int, sentence: str) -> None:

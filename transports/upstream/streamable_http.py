@@ -136,18 +136,14 @@ class HttpLink:
             return
         if message.method == _CANCELLED:
             # Nobody waits for the answer. Closing its stream is what cancels a request of the modern era.
-            self._cancel(decode_id(params.get("requestId", msgspec.Raw(b"null"))))
+            if (running := self._running.get(decode_id(params.get("requestId", msgspec.Raw(b"null"))))) is not None:
+                running.cancel()
         if message.method != _CANCELLED or self._version:
             # Notifications and responses keep their order, and precede later requests.
             headers = {"mcp-protocol-version": version, "mcp-method": str(message.method)} if version else None
             self._last_post = self._run(object(), self._send_in_order(frame, self._last_post, headers))
             if message.method == "notifications/initialized":
                 self._run("stream", self._follow(self._last_post))
-
-    def _cancel(self, request_id: object) -> None:
-        task = self._running.get(request_id)
-        if task is not None:
-            task.cancel()
 
     def _run(self, key: object, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._work.spawn(work)
@@ -175,8 +171,7 @@ class HttpLink:
         return headers
 
     async def _ask(self, frame: bytes, message: Message) -> None:
-        if self._last_post is not None and not self._last_post.done():
-            await asyncio.wait([self._last_post])
+        await _end_of(self._last_post)
         await self._post(frame, message, self._session_headers(), is_resumable=True)
 
     async def _ask_modern(
@@ -190,8 +185,7 @@ class HttpLink:
             reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
             self._events.refused(message.id, reason)
             return
-        if self._last_post is not None and not self._last_post.done():
-            await asyncio.wait([self._last_post])
+        await _end_of(self._last_post)
         await self._post(frame, message, headers, is_resumable=False)
 
     async def _post(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> None:
@@ -261,8 +255,7 @@ class HttpLink:
 
     async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None, modern: Headers | None) -> None:
         """Send a notification or a response, after `before`. `modern`: the headers of the modern era (no session)."""
-        if before is not None and not before.done():
-            await asyncio.wait([before])
+        await _end_of(before)
         try:
             headers = self._headers(self._session_headers() if modern is None else modern)
             response = await self._upstream.tell("POST", headers, frame)
@@ -280,8 +273,7 @@ class HttpLink:
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
         """Read the stream of the server's own messages for as long as the link lasts, unless the server offers none."""
-        if after is not None:
-            await asyncio.wait([after])
+        await _end_of(after)
         place, failures = StreamPlace(), 0
         while self._takes_messages:
             events, status, began = place.events, 0, monotonic()
@@ -322,14 +314,16 @@ class HttpLink:
         if not is_first:
             return
         if has_session and not self._given.keep():
-            await self._end_session()
+            with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._upstream.tell("DELETE", self._headers(self._session_headers()))
         self._events.closed("it was closed")
 
-    async def _end_session(self) -> None:
-        headers = self._headers(self._session_headers())
-        with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
-                await self._upstream.tell("DELETE", headers)
+
+async def _end_of(task: asyncio.Task[None] | None) -> None:
+    """Wait until a task has ended, if there is one."""
+    if task is not None and not task.done():
+        await asyncio.wait([task])
 
 
 def _modern_headers(

@@ -60,7 +60,7 @@ async def test_a_body_beyond_the_bound_is_not_read() -> None:
 
 def place(retry_ms: int | None = None) -> StreamPlace:
     found = StreamPlace()
-    found.retry(retry_ms)
+    found.retry_s = None if retry_ms is None else retry_ms / 1_000
     return found
 
 
