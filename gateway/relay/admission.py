@@ -27,6 +27,7 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.uris import matches_any_template
 from gateway.sessions.child_sessions import with_handles
+from gateway.upstreams.list_pages import listed_items
 from gateway.upstreams.review import require_matches
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Session
@@ -379,7 +380,7 @@ class Admission:
         """Remove from a page of a list the items that this context may not see. Add tools for child sessions (the
         setting `handles`) to the last page."""
         row, server = METHODS[method], upstream.name
-        items = upstream.inventory.reader.items(method, page)
+        items = listed_items(method, page)
         if row.kind == "tools":
             page[row.listed] = self._calls.shown(server, context, items)
             if upstream.settings.handles and not has_more(page):

@@ -19,6 +19,7 @@ from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps
 from gateway.relay.resource_owner import Found, ResourceOwners
 from gateway.relay.server_requests import ask, empty_result
+from gateway.upstreams.list_pages import listed_items
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
@@ -197,7 +198,7 @@ class Aggregation:
         if method in LISTS:
             upstream.inventory.seen(method, answer.conversation, page)
         if method == "tools/list":
-            tools = upstream.inventory.reader.items(method, page)
+            tools = listed_items(method, page)
             contested = len(self._apps.contested)
             self._apps.listed(upstream.name, [(tool["name"], uri) for tool in tools if (uri := app_of(tool))])
             if len(self._apps.contested) > contested:  # calls of these tools have to be recorded from now on

@@ -22,7 +22,7 @@ from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import relay_changes
 from gateway.sessions.child_sessions import ChildSessions
-from gateway.upstreams.list_pages import asked_by_gateway
+from gateway.upstreams.list_pages import asked_by_gateway, is_repeatable
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Context
@@ -189,7 +189,7 @@ class Endpoint:
             upstream, named = self.aggregation.owner_by_name(call)
             call = self.aggregation.named(upstream, call, named)
         conversation = await upstream.conversation_for(call)
-        return await upstream.inventory.reader.is_repeatable(text_of(call.params, "name"), conversation)
+        return await is_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Pass a legacy client's notification on to every server with which the session has a conversation. Later

@@ -21,6 +21,7 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.results import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter
+from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.server_facts import STARTING
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
@@ -265,7 +266,7 @@ class LateServers:
                 follow.waiting = [each for each in follow.waiting if each is not waiting]
             for method in follow.given.keys() - read:
                 async with asyncio.timeout(self.read_s):
-                    items = await upstream.inventory.reader.all_items(method, conversation)
+                    items = await all_items(method, conversation)
                 conversation.lists.keep_late(method, items)
                 read.add(method)
                 if items != (follow.given[method] or []):

@@ -16,7 +16,6 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
-from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
@@ -108,14 +107,12 @@ class UpstreamFactory:
         )
         results = ResultCache(CACHED_BYTES)
         shared = SharedConversations(links, deadlines, results.changed)
-        reader = ListReader()
         return ConfiguredUpstream(
             settings,
             upstream,
             links,
             inventory=Inventory(
                 name,
-                reader,
                 timeout_s=limits.start_timeout_s,
                 probed=known.tools,
                 listed=known.listed,
@@ -127,7 +124,6 @@ class UpstreamFactory:
                 name,
                 known,
                 shared,
-                reader,
                 start_s=limits.start_timeout_s,
                 is_url=settings.kind == "url",
                 results=results,

@@ -16,7 +16,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.lists import Listed, Lists
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
-from gateway.upstreams.list_pages import ListReader
+from gateway.upstreams.list_pages import all_items, cached_items, listed_items
 from gateway.upstreams.result_cache import ResultCache
 from transports.jsonrpc import encode
 from transports.tasks import Tasks, TasksClosed
@@ -40,14 +40,12 @@ class Inventory:
     def __init__(
         self,
         name: str,
-        reader: ListReader,
         *,
         timeout_s: float,
         probed: Callable[[], Tools | None],
         results: ResultCache,
         listed: Callable[[Tools], None] = lambda _: None,
     ) -> None:
-        self.reader = reader
         self.results = results
         self._name = name
         self._timeout_s = timeout_s
@@ -79,7 +77,7 @@ class Inventory:
         if found is not None and (name in found or not name or not is_old):
             return found
         if found is None and METHODS[method].kind not in lists.announced:
-            kept = self.reader.kept_items(method, self.results)
+            kept = cached_items(method, self.results)
             if kept is not None:
                 found = self._shared_list(method, kept)
                 lists.keep(method, found)
@@ -100,7 +98,7 @@ class Inventory:
             async with asyncio.timeout(self._timeout_s):
                 await conversation.ready()
                 lists.ask(method)
-                found = self._shared_list(method, await self.reader.all_items(method, conversation, self.results))
+                found = self._shared_list(method, await all_items(method, conversation, self.results))
         except TimeoutError:
             waited = f"did not start and answer {method} within {self._timeout_s:g} s"
             raise UpstreamUnavailable(f"server {self._name!r} {waited}") from None
@@ -114,7 +112,7 @@ class Inventory:
         if conversation is None:
             return
         key, known = METHODS[method].item_key, self.known(method, conversation)
-        items = self.reader.items(method, page)
+        items = listed_items(method, page)
         if isinstance(known, Tools):
             if all(known.has(tool) for tool in items):
                 return

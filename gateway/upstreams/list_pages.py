@@ -13,7 +13,7 @@ from transports.era import Era
 from transports.inbound.limits import Limits
 from transports.jsonrpc import encode
 
-__all__ = ["GATEWAY_META", "ListReader", "asked_by_gateway"]
+__all__ = ["GATEWAY_META", "all_items", "asked_by_gateway", "cached_items", "is_repeatable", "listed_items"]
 
 GATEWAY_META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -23,6 +23,7 @@ GATEWAY_META: Final = {
 """The `_meta` of the gateway's own requests to a modern server."""
 
 _MAX_PAGES: Final = 100
+_LIMITS: Final = Limits()
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
@@ -30,68 +31,64 @@ def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
     return CacheKey.of(method, params, public=b"", private=None)
 
 
-class ListReader:
-    """Read lists, and leave out items that no client can name. Their name or URI is longer than
-    `transports.inbound.limits.Limits` allows in a request."""
+def listed_items(method: str, page: Any) -> list[dict[str, Any]]:
+    """Return the items of one page of the list `method`. Leave out items that no client can name, because their name or
+    URI is longer than `transports.inbound.limits.Limits` allows in a request."""
+    row = METHODS[method]
+    most_chars = _LIMITS.name_chars if row.item_key == "name" else _LIMITS.uri_chars
+    return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
-    def __init__(self, *, name_chars: int = Limits().name_chars, uri_chars: int = Limits().uri_chars) -> None:
-        self._name_chars = name_chars
-        self._uri_chars = uri_chars
 
-    def items(self, method: str, page: Any) -> list[dict[str, Any]]:
-        """Return the items of one page of the list `method`."""
-        row = METHODS[method]
-        most_chars = self._name_chars if row.item_key == "name" else self._uri_chars
-        return items_of(page, row.listed, row.item_key, most_chars=most_chars)
+def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | None:
+    """Return the cached items of all pages of the list; None without fresh pages that are for every caller."""
+    pages = results.pages(lambda params: asked_by_gateway(method, params))
+    if pages is None:
+        return None
+    return [item for page in pages for item in listed_items(method, msgspec.json.decode(page))]
 
-    def kept_items(self, method: str, results: ResultCache) -> list[dict[str, Any]] | None:
-        """Return the cached items of all pages of the list; None without fresh pages that are for every caller."""
-        pages = results.pages(method, lambda params: asked_by_gateway(method, params))
-        if pages is None:
-            return None
-        return [item for page in pages for item in self.items(method, msgspec.json.decode(page))]
 
-    async def all_items(
-        self, method: str, conversation: Conversation, results: ResultCache | None = None
-    ) -> list[dict[str, Any]]:
-        """Request all pages of the list `method`, and return their items. Stop when there are more than the gateway
-        keeps. `results` caches pages that are the same for every caller.
+async def all_items(
+    method: str, conversation: Conversation, results: ResultCache | None = None
+) -> list[dict[str, Any]]:
+    """Request all pages of the list `method`, and return their items. Stop when there are more than the gateway
+    keeps. `results` caches pages that are the same for every caller.
 
-        Raises:
-            UpstreamUnavailable: the server refused with an HTTP status, or cannot be reached.
-            LinkClosed: the server ended before it answered.
-            msgspec.MsgspecError: the answer is not JSON.
-        """
-        params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
-        items: list[dict[str, Any]] = []
-        size = 0
-        for _ in range(_MAX_PAGES):
-            version = 0 if results is None else results.version(method)
-            answer = await conversation.ask(method, encode(params))
-            if not isinstance(answer.result, msgspec.Raw):
-                break
-            size += len(bytes(answer.result))
-            if results is not None and conversation.era is Era.MODERN:
-                raw = {key: encode(value) for key, value in params.items()}
-                results.keep(asked_by_gateway(method, raw), answer.result, version)
-            page = msgspec.json.decode(answer.result)
-            items += self.items(method, page)
-            if not isinstance(page, dict) or not has_more(page):
-                break
-            if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # the gateway does not keep later items
-                break
-            params["cursor"] = page["nextCursor"]
-        return items
+    Raises:
+        UpstreamUnavailable: the server refused with an HTTP status, or cannot be reached.
+        LinkClosed: the server ended before it answered.
+        msgspec.MsgspecError: the answer is not JSON.
+    """
+    params: dict[str, Any] = {"_meta": GATEWAY_META} if conversation.era is Era.MODERN else {}
+    items: list[dict[str, Any]] = []
+    size = 0
+    for _ in range(_MAX_PAGES):
+        version = 0 if results is None else results.version(method)
+        answer = await conversation.ask(method, encode(params))
+        if not isinstance(answer.result, msgspec.Raw):
+            break
+        size += len(bytes(answer.result))
+        if results is not None and conversation.era is Era.MODERN:
+            raw = {key: encode(value) for key, value in params.items()}
+            results.keep(asked_by_gateway(method, raw), answer.result, version)
+        page = msgspec.json.decode(answer.result)
+        items += listed_items(method, page)
+        if not isinstance(page, dict) or not has_more(page):
+            break
+        if len(items) > MOST_TOOLS or size > 2 * MOST_BYTES:  # the gateway does not keep later items
+            break
+        params["cursor"] = page["nextCursor"]
+    return items
 
-    async def is_repeatable(self, tool: str, conversation: Conversation) -> bool:
-        """Return True if two calls of a tool do no more than one, according to its annotations (ToolAnnotations).
 
-        Raises:
-            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
-        """
-        await conversation.ready()
-        for listed in await self.all_items("tools/list", conversation):
-            if listed["name"] == tool:
-                hints = listed.get("annotations") or {}
-                return bool(hints.get("readOnlyHint") or hints.get("idempotentHint"))
-        return False
+async def is_repeatable(tool: str, conversation: Conversation) -> bool:
+    """Return True if two calls of a tool do no more than one, according to its annotations (ToolAnnotations).
+
+    Raises:
+        UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
+    """
+    await conversation.ready()
+    for listed in await all_items("tools/list", conversation):
+        if listed["name"] == tool:
+            hints = listed.get("annotations") or {}
+            return bool(hints.get("readOnlyHint") or hints.get("idempotentHint"))
+    return False

@@ -17,7 +17,7 @@ from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import Discovery, ask_discovery
-from gateway.upstreams.list_pages import ListReader
+from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.shared_conversations import SharedConversations
@@ -63,7 +63,6 @@ class Probe:
         name: str,
         known: KnownFacts,
         shared: SharedConversations,
-        reader: ListReader,
         *,
         start_s: float,
         is_url: bool = False,
@@ -75,7 +74,6 @@ class Probe:
         self._name = name
         self._known = known
         self._shared = shared
-        self._reader = reader
         self._start_s = start_s
         self._is_url = is_url
         self._clock = clock
@@ -304,7 +302,7 @@ class Probe:
         """Return the tools that the server lists; none if it cannot list them now, or not in time."""
         with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
-                return Tools(await self._reader.all_items("tools/list", conversation, self._results))
+                return Tools(await all_items("tools/list", conversation, self._results))
         return Tools()
 
     async def close(self) -> None:

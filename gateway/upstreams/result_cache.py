@@ -156,7 +156,7 @@ class ResultCache:
             for key in [key for key, kept in self._kept.items() if kept.session == session]:
                 del self._kept[key]
 
-    def pages(self, method: str, key_of: Callable[[Mapping[str, bytes]], CacheKey]) -> Iterable[bytes] | None:
+    def pages(self, key_of: Callable[[Mapping[str, bytes]], CacheKey]) -> Iterable[bytes] | None:
         """Return all cached pages of a list; None if one is not kept. `key_of` makes the key of a page."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}

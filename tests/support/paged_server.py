@@ -22,7 +22,6 @@ from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.aggregation import Aggregation
 from gateway.relay.late_servers import LateServers
 from gateway.upstreams.inventory import Inventory
-from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
 from session_store import Context
@@ -92,10 +91,7 @@ class PagedServer(OneServer):
     ) -> None:
         self.name = name
         self.probed_tools = None if probed is None else Tools(probed)
-        reader = ListReader(name_chars=256, uri_chars=256)
-        self.inventory = Inventory(
-            name, reader, timeout_s=5.0, probed=lambda: self.probed_tools, results=ResultCache(1 << 20)
-        )
+        self.inventory = Inventory(name, timeout_s=5.0, probed=lambda: self.probed_tools, results=ResultCache(1 << 20))
         self.known = KnownFacts()
         self.lists = Lists(lambda: None)
         self.known_lists = self.lists

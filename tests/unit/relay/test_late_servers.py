@@ -16,7 +16,6 @@ from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import server_subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen
-from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.server_facts import STARTING
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer
@@ -45,7 +44,6 @@ class Server(OneServer):
         if is_up:
             self.up.set()
         self.lists = self.known_lists = Lists(lambda: None)
-        self.inventory = SimpleNamespace(reader=ListReader(name_chars=256, uri_chars=256))
         self.asked = 0
         self.failures = Backoff()
 

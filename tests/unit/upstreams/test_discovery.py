@@ -13,7 +13,7 @@ from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.listing import MOST_TOOLS
 from gateway.upstreams.discovery import AGAIN_S, LEGACY_S, Discovery, SessionDiscovery, ask_discovery, meaning_of
-from gateway.upstreams.list_pages import GATEWAY_META, ListReader
+from gateway.upstreams.list_pages import GATEWAY_META, all_items, is_repeatable, listed_items
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -148,9 +148,6 @@ def test_the_supported_versions_of_a_refusal_decide() -> None:
     assert meaning_of(msgspec.Raw(b"7")).era is LEGACY
 
 
-READER = ListReader(name_chars=16, uri_chars=256)
-
-
 class Pages:
     """Answers with these results, one after another."""
 
@@ -169,21 +166,21 @@ class Pages:
 
 
 def read(conversation: Pages, method: str = "tools/list") -> list[dict[str, Any]]:
-    return asyncio.run(READER.all_items(method, cast("Any", conversation)))
+    return asyncio.run(all_items(method, cast("Any", conversation)))
 
 
 @pytest.mark.parametrize(
     ("method", "listed", "key", "most_chars"),
     [
-        ("tools/list", "tools", "name", 16),
-        ("prompts/list", "prompts", "name", 16),
-        ("resources/list", "resources", "uri", 256),
-        ("resources/templates/list", "resourceTemplates", "uriTemplate", 256),
+        ("tools/list", "tools", "name", 256),
+        ("prompts/list", "prompts", "name", 256),
+        ("resources/list", "resources", "uri", 8_192),
+        ("resources/templates/list", "resourceTemplates", "uriTemplate", 8_192),
     ],
 )
 def test_the_limits_of_requests_bound_the_names_in_lists(method: str, listed: str, key: str, most_chars: int) -> None:
     page = {listed: [{key: "x" * most_chars}, {key: "x" * (most_chars + 1)}]}
-    assert READER.items(method, page) == page[listed][:1]
+    assert listed_items(method, page) == page[listed][:1]
 
 
 def test_pages_are_read_until_there_is_no_cursor() -> None:
@@ -211,7 +208,7 @@ def test_pages_are_read_until_there_is_no_cursor() -> None:
 )
 def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable(tool: dict[str, Any], expected: bool) -> None:
     pages: Any = Pages({"tools": [{"name": "t"} | tool]})
-    assert asyncio.run(READER.is_repeatable("t", pages)) is expected
+    assert asyncio.run(is_repeatable("t", pages)) is expected
 
 
 # -- with the credentials of sessions

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.upstreams.list_pages import ListReader
 from gateway.upstreams.probe import AGAIN_S, WAIT_S, Probe
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts
 from session_store.testing import FakeClock
@@ -27,8 +26,7 @@ BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are yo
 
 
 def probe_of(server: Any, clock: FakeClock | None = None, *, is_url: bool = False) -> Probe:
-    reader = ListReader(name_chars=256, uri_chars=8_192)
-    return Probe("demo", KnownFacts(), server, reader, start_s=5.0, is_url=is_url, clock=clock or FakeClock())
+    return Probe("demo", KnownFacts(), server, start_s=5.0, is_url=is_url, clock=clock or FakeClock())
 
 
 async def settle() -> None:

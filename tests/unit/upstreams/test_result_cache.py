@@ -149,14 +149,14 @@ def test_all_pages_of_a_list_or_none(kept: Kept) -> None:
         return CacheKey.of(LIST, params, public=b"", private=None)
 
     kept.keep(page({}), result(nextCursor="2"))
-    assert kept.cache.pages(LIST, page) is None
+    assert kept.cache.pages(page) is None
     kept.keep(page({"cursor": b'"2"'}), result(tools=[{"name": "b"}]))
-    pages = kept.cache.pages(LIST, page)
+    pages = kept.cache.pages(page)
     assert pages is not None and [json.loads(each)["tools"] for each in pages] == [[], [{"name": "b"}]]
     kept.keep(page({"cursor": b'"2"'}), result(nextCursor="2"))
-    assert kept.cache.pages(LIST, page) is None, "a list without an end"
+    assert kept.cache.pages(page) is None, "a list without an end"
     kept.keep(page({}), result(nextCursor={"a": 1}))
-    assert len(list(kept.cache.pages(LIST, page) or ())) == 1, "what is no text is no cursor"
+    assert len(list(kept.cache.pages(page) or ())) == 1, "what is no text is no cursor"
 
 
 SESSION = replace(a_session(FakeClock()), metadata={"tier": "gold", "team": "a"}, token_hash="one")
