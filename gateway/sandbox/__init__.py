@@ -1,1 +1,1 @@
-"""What a server's processes may touch: profiles, the paths that programs need, and the walls made of them."""
+"""Decide what a server's processes may touch: by profiles, and by the paths that their programs need."""

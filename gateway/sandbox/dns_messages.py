@@ -1,6 +1,6 @@
-"""Reads the questions of programs that resolve names, and writes the answers (RFC 1035). No I/O.
+"""Read the DNS queries of programs, and write the responses (RFC 1035). No I/O.
 
-Addresses are all that is answered. Whatever else is asked for has no records.
+Only queries for addresses get records. All others get a response without any.
 """
 
 import functools
@@ -14,7 +14,7 @@ import re2 as re
 __all__ = ["MAX_QUERY_BYTES", "Outcome", "Query", "load", "read_query"]
 
 MAX_QUERY_BYTES: Final = 4_096
-"""A question has a name of 255 bytes at most. Programs add some options."""
+"""The most bytes of a query. A name has 255 at most, and programs add options."""
 
 TTL_S: Final = 30
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -28,7 +28,7 @@ Outcome = Literal["found", "failed", "unknown", "unsupported", "refused", "malfo
 
 @functools.cache
 def load() -> ModuleType:
-    """dnspython. Loading it takes some 40 ms, so a gateway whose servers resolve no names does not."""
+    """Import dnspython and return it. This takes some 40 ms, so it is done only when a name is to be resolved."""
     import dns.message
     import dns.rrset
 
@@ -37,22 +37,22 @@ def load() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question. `name` is in lower case, without the final dot. `kind` is "A", "AAAA" or "other"."""
+    """A DNS query. `name` is in lower case, without the final dot. `kind` is "A", "AAAA" or "other"."""
 
     message: Any
     name: str
     kind: str
     problem: Outcome | None = None
-    """The outcome, where it is known without looking the name up."""
+    """The outcome if it is known without a look-up of the name."""
 
     def reply(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """Return the answer as it goes over a stream: two bytes of length, then the message."""
+        """Return the response for a stream: two bytes of length, then the message."""
         wire = self._written(outcome, addresses, 65_535)
         return len(wire).to_bytes(2, "big") + wire
 
     def datagram(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """Return the answer as a datagram of the size that the program takes. If it does not fit, it says to ask by
-        stream."""
+        """Return the response as a datagram of the size that the program takes. If it does not fit, return one without
+        records that has the program ask over a stream."""
         size = max(512, min(self.message.payload, MAX_QUERY_BYTES))
         try:
             return self._written(outcome, addresses, size)
@@ -77,7 +77,7 @@ def _kind(address: str) -> str:
 
 
 def read_query(wire: bytes) -> Query | None:
-    """Read a question. None if it is nothing that could be answered: then its sender is no resolver's client."""
+    """Read a query. Return None if the bytes are no query that can be answered: their sender is no DNS client."""
     dns = load()
     try:
         message = dns.message.from_wire(wire)

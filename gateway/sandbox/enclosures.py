@@ -1,4 +1,5 @@
-"""The sandboxes of one configured server: which one is for whom, and the walls of each."""
+"""Choose the sandbox of a server's processes by the trust of their session, and find its walls. Name the files and
+listeners of the gateway, which no sandbox opens."""
 
 import asyncio
 import logging
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 TRUSTS: Final = ("direct", "sandboxed")
 _FRESH_S: Final = 10.0
-"""How long the paths that were found count: programs and folders of a machine change while a gateway runs."""
+"""Seconds for which found paths count: programs and folders of a machine change while a gateway runs."""
 
 
 def _in_thread(work: Callable[[], object]) -> None:
@@ -33,8 +34,8 @@ def _in_thread(work: Callable[[], object]) -> None:
 
 
 class Enclosures:
-    """The enclosures of the server `name`, by trust. `sandboxes` has its sandbox for each trust; `closed` are addresses
-    that no grant opens, and `private` files that none may open. `run` runs what it is given beside the event loop."""
+    """The sandboxes of the server `name`, and their walls. `sandboxes` has its sandbox for each trust. No grant opens
+    the addresses in `closed` or the files in `private`. `run` runs a function beside the event loop."""
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class Enclosures:
 
     @property
     def shared(self) -> Sandbox:
-        """The sandbox of a process that belongs to no session, or to many: that of the least trusted session that it
-        serves. A launcher is for sessions alone."""
+        """Return the sandbox of a process that belongs to no session, or to many: that of the least trusted session
+        that it serves. It has no launcher, because launchers are for sessions."""
         found = self._sandboxes["direct" if self._settings.direct_only else "sandboxed"]
         return replace(found if found.has_walls else self._sandboxes["direct"], launcher=())
 
     def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
-        """Return the walls of that sandbox; None if it has none. To find their paths takes some milliseconds: once they
-        are known, they are found anew in the background."""
+        """Return the walls of a sandbox; None if it has none. To find their paths takes some milliseconds. So old ones
+        are returned once more, while new ones are found in the background."""
         if not sandbox.has_walls:
             return None
         made_at, made = self._made.get(sandbox, (0.0, None))
@@ -84,8 +85,8 @@ class Enclosures:
         return made
 
     def _find_again(self, sandbox: Sandbox) -> None:
-        """Find the paths anew. What they open of the gateway's own is refused when it starts (`refuse_open`); what has
-        come since (a folder that was made or mounted at a path in `args`) keeps the walls as they were."""
+        """Find the walls anew. Keep the earlier ones if the new ones open a private file, because a folder was made or
+        mounted since the start, which refuses such walls (`refuse_open`)."""
         made = self._enclosure_of(sandbox)
         opens = next(opened(made.walls, self.private), None)
         if opens is None:
@@ -101,7 +102,7 @@ class Enclosures:
 
 
 def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> Enclosures:
-    """Return the sandboxes of a server of the configuration. `workers` is how many processes serve it."""
+    """Return the sandboxes of a server of the configuration. `workers` is the number of processes of the gateway."""
     return Enclosures(
         name,
         entry,
@@ -116,9 +117,9 @@ def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, 
 
 
 def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, ...]:
-    """Return where the gateway itself listens, each of its workers included: no server has business there. A port of
-    the kernel's choice is not among them: it is on an address of this machine, which is closed unless the operator
-    opens that port, or all of them."""
+    """Return the addresses on which the gateway and its workers listen. No server may connect there. A port that the
+    kernel chooses is left out. It is on an address of this machine, which stays closed unless the operator opens that
+    port, or all."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     own = [f"{host}:{options.port}", options.advertise, options.internal]
     if options.admin.listen:
@@ -129,9 +130,8 @@ def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, .
 
 
 def own_files(options: GatewaySettings) -> list[Path]:
-    """Return the files with which one can be any session: the gateway's keys, and its store if that is a file, with
-    those that SQLite writes beside it. No server may read them. They may not exist yet.
-    """
+    """Return the files that give access to all sessions: the gateway's keys, and its store if that is a file, with the
+    files of SQLite beside it. No server may read them. They may not exist yet."""
     kind, _, path = options.store.partition(":///")
     store = []
     if kind == "sqlite" and path:
@@ -142,8 +142,8 @@ def own_files(options: GatewaySettings) -> list[Path]:
 
 
 def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the files that may be read, each with the path of a grant that opens it. Files and folders are compared by
-    what they are (device and inode) as well as by path: the kernel grants a folder wherever it is mounted, and a file
+    """Yield each of the files that the walls let a process read, as the path of the grant and the file. Compare files
+    and folders by device and inode as well as by path. The kernel grants a folder wherever it is mounted, and a file
     under each of its hard links."""
     by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if grant.mode != "l"}
     by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
@@ -156,7 +156,7 @@ def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Pa
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """Return device and inode; None for what is not there, or may not be looked at."""
+    """Return device and inode of a file; None if it does not exist, or may not be looked at."""
     try:
         found = os.stat(path)
     except OSError:

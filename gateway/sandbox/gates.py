@@ -1,4 +1,5 @@
-"""The gateway's side of the gates of walled processes (`transports/upstream/walls/gate.py`): one channel for each."""
+"""Serve the gates of walled processes (`transports/upstream/walls/gate.py`) over one channel for each: resolve names,
+and take their reports."""
 
 import asyncio
 import json
@@ -25,7 +26,7 @@ _MOST_AT_ONCE: Final = 16
 
 
 class _Packet(msgspec.Struct, frozen=True):
-    """What a gate sends."""
+    """A packet of a gate."""
 
     resolve: bool = False
     refused: tuple[Refusal, ...] = ()
@@ -36,7 +37,7 @@ _packets: Final = msgspec.json.Decoder(_Packet)
 
 
 class SandboxGates:
-    """Serves the gates of all walled processes of this gateway."""
+    """Serve the gates of all walled processes of this gateway."""
 
     def __init__(self, refusals: Refusals, lookups: Lookups | None = None) -> None:
         self._refusals = refusals
@@ -50,21 +51,21 @@ class SandboxGates:
         self._channels.add(_Channel(channel, resolves, refusals, ended=self._channels.discard))
 
     async def close(self) -> None:
-        """Close all channels. Processes that still run reach what they could, and resolve no more names."""
+        """Close all channels. Processes that still run keep what they can reach, and resolve no more names."""
         for channel in tuple(self._channels):
             await channel.close()
         self._lookups.close()
 
 
 def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
-    """Return whose turns the names of a process take: those of its server and principal, however many sessions there
-    are. A session is opened at once, and slow names of many would take the turns of others."""
+    """Return the key by which processes share the threads of look-ups: server and principal. It leaves the session out.
+    One principal could open many, whose slow names would take the turns of others."""
     known = fields()
     return known.get("server"), known.get("principal")
 
 
 class _Channel:
-    """The channel of one gate."""
+    """The gateway's end of the channel of one gate."""
 
     def __init__(
         self,

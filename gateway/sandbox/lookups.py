@@ -1,4 +1,4 @@
-"""Looks up the addresses of names as this machine does (getaddrinfo), in a bounded number of threads."""
+"""Look up the addresses of names as this machine does (getaddrinfo), in a limited number of threads."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,10 @@ from cachetools import TTLCache
 __all__ = ["MAX_FIRST", "MAX_WAITING", "Found", "LookupTurns", "Lookups"]
 
 MAX_WAITING: Final = 512
-"""Names that wait behind others of their askers, or of slow ones."""
+"""The most names in the second queue: further names of an asker, and those of slow askers."""
 
 MAX_FIRST: Final = 2_048
-"""Askers whose one name waits."""
+"""The most names in the first queue, which has one for each asker."""
 
 _SLOW_S: Final = 2.0
 _REMEMBERED_S: Final = 60.0
@@ -28,12 +28,11 @@ _REMEMBERED: Final = 4_096
 
 
 class LookupTurns:
-    """Decides who may look a name up next. `reserved` of the threads are for the first name of askers that are not
-    slow.
+    """Decide which name is looked up next. `reserved` of the threads are for the first queue alone. It has one name of
+    each asker whose look-ups were quick of late.
 
-    Names are looked up in a bounded number of threads, and a name server that does not answer holds one for many
-    seconds. So some threads are kept for those who have nothing under way and whose names were quick of late. Who asks
-    for slow names, and for further ones at the same time, waits for the others.
+    A name server that does not answer holds a thread for many seconds. So further names of an asker, and all names of
+    slow askers, wait in a second queue.
     """
 
     def __init__(self, threads: int, reserved: int, clock: Callable[[], float] = monotonic) -> None:
@@ -47,7 +46,7 @@ class LookupTurns:
         self._began: dict[str, tuple[Hashable, float]] = {}
 
     def ask(self, name: str, asker: Hashable) -> bool:
-        """Line a name up that is not there yet. False: too many wait."""
+        """Queue a name that is not queued yet. Return False if its queue is full."""
         if self._is_idle(asker):
             line, most = self._first, MAX_FIRST
         else:
@@ -59,14 +58,15 @@ class LookupTurns:
         return True
 
     def join(self, name: str, asker: Hashable) -> None:
-        """Note that another one asks for a name that is lined up, or is being looked up."""
+        """Note that another asker wants a name that is queued or being looked up. Move the name to the first queue if
+        this is the only name that the asker waits for."""
         if name in self._rest and self._is_idle(asker) and len(self._first) < MAX_FIRST:
             self._leave(self._rest.pop(name))
             self._first[name] = asker
             self._under_way[asker] += 1
 
     def next(self) -> str | None:
-        """Return the name whose turn it is: a thread is its own until `done`. None: it is nobody's turn."""
+        """Return the next name to look up. It has a thread until `done`. Return None if no name may have one now."""
         for line, kept in ((self._first, 0), (self._rest, self._reserved)):
             if line and self._free > kept:
                 name = next(iter(line))
@@ -76,7 +76,7 @@ class LookupTurns:
         return None
 
     def done(self, name: str) -> None:
-        """Free the thread of a name that was looked up."""
+        """Free the thread of a name that was looked up. If that took long, its asker counts as slow for a minute."""
         asker, began = self._began.pop(name)
         self._free += 1
         self._leave(asker)
@@ -88,7 +88,7 @@ class LookupTurns:
                 self._first[waiting] = self._rest.pop(waiting)
 
     def give_up(self, name: str) -> bool:
-        """Take a name out of its line. False: it is in none."""
+        """Remove a name from its queue. Return False if it is in none."""
         for line in (self._first, self._rest):
             if name in line:
                 self._leave(line.pop(name))
@@ -117,14 +117,15 @@ _UNKNOWN: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_N
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look-up came to. "unknown": the name does not exist; "failed": nobody could say."""
+    """The result of a look-up. "unknown": the name does not exist. "failed": no name server has said whether it
+    does."""
 
     outcome: Literal["found", "unknown", "failed"]
     addresses: tuple[str, ...] = ()
 
 
 class Lookups:
-    """Looks names up. Those who ask for the same name at the same time share a look-up, and its result for seconds.
+    """Look names up. Concurrent callers share the look-up of a name, and its result is cached for seconds.
 
     `resolve` returns the addresses of a name, or raises `socket.gaierror`. It runs in a thread.
     """
@@ -139,8 +140,7 @@ class Lookups:
         self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
     async def find(self, name: str, asker: Hashable = None) -> Found:
-        """Return the addresses of a name. `asker` is whose turn it takes: askers share the threads fairly. Never
-        raises."""
+        """Return the addresses of a name. Never raises. Callers share the threads fairly by `asker`."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept
@@ -162,7 +162,7 @@ class Lookups:
             self._leave(name)
 
     def _leave(self, name: str) -> None:
-        """Take a name that is not wanted any more out of its line: nobody waits in vain for a thread."""
+        """Remove a name from its queue if no caller waits for it any more."""
         self._wanted[name] -= 1
         if not self._wanted[name]:
             del self._wanted[name]
@@ -170,7 +170,7 @@ class Lookups:
                 del self._running[name]
 
     def _start(self) -> None:
-        """Look up those names whose turn it is."""
+        """Start the look-ups for which there are threads."""
         while (name := self._turns.next()) is not None:
             self._look_up(name)
 
@@ -204,16 +204,16 @@ class Lookups:
             loop.call_soon(finished, Found("failed"))
 
     def close(self) -> None:
-        """Give up what is being looked up."""
+        """Cancel the look-ups for all who wait."""
         for running in self._running.values():
             running.cancel()
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return the addresses of a name, the preferred ones first. Raises `socket.gaierror`. Takes its time.
+    """Return the addresses of a name, the preferred ones first. Blocks. Raises `socket.gaierror`.
 
-    A server's own library cannot find out that this machine has no way to IPv6, because it has no datagram sockets. So
-    such addresses are left out if there are others.
+    Leave out IPv6 addresses without a route if there are others. A server's own library cannot find that out, because
+    it has no datagram sockets.
     """
     # Questions of DNS are about whole names: nothing is appended to them.
     whole = f"{name}." if "." in name else name

@@ -1,7 +1,7 @@
-"""Files, folders and hosts that an operator names in a server's arguments and environment.
+"""Find the files, folders and hosts that an operator names in a server's arguments and environment.
 
-They are granted because the operator wrote them there: a published server gets its folders, its database and its URL as
-arguments, and has to work with them. Under `strict` they are granted for reading only, and hosts are not.
+They are granted: a published server gets its folders, its database and its URL there, and has to work with them. Under
+`strict` they are granted for reading only, and hosts are not.
 """
 
 import os
@@ -18,21 +18,21 @@ from gateway.sandbox.untrusted_files import read_plain
 __all__ = ["NamedPaths", "named_paths"]
 
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".duckdb")
-"""Files that are written with others beside them: journals and locks."""
+"""Endings of files that have others beside them when they are written: journals and locks."""
 _SETTLED: Final = (
     *(".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".sh", ".so", ".jar", ".wasm"),
     *(".pem", ".crt", ".cer", ".key", ".p12", ".pub"),
     *(".toml", ".yaml", ".yml", ".ini", ".conf", ".cfg", ".env"),
 )
-"""Ends of files that are code, keys or settings: a session that could write them would change those of all others."""
+"""Endings of code, keys and settings. They are only read: a session that could write them would change them for all."""
 _SETTLED_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
-"""Words in the name of an option or variable that say the same."""
+"""Words in the name of an option or variable whose files are only read, for the same reason."""
 _CODE_VARIABLES: Final = frozenset(
     "PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV NODE_PATH LD_LIBRARY_PATH LD_PRELOAD GEM_PATH GEM_HOME "
     "PERL5LIB RUBYLIB CLASSPATH JAVA_HOME CONDA_PREFIX NVM_DIR GOROOT GOPATH PLAYWRIGHT_BROWSERS_PATH CHROME_PATH "
     "PUPPETEER_EXECUTABLE_PATH PUPPETEER_CACHE_DIR".split()
 )
-"""Variables of code that is read, most of them lists."""
+"""Variables that name code, most of them as lists. It is only read."""
 _PORTS: Final[Mapping[str, int]] = {
     "http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22,
     "postgres": 5432, "postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "sqlserver": 1433,
@@ -46,9 +46,9 @@ _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that i
 
 @dataclass(slots=True)
 class NamedPaths:
-    """`read` and `write` are files and folders without symlinks, `reach` hosts with ports. `left_out` says, for each
-    named thing that is not granted, what it is and which setting would grant it. `repositories` are folders of git that
-    a named folder keeps its history in, with what says so."""
+    """The things that a configuration names. `read` and `write` are files and folders without symlinks, `reach` hosts
+    with ports. `left_out` has a sentence for each thing that is not granted, with the setting that would grant it.
+    `repositories` maps the git folder with the history of a named folder to such a sentence."""
 
     read: dict[str, None] = field(default_factory=dict)
     write: dict[str, None] = field(default_factory=dict)
@@ -61,8 +61,8 @@ def named_paths(
     args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
 ) -> NamedPaths:
     """Return what the arguments and the environment of a server name. `code` are the files and folders that the server
-    runs from: a folder that holds some of them is not granted for writing. `folder` is where relative paths are meant;
-    None: in the session's own folder. `cwd` is a folder that is read."""
+    runs from. A folder around one of them is not granted for writing. `folder` is where relative paths begin; None: in
+    the session's own folder. `cwd` is a folder that is read."""
     found = _Named(tuple(code), folder)
     option = ""
     for word in args:
@@ -90,7 +90,8 @@ class _Named:
         self._folder = folder
 
     def code(self, text: str, name: str) -> None:
-        """Look at a file or folder of code, and the variable that names it. The system's are granted anyway."""
+        """Grant a file or folder of code for reading. `name` is the variable that names it. Paths of the system are
+        granted anyway."""
         path = self._followed(text) if text.startswith("/") else ""
         if not path or not os.path.exists(path) or is_of_system(path):
             return
@@ -100,8 +101,8 @@ class _Named:
             self.folder(path, may_write=False)
 
     def working_directory(self, path: str) -> None:
-        """Look at the folder that the server starts in. Its links are followed, unless the server's sessions may write
-        them: many a project lies behind one."""
+        """Grant the folder that the server starts in for reading. Follow its symlinks, unless the server's sessions may
+        write them: many a project lies behind one."""
         try:
             found = followed(path)
         except OwnLink as link:
@@ -113,7 +114,7 @@ class _Named:
             self.folder(found, may_write=False)
 
     def text(self, text: str, name: str) -> None:
-        """Look at an argument or the value of a variable, and the name of its option or variable."""
+        """Grant what an argument or the value of a variable names. `name` is its option or variable."""
         if not text or len(text) > _LONGEST or "\0" in text:
             return
         url = _url(text)
@@ -151,7 +152,7 @@ class _Named:
             return ""
 
     def folder(self, path: str, *, may_write: bool) -> None:
-        """Grant a folder. One that holds the server's code, or is a part of it, is for reading: sessions must not
+        """Grant a folder. Grant it for reading if it holds the server's code or is a part of it: a session must not
         change what others run."""
         is_code = any(f"{code}/".startswith(f"{path}/") or path.startswith(f"{code}/") for code in self._code)
         if is_code and may_write:
@@ -175,7 +176,8 @@ class _Named:
             self._around(path, may_write=True)
 
     def _around(self, path: str, *, may_write: bool) -> None:
-        """The folder of a file that is made, or that has journals beside it, if nothing else is in it."""
+        """Grant the folder of a file that will be made, or that has journals beside it. For writing only if it holds
+        nothing else."""
         folder, name = os.path.split(path)
         if may_write and not is_broad(folder) and not _is_of_one(folder, name):
             self._leave_out(
@@ -201,7 +203,7 @@ class _Named:
 
 
 def _is_of_one(folder: str, name: str) -> bool:
-    """Return whether nothing is in a folder but what that file, or a database, is made of."""
+    """Return whether a folder holds nothing but a file of that name, or a database with its journals."""
     try:
         with os.scandir(folder) as entries:
             return all(
@@ -214,8 +216,8 @@ def _is_of_one(folder: str, name: str) -> bool:
 
 
 def _repository_of(folder: str) -> str:
-    """Return the folder in which git keeps the history of a worktree or submodule, which has a file that names it;
-    empty for others. Sessions may have written that file, so what it names is shown and not granted."""
+    """Return the folder in which git keeps the history of a worktree or submodule; empty for other folders. A file in
+    the worktree names it. Sessions may have written this file, so its folder is shown and not granted."""
     try:
         noted = read_plain(Path(folder), Path(folder, ".git"), _LONGEST).decode("utf-8")
     except (OSError, ValueError):
@@ -228,7 +230,7 @@ def _repository_of(folder: str) -> str:
 
 
 def _url(text: str) -> SplitResult | None:
-    """Return the text as a URL with `//`, if it is one."""
+    """Return the parts of a URL with `//`; None if the text is none."""
     if "://" not in text:
         return None
     try:

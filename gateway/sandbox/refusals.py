@@ -1,6 +1,7 @@
-"""Tells what sandboxes refuse to servers: a counter, a log line that says what would allow it, an event of the session.
+"""Report what sandboxes refuse to servers: by a counter, a log line with the setting that would allow it, and an event
+of the session.
 
-A server can be refused as often as it likes. Its first refusals of each kind are told, repetitions ever less often.
+A server can be refused as often as it likes. First refusals are reported at once, repetitions less and less often.
 """
 
 import json
@@ -18,16 +19,16 @@ from gateway.observability.metrics import SANDBOX_REFUSALS
 __all__ = ["MOST_ROWS_OF_ALL", "ProcessRefusals", "Refusal", "Refusals", "RefusedRow", "SessionRefusals", "sentence"]
 
 _MOST_ROWS: Final = 40
-"""Of one server in one session. All others are one more."""
+"""The most rows of one server in one session. All further refusals share one more row."""
 MOST_ROWS_OF_ALL: Final = 10_000
-"""Of all sessions. For a new row, the session that has been refused nothing for the longest time loses its rows."""
+"""The most rows of all sessions. For a new row, the session whose last refusal is the oldest loses its rows."""
 _LAST_WORDS_S: Final = 60.0
 _MOST_ENDED: Final = 10_000
 
 
 class RefusedRow(msgspec.Struct, frozen=True):
-    """What a server was refused `count` times, the last time `at` (Unix time), and the setting that `allows` it: empty
-    if none does. `what` is empty for what is not told apart."""
+    """A refusal as the page of a session shows it. It came `count` times, last `at` (Unix time). `allows` is the
+    setting that would allow it; empty if none does. `what` is empty for refusals that are not told apart."""
 
     at: float
     server: str
@@ -39,7 +40,7 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class SessionRefusals:
-    """Kept by how the id of a session begins, as logs show it. `clock` gives Unix time."""
+    """Keep the refusals of each session, by the beginning of its id, as logs show it. `clock` returns Unix time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -49,7 +50,7 @@ class SessionRefusals:
         self._ended: TTLCache[str, bool] = TTLCache(_MOST_ENDED, _LAST_WORDS_S, clock)
 
     def add(self, session: str, row: RefusedRow) -> None:
-        """Keep a refusal, and count it if it is there already. Its `at` is now."""
+        """Keep a refusal with the present time, or count it if it is kept already."""
         if session in self._ended:
             return
         rows = self._of.pop(session, {})
@@ -75,7 +76,8 @@ class SessionRefusals:
         return sorted(self._of.get(session, {}).values(), key=lambda row: -row.at)
 
     def forget(self, session: str) -> None:
-        """Forget a session that has ended, here at least. If it comes back within a minute, refusals are not kept."""
+        """Drop the refusals of a session that has ended here. Later ones are not kept for a minute, even if it comes
+        back."""
         self._rows -= len(self._of.pop(session, {}))
         self._ended[session] = True
 
@@ -83,7 +85,7 @@ class SessionRefusals:
 logger = logging.getLogger(__name__)
 
 MAX_TOLD: Final = 40
-"""Different refusals of one process that are told apart. All others are one more."""
+"""The most refusals of one process that are told apart. All others are one more."""
 
 _AGAIN_S: Final = 60.0
 _LOGGED_S: Final = 3_600.0
@@ -107,11 +109,11 @@ _NUMBERS: Final = {
 _AMOUNTS: Final = ("processes", "memory")
 _TO_WRITE: Final = "not granted to be written"
 _NEVER: Final = ("the gateway listens there", "a setuid or setgid bit", "datagrams", "an abstract name")
-"""Why something is refused that no setting allows."""
+"""Reasons of refusals that no setting changes."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What was refused, `count` times. `what` is written as it would be granted."""
+    """Something that was refused, `count` times. `what` is written as a setting would grant it."""
 
     kind: str
     what: str
@@ -124,7 +126,7 @@ class BlockedEvent(Protocol):
 
 
 def allowed_by(refused: Refusal) -> str:
-    """Return the setting that allows what was refused; empty if none does."""
+    """Return the setting that would allow what was refused; empty if none does."""
     field = "write" if refused.why == _TO_WRITE else _GRANTS.get(refused.kind)
     if not refused.what or field is None or refused.why in _NEVER:
         return ""
@@ -137,7 +139,8 @@ def allowed_by(refused: Refusal) -> str:
 
 
 def sentence(server: str, refused: Refusal, package: str = "") -> str:
-    """Return what was refused to the server, or to the fetch of a package, and the setting that allows it."""
+    """Return a sentence for operators: what was refused to the server, or to the fetch of a package, and which setting
+    would allow it."""
     who = f"the fetch of package {package!r}" if package else f"server {server!r}"
     if not refused.what:
         return f"{who} was refused more than is told apart"
@@ -152,8 +155,9 @@ def sentence(server: str, refused: Refusal, package: str = "") -> str:
 
 
 class Refusals:
-    """Of all servers of this gateway. `blocked` records an event of a session, `shown` is what its page shows.
-    `touched` is told, by kind and name, of what processes touch whose walls watch everything."""
+    """Report the refusals of all servers of this gateway. `blocked` records an event of a session. `shown` keeps rows
+    for its page. `touched` is called with the kind and name of each thing that a process touches, if its walls watch
+    everything."""
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class Refusals:
         self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, clock)
 
     def count(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Add to the counter, and to what the page of the session shows."""
+        """Count a refusal, and keep it for the page of the session."""
         self._counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
         if session := str(fields.get("session", "")):
             server, allows = str(fields.get("server", "")), allowed_by(refused)
@@ -179,7 +183,7 @@ class Refusals:
             self._shown.add(session, row)
 
     def tell(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Write the log line, unless another session of the server has had it lately, and record the event."""
+        """Log a refusal, unless another session of the server has had the same line lately, and record the event."""
         server = str(fields.get("server", ""))
         said = sentence(server, refused, str(fields.get("package", "")))
         key = (said, refused.kind, refused.what)
@@ -190,7 +194,7 @@ class Refusals:
 
 
 class ProcessRefusals:
-    """Of one process. `fields` are those of its log lines at that moment."""
+    """Report the refusals of one process. `fields` returns the present fields of its log lines."""
 
     def __init__(self, all_of: Refusals, fields: Callable[[], Mapping[str, Any]]) -> None:
         self._all = all_of
@@ -199,7 +203,7 @@ class ProcessRefusals:
         self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
     def add(self, refused: Refusal) -> None:
-        """Count, and tell if it is new or has been repeated for a while."""
+        """Count a refusal, and report it if it is new or has been repeated for a while."""
         fields = self._fields()
         self._all.count(fields, refused)
         key = (refused.kind, refused.what)

@@ -1,6 +1,6 @@
-"""Resolves names for walled processes: serves the streams on which their programs ask (DNS over TCP).
+"""Resolve names for walled processes: answer the DNS queries that their programs send over TCP, or in packets.
 
-One session cannot starve others: its streams, its questions at a time and its questions per second are bounded.
+Streams, concurrent queries and queries per second of one process are limited, so that it does not starve others.
 """
 
 import asyncio
@@ -20,29 +20,30 @@ __all__ = ["SessionResolver"]
 
 MAX_STREAMS: Final = 32
 MAX_AT_ONCE: Final = 4
-"""Names of one process that are looked up at the same time."""
+"""The most names of one process that are looked up at the same time."""
 
 PER_SECOND: Final = 50.0
 BURST: Final = 200.0
 REACHABLE_S: Final = 300.0
-"""How long an answered address is reachable: longer than its TTL, because programs connect after they have asked."""
+"""Seconds for which an answered address is reachable. Longer than its TTL, because programs connect after they have
+asked."""
 
 _IDLE_S: Final = 30.0
 _REFUSED_S: Final = 0.1
-"""How long a program that asks too often waits for being told so. It cannot ask again at once."""
+"""Seconds after which a query beyond the rate is refused, so that the program does not ask again at once."""
 _ORDERLY: Final = struct.pack("@ii", 0, 0)
 _LOCALHOST: Final = ("127.0.0.1", "::1")
 
 
 class Learn(Protocol):
     def __call__(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
-        """Make addresses reachable for the process, before anything else that is sent to it. False if that failed."""
+        """Make addresses reachable for the process, before anything else is sent to it. Return False if that failed."""
         ...
 
 
 class SessionResolver:
-    """The resolver of one walled process. `refused` is told of names that it may not ask for. `asker` returns whose
-    turns its names take (`Lookups.find`)."""
+    """Answer the DNS queries of one walled process. `learn` makes addresses reachable for it. `refused` is called with
+    each name that it may not resolve. `asker` returns the key by which its look-ups take turns (`Lookups.find`)."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class SessionResolver:
         self._is_loaded = False
 
     async def serve(self, client: socket.socket) -> None:
-        """Answer what is asked on a stream, or a socket of packets, until its end. Owns the socket."""
+        """Answer the queries on a stream, or on a socket of packets, until its end. Owns the socket."""
         if self._streams >= MAX_STREAMS or not self._openings.spend():
             client.close()
             return
@@ -84,7 +85,7 @@ class SessionResolver:
             self._streams -= 1
 
     async def _serve_packets(self, client: socket.socket) -> None:
-        """Questions as datagrams: one after the other, because a program has a socket for each."""
+        """Answer queries in packets, one after the other: a program has a socket for each."""
         loop = asyncio.get_running_loop()
         client.setblocking(False)
         with client, contextlib.suppress(OSError, TimeoutError):
@@ -135,7 +136,7 @@ class SessionResolver:
             writer.write(reply)
 
     async def reply(self, query: Query) -> bytes:
-        """Return the answer to one question."""
+        """Return the response to one query."""
         return query.reply(*await self._outcome(query))
 
     async def _outcome(self, query: Query) -> tuple[Outcome, tuple[str, ...]]:
@@ -160,7 +161,7 @@ class SessionResolver:
 
 
 class _Allowance:
-    """`PER_SECOND` on average, and up to `BURST` at once."""
+    """Limit a rate to `PER_SECOND` on average, and to `BURST` at once (a token bucket)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -168,7 +169,7 @@ class _Allowance:
         self._counted_at = clock()
 
     def spend(self) -> bool:
-        """Take one. False if there is none left."""
+        """Take one token. Return False if there is none."""
         now = self._clock()
         self._left = min(BURST, self._left + (now - self._counted_at) * PER_SECOND)
         self._counted_at = now

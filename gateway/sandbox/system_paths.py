@@ -1,4 +1,5 @@
-"""Paths of the system: what every sandboxed process may use, and folders that no grant is made for by itself."""
+"""List the paths of the system that every sandboxed process may use, and the folders that are too broad to be granted
+unless an operator lists them."""
 
 import functools
 import os
@@ -18,7 +19,7 @@ _PROGRAMS: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
     *("/nix/store", "/run/current-system/sw", "/gnu/store", "/snap", "/home/linuxbrew/.linuxbrew"),
 )
-"""Programs and libraries, by package managers."""
+"""Folders of programs and libraries, those of package managers included."""
 
 _CONFIGURATION: Final = (
     # names of users, hosts and services
@@ -51,12 +52,12 @@ _FACTS: Final = (
     *("/sys/devices/system/cpu", "/sys/devices/system/node", "/sys/fs/cgroup"),
     *("/sys/kernel/mm/transparent_hugepage", "/var/cache/fontconfig", "/run/systemd/resolve/stub-resolv.conf"),
 )
-"""What runtimes ask of the machine: its processors, and the limits of their container."""
+"""Files in which runtimes read the processors of the machine, and the limits of their container."""
 
 _DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 
 _MOST_PARTS: Final = 400
-"""Of a path, with those of the symlinks in it."""
+"""The most parts of a path, those of the symlinks in it included."""
 _BROAD: Final = frozenset(
     "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /sys /tmp /usr /usr/local /var /var/lib "
     "/var/log /var/run /var/spool /var/tmp /Users".split()
@@ -70,16 +71,16 @@ def real(path: str) -> str:
 
 
 class OwnLink(Exception):
-    """A path leads through a symlink that a session could have made. The message is the link."""
+    """A path leads through a symlink that a session could have made. The message is the path of the symlink."""
 
 
 def followed(path: str) -> str:
-    """Return an absolute path without symlinks, as `real`. What a configuration names may lie where sessions write, and
-    a session could put a symlink there, to be granted what it leads to. So the links of this process's own user are not
-    followed, unless they lie in a folder that no grant is made for.
+    """Return an absolute path without symlinks, as `real`, but do not follow symlinks of this process's own user. A
+    path of the configuration may lie where sessions write. There a session could put a symlink, to be granted its
+    target. Symlinks in broad folders are followed.
 
     Raises:
-        OwnLink: the path leads through such a link.
+        OwnLink: the path leads through a symlink that is not followed.
     """
     found, rest = "/", path.split("/")[::-1]
     for _ in range(_MOST_PARTS):
@@ -106,8 +107,8 @@ def followed(path: str) -> str:
 
 
 def system_grants(etc: str = "/etc") -> Iterator[Grant]:
-    """Yield the grants of every sandboxed process. /proc shows a process its own files: the kernel closes the
-    environment, memory and descriptors of processes outside its walls."""
+    """Yield the grants of every sandboxed process. /proc is one of them: the kernel closes the environment, memory and
+    descriptors of processes outside of the walls."""
     configuration = [f"{etc}/{found}" for name in _CONFIGURATION for found in sorted(glob(name, root_dir=etc))]
     for paths, mode in ((_PROGRAMS, "rx"), (configuration, "r"), (_FACTS, "r"), (_DEVICES, "rw"), (("/proc",), "r")):
         for path in paths:
@@ -116,14 +117,14 @@ def system_grants(etc: str = "/etc") -> Iterator[Grant]:
 
 
 def is_of_system(path: str) -> bool:
-    """Return whether every sandboxed process may read and execute a path without symlinks, because it is the
-    system's."""
+    """Return whether a path without symlinks lies in a folder of programs, which every sandboxed process may read and
+    execute."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in (*_PROGRAMS, *map(real, _PROGRAMS)))
 
 
 def is_broad(path: str) -> bool:
-    """Return whether a folder holds so much that only an operator who lists it in `read` or `write` can mean all of it:
-    the folders of the system, home folders, and what holds the folders of sessions."""
+    """Return whether a folder holds so much that it is granted only if an operator lists it in `read` or `write`. Such
+    are folders of the system, home folders, and those around the folders of sessions."""
     return path in _broad(os.environ.get("HOME", ""), tempfile.gettempdir())
 
 

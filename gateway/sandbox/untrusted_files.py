@@ -1,4 +1,5 @@
-"""Files in a folder that foreign programs have written to, and that no longer run: nothing leads out of the folder."""
+"""Read and write files in a folder that untrusted programs have written to, without following a symlink out of it. The
+programs no longer run."""
 
 import errno
 import os
@@ -9,7 +10,7 @@ __all__ = ["has_no_links", "read_plain", "write_new"]
 
 
 def has_no_links(folder: Path, path: Path) -> bool:
-    """Return whether the way from the folder to a path in it has no links. What the path itself is, is not asked."""
+    """Return whether no folder between `folder` and the path below it is a symlink. The path itself may be one."""
     parent = os.path.join(os.path.realpath(folder), os.path.relpath(path.parent, folder))
     return os.path.realpath(path.parent) == os.path.normpath(parent)
 
@@ -18,7 +19,8 @@ def read_plain(folder: Path, path: Path, most: int) -> bytes:
     """Return the content of a file below the folder.
 
     Raises:
-        OSError: it is not there (FileNotFoundError), or is no plain file of at most so many bytes.
+        OSError: the file does not exist (FileNotFoundError), is no regular file of at most `most` bytes, or a symlink
+            leads to it.
     """
     if not has_no_links(folder, path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -32,10 +34,10 @@ def read_plain(folder: Path, path: Path, most: int) -> bytes:
 
 
 def write_new(folder: Path, path: Path, content: str) -> None:
-    """Write a file below the folder, in place of whatever has its name.
+    """Write a new file below the folder. Replace a file or symlink that has its name.
 
     Raises:
-        OSError: a folder has its name, or a link leads to its own folder.
+        OSError: a folder has its name, or a symlink leads to its folder.
     """
     if not has_no_links(folder, path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
