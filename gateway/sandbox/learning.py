@@ -1,5 +1,5 @@
-"""Runs a server that may touch everything, records what it and all that it starts do touch, and makes grants of that:
-the fewest with which it works under a profile."""
+"""Run a server with everything open, record what it and all that it starts touch, and make grants of that: the fewest
+with which it works under a profile."""
 
 import asyncio
 import ipaddress
@@ -31,7 +31,7 @@ from transports.upstream.walls.spec import Grant, Reach, Walls
 __all__ = ["Learnt", "learnt", "united", "watched"]
 
 _MANY: Final = 4
-"""So many files of one folder are granted as the folder."""
+"""A folder is granted as a whole if so many of its files are needed."""
 
 _KEYS: Final = frozenset(
     ".ssh .gnupg .aws .azure .kube .docker .netrc .npmrc .pypirc .git-credentials .password-store .mozilla "
@@ -40,7 +40,7 @@ _KEYS: Final = frozenset(
 )
 """Names in a path that lead to credentials, or to somebody else's authority."""
 _ROWS: Final = {"read": str, "write": str, "reach": str, "sockets": str, "listen": int}
-"""The lists of a table, and of what they are."""
+"""The lists in a learnt table, and the type of their items."""
 _MOST_NAMES: Final = 50
 _IGNORED: Final = ("/proc", "/dev/pts", "/dev/tty", "/dev/ptmx")
 _CHOSEN_BY_KERNEL: Final = 32_768
@@ -48,13 +48,14 @@ _CHOSEN_BY_KERNEL: Final = 32_768
 
 @dataclass(slots=True)
 class Learnt:
-    """`table` is a value of `sandbox`. `remarks` say what is not in it, and why: dangerous things first."""
+    """A learnt sandbox. `table` is a value of the setting `sandbox`. `remarks` say what is not in it, and why:
+    dangerous things first."""
 
     table: dict[str, Any]
     remarks: list[str] = field(default_factory=list)
 
     def add_unused(self, names: Iterable[str]) -> None:
-        """Remark on names that the server has asked for, and that are not among the hosts."""
+        """Add remarks on names that the server has asked for, and that are not among the hosts."""
         hosts = {host.rpartition(":")[0] for host in self.table.get("reach", ())}
         for name in islice((name for name in dict.fromkeys(names) if name not in hosts), _MOST_NAMES):
             self.remarks.append(
@@ -70,7 +71,7 @@ def learnt(
     own: Sequence[str],
     profile: str = "strict",
 ) -> Learnt:
-    """Return what was `touched` (kind and what, as the gate tells it), as grants. `names` has the name that an address
+    """Make grants of what was `touched` (kind and what, as the gate reports it). `names` has the name that an address
     was found by. `grants` are those that the profile makes anyway, `own` the folders that each session has of its
     own."""
     found = Learnt({"profile": profile})
@@ -103,7 +104,7 @@ def learnt(
 
 
 def united(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the grants of two tables, of which each was learnt in a run of its own.
+    """Merge two tables that were learnt in different runs.
 
     Raises:
         ValueError: the earlier one is no such table.
@@ -127,7 +128,8 @@ def _is_of_keys(path: str) -> bool:
 
 
 def _folded(found: Learnt, paths: Sequence[str], does: str) -> list[str]:
-    """Paths, or their folders where there are many. What is dangerous or broad is remarked on instead."""
+    """Return the paths to grant, or their folders where there are many. Add remarks on dangerous and broad paths
+    instead."""
     field = {"reads": "read", "writes": "write"}[does]
     kept: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
@@ -210,7 +212,7 @@ _EVERYTHING: Final = Walls(
 
 
 class Lesson:
-    """What a server touches while it runs."""
+    """Collect what a server touches while it runs."""
 
     def __init__(self, enclosure: Enclosure, own: OwnFolder) -> None:
         self._enclosure = enclosure
@@ -220,11 +222,11 @@ class Lesson:
         self._asked: dict[str, None] = {}
 
     def add(self, kind: str, what: str) -> None:
-        """Note what the gate tells of."""
+        """Note a thing that the gate reports."""
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:
-        """Return the addresses of a name, which are remembered. Runs in a thread."""
+        """Return the addresses of a name, and remember them. Runs in a thread."""
         self._asked[name] = None
         found = addresses_of(name)
         self._names.update(dict.fromkeys(found, name))

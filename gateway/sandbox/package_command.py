@@ -1,8 +1,8 @@
-"""Reads command lines: the commands within a shell's `-c` and behind `env`, and which of them start a published package
-by npx or uvx. Pure: no I/O.
+"""Parse command lines: the commands within a shell's `-c` and behind `env`, and those that start a published package by
+npx or uvx. Pure: no I/O.
 
-A command is understood exactly or not at all. One that is not understood is started as it is: npx or uvx then fetch the
-package for each session anew, into the session's own folder.
+A command is understood exactly or not at all. If it is not understood, it is started as it is. Then npx or uvx fetch
+the package for each session anew, into the session's own folder.
 """
 
 import posixpath
@@ -59,7 +59,7 @@ class _Unknown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The options before the first word that is none. `length` counts the words up to there."""
+    """The options of a command. `length` is the number of words before the first word that is none."""
 
     values: tuple[tuple[str, str], ...]
     length: int
@@ -69,10 +69,10 @@ class _Options:
 
 
 def _options(words: Sequence[str], flags: frozenset[str], valued: dict[str, str]) -> _Options:
-    """Read options. `valued` has for each option with a value the name that it is known by.
+    """Parse options. `flags` have no value. `valued` maps each option with a value to the name that it is known by.
 
     Raises:
-        _Unknown: one is in neither.
+        _Unknown: an option is in neither.
     """
     values: list[tuple[str, str]] = []
     rest: Iterator[tuple[int, str]] = iter(enumerate(words))
@@ -97,7 +97,7 @@ def _options(words: Sequence[str], flags: frozenset[str], valued: dict[str, str]
 _NPX_FLAGS: Final = frozenset({"--prefer-offline", "--prefer-online", "--quiet", "--silent", "--yes", "-q", "-s", "-y"})
 _NPX_VALUED: Final = {"--package": "package", "-p": "package"}
 _NPM_PACKAGE: Final = re.compile(r"(?P<name>(@[a-z0-9~-][\w.~-]*/)?[a-zA-Z0-9~-][\w.~-]*)(@(?P<version>[^/:@]+))?")
-"""A package of a registry, perhaps with a version, range or tag: no folder, archive, repository or other name."""
+"""Matches a package of a registry, perhaps with a version, range or tag. No folder, archive or repository."""
 _NPM_EXACT: Final = re.compile(r"\d+\.\d+\.\d+(-[\w.-]+)?(\+[\w.-]+)?")
 
 
@@ -146,7 +146,7 @@ _UVX_VALUED: Final = {
 _PYPI_PACKAGE: Final = re.compile(
     r"(?P<name>[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)(\[[\w., -]*\])?(?P<version>(@|===?|[<>~!]=?)[\w.*+!,<>=~ -]+)?"
 )
-"""A package of an index, perhaps with extras and versions: no path, URL or repository."""
+"""Matches a package of an index, perhaps with extras and versions. No path, URL or repository."""
 _PYPI_EXACT: Final = re.compile(r"(@|===?)v?\d[\w.+!]*")
 
 
@@ -187,12 +187,12 @@ _MOST_CHARS = 65_536
 
 
 def commands_of(argv: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the command itself, and those within it. The target of a redirection is there as a command of its own."""
+    """Return the command itself, and the commands within it. The target of a redirection counts as a command."""
     return [tuple(argv), *_within(tuple(argv))]
 
 
 def placed_commands(argv: Sequence[str], folder: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the commands, each with the folder that it runs in: `cd` goes to another one."""
+    """Yield the commands, each with the folder that it runs in. `cd` changes the folder of those after it."""
     for command in commands_of(argv):
         yield command, folder
         if command[:1] == ("cd",) and len(command) == 2:
@@ -214,7 +214,7 @@ def _within(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _is_command_option(word: str) -> bool:
-    """`-c`, also with other letters, as `-lc`."""
+    """Return whether an option of a shell is `-c`, also behind other letters, as in `-lc`."""
     return word.startswith("-") and not word.startswith("--") and word.endswith("c")
 
 
@@ -235,7 +235,7 @@ def _split(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _without_front(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words without what stands before a program: variables, options of `env`, keywords of shells."""
+    """Return the words from the program on: without variables, options of `env`, and keywords of shells."""
     for number, word in enumerate(words):
         if word not in _WORDS_IN_FRONT and not word.startswith("-") and "=" not in word:
             return tuple(words[number:])

@@ -1,11 +1,11 @@
-"""Fetches a package into a folder, by npx and uvx themselves, and finds out what they would have started.
+"""Fetch a package into a folder by npx or uvx, and find out which program they would have started.
 
-Both fetch the package and then run its program. They are made to run something of ours in its place: npx gets a shell
-that notes the environment and the command line, uvx is asked for Python instead of the program. So whatever they decide
-(an installed package that serves, the program of a package, versions) is decided by them.
+Both fetch a package and then run its program. Here they run something of ours in its place: npx gets a shell that notes
+the environment and the command line, and uvx is asked for Python. So npx and uvx themselves decide on versions, on the
+program, and on installed packages that serve.
 
-Code of the package runs while it is fetched: install scripts of npm, builds of uv. Nothing that code writes is believed
-if it would widen what the package's sessions may read.
+Code of the package runs while it is fetched: install scripts of npm, builds of uv. Nothing that this code writes is
+trusted if it would widen what the package's sessions may read.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _SHELL: Final = """#!/bin/sh
 [ "$npm_lifecycle_event" = npx ] && printf %s "$2" > {folder}/script && exec {env} -0 > {folder}/environment
 exit 1
 """
-"""Stands for the shell by which npx starts a program: it gets `-c` and a script."""
+"""The shell by which npx starts a program. It notes the script and the environment, and runs nothing."""
 
 _PYTHON: Final = "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.prefix)"
 
@@ -56,7 +56,7 @@ _OF_THE_FETCH: Final = frozenset(
     "npm_config_ignore_scripts npm_config_init_module npm_config_local_prefix npm_config_script_shell "
     "npm_config_update_notifier npm_config_userconfig npm_package_json".split()
 )
-"""Variables that npx sets and that name folders of the fetch, or settings that are ours. A session has its own."""
+"""Variables that npx sets to folders of the fetch, or to our settings. A session has its own."""
 
 _MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
 
@@ -64,21 +64,22 @@ _INSTALL_BY_NPM: Final = ("lib/python3*/site-packages/readabilipy/javascript",)
 """Folders of Python packages that run `npm install` in them at their first use. mcp-server-fetch has the first one."""
 
 _IMPATIENT: Final = {"npm_config_fetch_retry_mintimeout": "1000", "npm_config_fetch_retry_maxtimeout": "5000"}
-"""npm waits 10 s before it tries again, and a minute before the third time: longer than the client of a session."""
+"""Shorter pauses between attempts. npm waits 10 s before the second and a minute before the third, which is longer than
+the client of a session waits."""
 
 _UV_START: Final = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
-"""The first lines of a program in an environment of uv: a shell looks up where the environment's Python is."""
+"""The first lines of a program in an environment of uv. By them, a shell finds the environment's Python."""
 
 
 class NotForAll(Exception):
-    """The package has to be fetched for each session, by npx or uvx as they are. The message says why."""
+    """Each session has to fetch the package for itself, by npx or uvx as they are. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A package to be fetched. `env` is the whole environment of npx or uvx, and `cwd` their working directory: npx
-    looks for installed packages there. `home` is the folder with the operator's settings of both. `registries` are the
-    places of registries and proxies."""
+    """A package to fetch. `env` is the whole environment of npx or uvx, and `cwd` their working directory, where npx
+    looks for installed packages. `home` is the folder with the operator's settings of both. `registries` are the
+    addresses, with ports, of registries and proxies."""
 
     command: PackageCommand
     env: Mapping[str, str]
@@ -88,7 +89,7 @@ class FetchRequest:
 
 
 class PackageFetcher:
-    """Fetches packages, each step in walls of its own."""
+    """Fetch packages, each step behind walls of its own."""
 
     def __init__(self, fork_server: ForkServer, walls: WallsOfFetches, *, timeout_s: float = TIMEOUT_S) -> None:
         self._fork_server = fork_server
@@ -97,11 +98,11 @@ class PackageFetcher:
         self._lookups = Lookups()
 
     async def fetch(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """Fetch a package into an empty folder.
+        """Fetch a package into an empty folder. `now` is the Unix time.
 
         Raises:
             FetchFailed: it could not be fetched.
-            NotForAll: it has to be fetched for each session.
+            NotForAll: each session has to fetch it for itself.
             OSError: the folder cannot be written.
         """
         files = [*map(Path, npm_settings(request.env, request.home)), Path(request.home, ".config/uv/uv.toml")]
@@ -139,7 +140,7 @@ class PackageFetcher:
     # -- npm
 
     async def _npm(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """npx fetches without running any script of a package. Then the scripts run, without the operator's keys."""
+        """Fetch by npx without running a script of any package. Then run the scripts, without the operator's keys."""
         shell = copy / "shell"
         env_program = shutil.which("env") or "/usr/bin/env"  # by PATH, it could be the package's
         shell.write_text(_SHELL.format(folder=shlex.quote(str(copy)), env=shlex.quote(env_program)), encoding="utf-8")
@@ -210,7 +211,7 @@ class PackageFetcher:
         return fetched
 
     async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
-        """Do what packages do in their own folder when they are used first: sessions could not.
+        """Do what packages do in their own folder at their first use, because sessions may not write there.
 
         A failure leaves the package as it was published, and its program says what it is missing.
         """
@@ -230,7 +231,7 @@ class PackageFetcher:
 
 
 def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-    """Return what the shell of ours has noted. No code of a package has run before."""
+    """Return the package, and the program that our shell has noted. No code of a package has run yet."""
     try:
         script = read_plain(copy, copy / "script", _MAX_NOTED).decode("utf-8", "surrogateescape")
         noted = read_plain(copy, copy / "environment", _MAX_NOTED).decode("utf-8", "surrogateescape")
@@ -260,7 +261,8 @@ def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPac
 
 
 def _project(cwd: str) -> list[str]:
-    """Return what npx reads of the project that it is started in: that of the nearest folder that looks like one."""
+    """Return the files that npx reads of the project around its working directory: the nearest folder that looks like
+    one."""
     for folder in (Path(cwd), *Path(cwd).parents):
         found = [folder / name for name in ("package.json", "node_modules") if (folder / name).exists()]
         if found:
@@ -290,8 +292,8 @@ def _installed_tools(request: FetchRequest) -> str:
 
 
 def _uv_tools(request: FetchRequest, copy: Path) -> str:
-    """Return a folder of tools for one fetch, because uv writes to it. It has the tool of that name, if one is
-    installed."""
+    """Make a folder of tools for one fetch, because uv writes to it. If the operator has installed the tool, link it
+    there."""
     tools = copy / "tools"
     tools.mkdir()
     name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", request.command.package, maxsplit=1)[0]).lower()
@@ -302,10 +304,11 @@ def _uv_tools(request: FetchRequest, copy: Path) -> str:
 
 
 def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) -> FetchedPackage:
-    """Return the program in the environment that uv has made or found.
+    """Return the package, with its program in the environment that uv has made or found. `noted` is the file with the
+    path of this environment.
 
-    The package's own code may have run when the prefix was noted, so only an environment below the copy or among the
-    tools that the operator has installed is believed.
+    Code of the package may have written this file. So only an environment below the copy, or among the tools that the
+    operator has installed, is trusted.
     """
     try:
         root = os.path.realpath(read_plain(copy, noted, _MAX_PATH).decode("utf-8"))
@@ -352,7 +355,7 @@ def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
 
 
 def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[str, str]:
-    """Return the environment of an npm that runs code of packages: with the operator's settings, without access to
+    """Return the environment of an npm that runs code of packages: with the operator's settings, but without access to
     registries. Raises `OSError`."""
     settings = copy / "npmrc"
     lines = [
@@ -391,8 +394,8 @@ _lock: Final = msgspec.json.Decoder(_Lock)
 
 
 def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
-    """Return the packages of a tree by their place in it, as npm has noted them. Scripts of another tree may have
-    run."""
+    """Return the packages of a tree by their place in it, as npm has noted them. Scripts of another tree may have run
+    since. Raises `FetchFailed`."""
     try:
         found = read_plain(copy, tree / "node_modules" / ".package-lock.json", _MAX_LOCK)
         return _lock.decode(found).packages
@@ -403,7 +406,7 @@ def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
 
 
 def name_in(place: str, package: Mapping[str, Any]) -> str:
-    """Return how npm is told of one package of a tree."""
+    """Return the argument that names one package of a tree to npm, such as `esbuild@0.25.0`."""
     name = package.get("name") or place.rpartition("node_modules/")[2]
     return f"{name}@{package['version']}"
 
@@ -412,7 +415,7 @@ _OWN: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
     "npm": (("registry.npmjs.org", 443),),
     "uv": (("pypi.org", 443), ("files.pythonhosted.org", 443)),
 }
-"""Those that the tools use if nobody names others. Some packages of Python install a part by npm."""
+"""The registries of the tools themselves. Some packages of Python install a part by npm."""
 
 _URL: Final = re.compile(r"https?://[^\s\"'<>,\]]+", re.IGNORECASE)
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -421,12 +424,11 @@ _MAX_FILE_BYTES: Final = 1 << 20
 def registries_of(
     kind: Literal["npm", "uv"], words: Iterable[str], variables: Mapping[str, str], files: Iterable[Path]
 ) -> frozenset[tuple[str, int]]:
-    """Return which registries and proxies npx and uvx use on this machine, as hosts and ports: those in URLs in the
-    words of a command, in variables for fetches, and in files of settings.
+    """Return hosts and ports of the registries and proxies that npx and uvx use on this machine: their own, and those
+    of URLs in the words of a command, in variables for fetches, and in files of settings.
 
-    The operator has named them, in files and variables of npm and uv, or the tools name them themselves. Their
-    addresses may be private, or special in another way: a mirror in the operator's network, or a name that the
-    machine's own hosts file leads to a proxy.
+    The operator has named them, or the tools themselves. So their addresses may be private, as those of a mirror in the
+    operator's network or of a proxy.
     """
     texts = [*words, *variables.values(), *_texts_of(files)]
     return frozenset((*_OWN[kind], *_OWN["npm"], *(place for text in texts for place in _places_in(text))))

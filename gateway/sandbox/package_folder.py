@@ -1,9 +1,9 @@
-"""The folders of fetched packages on disk. Knows nothing of npm and uv.
+"""Keep fetched packages in folders on disk. Knows nothing of npm and uv.
 
-The folder of a package has a record, `current-1.json`, and folders named by chance, the *copies*, each with one fetched
-state of the package. A copy is whole before the record names it, and the record is replaced in one step: nobody reads
-half a package, whenever a gateway was killed. Gateways on one machine share the folders. A lock on the folder lets one
-of them fetch, and a lock on each copy, held while it is used, keeps the others from removing it.
+The folder of a package has a record, `current-1.json`, and *copies*: folders with random names, each with one fetched
+state of the package. A copy is complete before the record names it, and the record is replaced in one step. So nobody
+reads half a package, even if a gateway is killed. Gateways on one machine share the folders. A lock on the folder lets
+one of them fetch. A lock on each copy, held while it is used, keeps the others from removing it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ __all__ = ["FetchedPackage", "PackageFolder", "usable_root"]
 logger = logging.getLogger(__name__)
 
 RECORD: Final = "current-1.json"
-"""The number is that of the record's form."""
+"""The name of the record. The number is the version of its format."""
 LOCK: Final = "lock"
 USED: Final = "used"
 _PRIVATE: Final = 0o700
@@ -34,9 +34,9 @@ _PRIVATE: Final = 0o700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedPackage:
-    """How the program of a fetched package is started. `env` and `path` are what npx or uvx add to the environment and
-    to the front of PATH. `read` are the folders that the program is made of. `content` tells one state of the package
-    from another. `fetched_at` is a Unix time."""
+    """A fetched package, and how its program is started. `env` and `path` are what npx or uvx add to the environment
+    and to the front of PATH. `read` are the folders that the program is made of. `content` differs between states of
+    the package. `fetched_at` is a Unix time."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -48,7 +48,7 @@ class FetchedPackage:
 
     @property
     def is_whole(self) -> bool:
-        """False if somebody has removed what it consists of, or the interpreter that runs it."""
+        """Return False if files of the package, or the interpreter that runs it, are missing."""
         return os.access(self.argv[0], os.X_OK) and all(os.path.exists(one) for one in (*self.argv[:2], *self.read))
 
 
@@ -71,7 +71,7 @@ class PackageFolder:
         return package if package.argv and package.is_whole else None
 
     def publish(self, package: FetchedPackage) -> None:
-        """Make a copy, or a new time of the same copy, the current one. Raises `OSError`."""
+        """Replace the record, so that this package is the current one. Raises `OSError`."""
         new = self.path / f"{secrets.token_hex(6)}.new"
         with new.open("xb") as file:
             file.write(msgspec.json.encode(package))
@@ -80,18 +80,20 @@ class PackageFolder:
         new.replace(self.path / RECORD)
 
     def new_copy(self) -> Path:
-        """Return an empty folder for one more copy. Raises `OSError`."""
+        """Make the folder of one more copy, and return it. Raises `OSError`."""
         copy = self.path / secrets.token_hex(6)
         copy.mkdir(mode=_PRIVATE)
         (copy / USED).touch()
         return copy
 
     def try_lock(self) -> int | None:
-        """Be the one that fetches: a descriptor to close afterwards. None: another gateway does. Raises `OSError`."""
+        """Take the lock for fetching. Return its descriptor, which the caller closes; None if another gateway has it.
+        Raises `OSError`."""
         return _lock(self.path / LOCK, fcntl.LOCK_EX, os.O_CREAT)
 
     def use(self, package: FetchedPackage) -> Callable[[], None]:
-        """Keep a copy until the result is called. Raises `OSError`: it is being removed at this moment."""
+        """Keep a copy from being removed. Return a function that ends this. Raises `OSError` if it is being removed
+        now."""
         lock = _lock(self.path / package.copy / USED, fcntl.LOCK_SH)
         if lock is None:
             raise OSError(errno.ESTALE, "the copy is being removed")
@@ -124,7 +126,7 @@ class PackageFolder:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that foreign programs have written to, as far as possible."""
+    """Remove a folder that untrusted programs have written to, as far as possible."""
     for _ in range(2):
         try:
             folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)  # never what a link leads to
@@ -141,7 +143,8 @@ def remove(folder: Path) -> None:
 
 
 def usable_root(path: Path) -> str:
-    """Make the folder of all packages. What is wrong with it, if others could write programs into it; else nothing."""
+    """Make the folder of all packages. Return why it must not be used, because others could write programs into it;
+    empty if they cannot."""
     try:
         path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         found = path.stat()

@@ -1,4 +1,4 @@
-"""Runs a program of a fetch to its end: in walls, for a bounded time, with its last output for the error message."""
+"""Run a program of a fetch to its end, for a limited time. Keep its last output for the error message."""
 
 import asyncio
 from collections import deque
@@ -17,7 +17,7 @@ _SHOWN_LINES: Final = 3
 _KEPT_LINES: Final = 200
 _KEPT_CHARS: Final = 1_000
 _TOLD: Final = ("npm error ", "npm ERR! ", "error: ", "cause: ", "\u00d7 ", "├─▶ ", "╰─▶ ")
-"""How lines begin in which npm and uv say what is wrong."""
+"""Beginnings of the lines in which npm and uv say what is wrong."""
 _UNTOLD: Final = (
     "A complete log of this run",
     "Note that you can",
@@ -28,7 +28,7 @@ _UNTOLD: Final = (
     "path ",
     "Log files were not",
 )
-"""Lines of npm that say nothing to the reader of an error message."""
+"""Beginnings of such lines of npm that do not help the reader of an error message."""
 
 
 class FetchFailed(Exception):
@@ -37,7 +37,7 @@ class FetchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The last lines of a program."""
+    """Keep the last lines that a program writes to stdout."""
 
     kept: deque[str]
 
@@ -48,7 +48,7 @@ class _Lines:
         """Ignore a line that nobody reads."""
 
     def exited(self, code: int | None) -> None:
-        """`Process.wait` returns."""
+        """Do nothing: `Process.wait` returns."""
 
 
 async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, package: str) -> None:
@@ -77,7 +77,7 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
 
 
 def _what_failed(lines: list[str], env: Mapping[str, str]) -> str:
-    """Return what npm or uv say of their failure, in one line."""
+    """Return what npm or uv say of their failure, in one line without secrets."""
     told: list[str] = []
     for line in map(str.strip, lines):
         start = next((start for start in _TOLD if line.startswith(start)), "")

@@ -1,7 +1,7 @@
-"""The packages of npx and uvx that sandboxed servers start: fetched once, used read-only by every session.
+"""Fetch the packages that sandboxed servers start by npx or uvx, once for all sessions, which only read them.
 
-Each session's npx would otherwise share one writable cache with all others, in which one session could change what the
-next one executes (ADR 32).
+Otherwise all sessions would share one writable cache, in which a session could change what the next one executes (ADR
+32).
 """
 
 import asyncio
@@ -35,13 +35,13 @@ __all__ = ["PackageInUse", "Packages", "fetched_with", "package_folder"]
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 2
-"""How many packages are fetched at the same time."""
+"""The most packages that are fetched at the same time."""
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 300.0
 _POLL_S: Final = 0.2
+"""Seconds between attempts to take the lock of a folder from another gateway."""
 _FRESH_S: Final = 86_400.0
 """The age at which a package whose command names no exact version is fetched again."""
-"""How often it is looked whether another gateway has ended its fetch."""
 
 _OF_FETCHES: Final = re.compile(
     r"(npm_config|uv)_.*|(http|https|all|no)_proxy|ssl_cert_(file|dir)|node_extra_ca_certs|node_options", re.IGNORECASE
@@ -75,7 +75,7 @@ class _Failure:
 
 
 class Packages:
-    """Fetches packages and keeps them, for all servers of one gateway.
+    """Fetch packages and keep them, for all servers of one gateway.
 
     Concurrent sessions share one fetch, and so do the gateways of one machine. `clock` returns Unix time.
     """
@@ -93,7 +93,8 @@ class Packages:
     async def use(
         self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
     ) -> PackageInUse | None:
-        """Return how a server's command is started without npx or uvx; None if it is started as it is.
+        """Return the package that a server's command is started from, without npx or uvx; None if it is started as it
+        is.
 
         `env` is what the operator set for the server, and `cwd` its working directory. The first session waits for the
         fetch.
@@ -128,7 +129,7 @@ class Packages:
         raise UpstreamUnavailable(f"server {server!r}: the package {command.package} changes too often")
 
     async def close(self) -> None:
-        """End the fetches that are under way."""
+        """Cancel running fetches."""
         await self._tasks.close()
 
     def _interpreter(self, command: PackageCommand, package: FetchedPackage, request: FetchRequest) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ class Packages:
             self._tasks.start(folder.path.name, lambda: self._fetch(server, folder, request))
 
     async def _fetched(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Wait until the package is there.
+        """Wait until the package is fetched.
 
         Raises:
             UpstreamUnavailable: it could not be fetched.
@@ -172,7 +173,7 @@ class Packages:
             )
 
     def _error(self, name: str) -> _Failure | None:
-        """Return the failure of the last fetch, while the next one is not due."""
+        """Return the failure of the last fetch while the next attempt is not due; otherwise None."""
         failure = self._failures.get(name)
         return failure if failure is not None and self._clock() < failure.again_at else None
 
@@ -198,11 +199,11 @@ class Packages:
             self._failures.pop(name, None)
 
     async def _fetch_locked(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Fetch into a new copy and make it the current one.
+        """Fetch into a new copy, under the lock of the folder, and make it the current one.
 
         Raises:
             FetchFailed: it could not be fetched.
-            NotForAll: it has to be fetched for each session.
+            NotForAll: each session has to fetch it for itself.
             OSError: the folder cannot be used.
         """
         wrong = await asyncio.to_thread(usable_root, folder.path.parent)
@@ -228,7 +229,8 @@ class Packages:
 
 
 async def _done(work: Callable[[], None]) -> None:
-    """Do blocking work in a thread. Cancelled, it is waited for: the lock of its folder is released after it."""
+    """Do blocking work in a thread. If cancelled, wait for its end first: the lock of its folder is released after
+    it."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(task)
@@ -238,15 +240,14 @@ async def _done(work: Callable[[], None]) -> None:
 
 
 def fetched_with(entry: UpstreamSettings) -> tuple[dict[str, str], str | None]:
-    """Return the variables and the working directory that count when the package of a server is fetched, for all
-    sessions."""
+    """Return the variables and the working directory with which the package of a server is fetched for all sessions."""
     env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
     return env, str(Path.home()) if entry.cwd == HOME else entry.cwd
 
 
 def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> PackageFolder | None:
-    """Return the folder of the package that a server's command names, fetched or not, as a gateway uses it that is
-    started where this process was; None if it names none."""
+    """Return the folder of the package that a server's command names, fetched or not; None if it names none. A gateway
+    uses the same folder if it is started in the working directory of this process."""
     command = parse(entry.argv)
     return None if command is None else _place(settings, command, *fetched_with(entry))[0]
 
@@ -254,7 +255,7 @@ def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> Packag
 def _place(
     settings: PackageSettings, command: PackageCommand, own: Mapping[str, str], cwd: str | None
 ) -> tuple[PackageFolder, FetchRequest]:
-    """Return the folder of a command, and what is to be fetched into it."""
+    """Return the folder for the package of a command, and the request to fetch it."""
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
     chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
@@ -268,7 +269,7 @@ def _place(
 
 
 async def _lock_of(folder: PackageFolder) -> int:
-    """Return the lock of a folder, as soon as no other process holds it. Raises `OSError`."""
+    """Wait until no other process holds the lock of a folder. Take it, and return its descriptor. Raises `OSError`."""
     while True:
         lock = folder.try_lock()
         if lock is not None:
@@ -285,7 +286,7 @@ def _tools(command: PackageCommand, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _state_of(program: str) -> tuple[str, int, int]:
-    """Return a program and its state. It is another one after an upgrade."""
+    """Return a program with the size and the time of its file, which an upgrade changes."""
     try:
         facts = os.stat(program)
     except OSError:

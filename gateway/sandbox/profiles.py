@@ -1,5 +1,5 @@
-"""Makes the walls around a server's processes: of its profile, what its program needs, and the folder of a session.
-Also those of fetches, by which packages of npx and uvx come."""
+"""Make the walls around a server's processes from its profile, from what its program needs, and from the folder of a
+session. Also make the walls of fetches of packages."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ _OWN_FILES: Final[Mapping[str, str]] = {"@modelcontextprotocol/server-memory": "
 """Packages whose program keeps its data beside itself, and the variable that names another file."""
 _NAME_IN: Final = re.compile(r"(?<=.)@.*")
 _LONGEST_NAME: Final = 1_024
-"""A longer argument is text."""
+"""A longer argument is no path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class OwnFolder:
 
     @property
     def home(self) -> Path:
-        """HOME, and the working directory if no setting names one."""
+        """Return the folder for HOME, which is the working directory if no setting names one."""
         return self.path / "home"
 
     @property
     def temporary(self) -> Path:
-        """TMPDIR."""
+        """Return the folder for TMPDIR."""
         return self.path / "tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """What one process is started with. `env` are variables that any other source may set. `cwd` is None for the
-    working directory of the gateway, and `~` for HOME, whoever sets it."""
+    """The walls, variables and working directory that one process is started with. All other sources of variables
+    override `env`. `cwd` is None for the working directory of the gateway, and `~` for HOME, whoever sets it."""
 
     walls: Walls
     env: Mapping[str, str]
@@ -58,9 +58,9 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enclosure:
-    """The walls of one server for sessions of one trust, without what is each session's own. `left_out` says what its
-    configuration names that is not granted, and how to grant it. `withheld` are files beside its code that may hold
-    others' credentials. `moves`: it is started in HOME."""
+    """The walls of one server for sessions of one trust, without the grants of a single session. `left_out` has a
+    sentence for each thing that its configuration names and that is not granted, with the way to grant it. `withheld`
+    are files beside its code that may hold others' credentials. `moves`: the process is started in HOME."""
 
     sandbox: Sandbox
     walls: Walls
@@ -73,9 +73,8 @@ class Enclosure:
     def process(
         self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
     ) -> Process:
-        """Return what a process with that folder is started with. `folders` are others that its session has, and
-        `sockets` the Unix sockets that are its own. `code` are files and folders of its program that were found just
-        now."""
+        """Return what a process with that folder is started with. `folders` are other folders of its session, and
+        `sockets` the Unix sockets of its own. `code` are files and folders of its program that were found just now."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
@@ -95,8 +94,8 @@ class Enclosure:
 def enclosure_of(
     settings: UpstreamSettings, sandbox: Sandbox, *, inherited: Mapping[str, str], closed: Sequence[str] = ()
 ) -> Enclosure:
-    """Return the walls of a sandbox for the processes of a server, found on this machine. `inherited` are the variables
-    that they inherit."""
+    """Find the walls of a sandbox for the processes of a server, on this machine. `inherited` are the variables that
+    they inherit. No grant opens the addresses in `closed`."""
     here = _working_directory()
     is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
     folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
@@ -142,7 +141,7 @@ def enclosure_of(
 
 
 def _own_files(settings: UpstreamSettings) -> Iterator[str]:
-    """Yield what a package writes beside its own program unless a variable names another place."""
+    """Yield a hint if the package writes beside its own program, because no variable names another place."""
     command = parse(settings.argv)
     variable = "" if command is None else _OWN_FILES.get(_NAME_IN.sub("", command.package), "")
     if variable and variable not in {*settings.env, *(settings.context_env or ())}:
@@ -153,13 +152,13 @@ def _own_files(settings: UpstreamSettings) -> Iterator[str]:
 
 
 class _Listed:
-    """What an operator lists in a sandbox. `left_out` says what of it is not granted, and why."""
+    """Read the paths that an operator lists in a sandbox. `left_out` has a sentence for each that is not granted."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
 
     def existing(self, paths: Iterable[str]) -> Iterator[str]:
-        """Yield the paths without symlinks, as far as there is something and the links on the way are followed."""
+        """Yield the paths that exist, without symlinks. Leave out those whose symlinks are not followed."""
         for path in paths:
             try:
                 found = followed(path)
@@ -183,7 +182,7 @@ def _granted(paths: Iterable[str], mode: str) -> list[Grant]:
 
 
 def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
-    """Return the grants that no other one includes: a rule that adds nothing costs time at each start."""
+    """Return the grants without those that another one includes: each rule costs time at each start."""
     found: dict[str, Grant] = {}
     for grant in grants:
         other = found.get(grant.path)
@@ -249,7 +248,7 @@ def _words_within(argv: Sequence[str], folder: str) -> Iterator[str]:
 
 
 _SERVERS: Final = b'"mcpServers"'
-"""What every configuration of MCP servers has in it, whatever its name: the gateway's own, or one of a client."""
+"""Text that every configuration of MCP servers contains, the gateway's own or a client's, whatever its name."""
 _MOST_BYTES: Final = 1 << 20
 _PUBLISHED: Final = (".example", ".sample", ".template", ".dist")
 _OF_CLIENTS: Final = (".claude", ".cursor", ".gemini", ".roo", ".vscode", ".windsurf", ".zed")
@@ -258,9 +257,12 @@ _SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
 
 
 def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
-    """Return the grants of code, and the files that are left out of them. A folder in which something is withheld may
-    be listed, and what else is in it has grants of its own. Looked at are the granted folders and those on the way from
-    one to another, such as from a project to a script in it. `meant` are paths that an operator has written down."""
+    """Take files that may hold others' credentials out of the grants of code. Return the other grants, and these files.
+
+    A folder with such a file may only be listed, and all else in it gets grants of its own. Only granted folders are
+    searched, and those between two of them, as from a project to a script in it. Paths in `meant` stay, because an
+    operator has written them down.
+    """
     grants = list(grants)
     granted = {grant.path for grant in grants}
     ways = dict.fromkeys(folder for path in granted for folder in _ways(path, granted))
@@ -283,7 +285,7 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
 
 
 def _ways(path: str, granted: Collection[str]) -> Iterator[str]:
-    """Return the path, and what lies between it and the outermost granted folder above it."""
+    """Return the path, and the folders from it up to the outermost granted one."""
     above = (path, *map(str, Path(path).parents))
     outermost = max(n for n, folder in enumerate(above) if folder in granted)
     return iter(above[: outermost + 1])
@@ -297,7 +299,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _withheld_in(folder: str) -> Iterator[str]:
-    """Yield what is withheld of a folder, without symlinks."""
+    """Yield the files of a folder that may hold others' credentials, without symlinks."""
     for name in _entries(folder):
         if name in (".env", ".envrc") or name.startswith(".env."):
             if not name.endswith(_PUBLISHED):
@@ -323,8 +325,8 @@ _FILES = 8_192
 
 
 class WallsOfFetches:
-    """Makes the walls of each step of a fetch. `reach` are hosts beyond public ones, and `closed` are addresses that no
-    grant opens. With `required`, nothing is fetched where the kernel lacks a part of the walls."""
+    """Make the walls of each step of a fetch. `reach` are hosts beyond public ones. No grant opens the addresses in
+    `closed`. With `required`, nothing is fetched where the kernel lacks a part of the walls."""
 
     def __init__(self, *, reach: Sequence[str], closed: Sequence[str], required: bool) -> None:
         self._reach = Reach(public=True, names=True, hosts=tuple(reach), refused=tuple(closed))
@@ -340,8 +342,8 @@ class WallsOfFetches:
         write: str,
         reach: Sequence[str],
     ) -> Walls:
-        """Return the walls of a command: it runs what it needs, reads `read` as well, writes to `write` only, and
-        reaches public hosts and `reach`."""
+        """Return the walls of a command. It may run what it needs, read `read`, write to `write` alone, and reach
+        public hosts and `reach`."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
             runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))

@@ -1,8 +1,8 @@
-"""The files that a command needs to run: its program, the interpreter and libraries below it, and its own code.
+"""Find the files that a command needs to run: its program, the interpreter and libraries below it, and its own code.
 
-Reads the file system, starts nothing. What cannot be known this way (a shell script that runs something else, a
-program that loads plug-ins) an operator grants with `read`. What the gateway's user may not look into counts as
-missing, so files are looked for with `os.path`: methods of `Path` raise PermissionError.
+Reads the file system, starts nothing. Other needs, such as what a shell script runs or plug-ins that a program loads,
+are granted by an operator with `read`. A file that the gateway's user may not look into counts as missing. So files are
+looked for with `os.path`: methods of `Path` raise PermissionError.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from gateway.sandbox.system_paths import is_broad, real
 __all__ = ["BROWSERS", "RuntimePaths", "module_of", "runtime_paths"]
 
 _MOST_STEPS: Final = 64
-"""A script names its interpreter, which may be a script, which has packages elsewhere, and so on."""
+"""The most steps of one search. A script names its interpreter, which may be a script, and so on."""
 _HEAD_BYTES: Final = 4_096
 _EXEC: Final = "'''exec' "
 _EXEC_BY_PATH: Final = re.compile(r"""\s*exec\s+(["']?)(/[^"'\s$`]+)\1(?:\s|$)""")
-"""How a wrapper in sh starts another program, as those that pyenv has for each program do."""
+"""Matches the line by which a wrapper in sh starts another program. pyenv has such wrappers."""
 
 _TOOL_ROOTS: Final[Mapping[str, str]] = {
     ".nvm": "NVM_DIR",
@@ -48,8 +48,8 @@ _TOOL_ROOTS: Final[Mapping[str, str]] = {
     ".local/share/pipx": "PIPX_HOME",
     ".local/share/pnpm": "PNPM_HOME",
 }
-"""Folders in which tools keep the programs that they have installed for a user, and the variable that names each: the
-tools look below HOME otherwise, which is another folder in a sandbox."""
+"""Folders in which tools install programs for a user, and the variable that names each. Without the variable, tools
+look below HOME, which is another folder in a sandbox."""
 
 BROWSERS: Final[Mapping[str, str]] = {
     ".cache/ms-playwright": "PLAYWRIGHT_BROWSERS_PATH",
@@ -66,21 +66,22 @@ _FOLDER_OPTIONS: Final = frozenset({"--directory", "--project", "--prefix", "--c
 
 @dataclass(slots=True)
 class RuntimePaths:
-    """`code`: files and folders to read and execute. `env`: variables that a runtime needs where HOME is another
-    folder. `program`: the command as found by PATH, without symlinks; empty if there is none."""
+    """The files that a command needs. `code` has files and folders to read and execute. `env` has variables that a
+    runtime needs where HOME is another folder. `program` is the command as found by PATH, without symlinks; empty if
+    there is none."""
 
     program: str = ""
     code: dict[str, None] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path | str) -> None:
-        """Grant a file or folder, unless it is broad."""
+        """Add a file or folder, unless it is broad."""
         found = real(str(path))
         if os.path.exists(found) and not is_broad(found):
             self.code[found] = None
 
     def include(self, other: "RuntimePaths") -> None:
-        """Grant the files that another command needs."""
+        """Add the files that another command needs."""
         self.code |= other.code
 
 
@@ -115,7 +116,7 @@ def _which(command: str, path: str, cwd: str) -> str:
 
 
 class _Search:
-    """Follows one program to what it is made of."""
+    """Find the files that one program is made of."""
 
     def __init__(self, found: RuntimePaths, path: str, home: str) -> None:
         self._found = found
@@ -135,7 +136,8 @@ class _Search:
             self.program(interpreter)
 
     def _is_new(self, step: str) -> bool:
-        """Return True for the first time of each step, and for so many: scripts and packages name each other."""
+        """Return True for a step that is new, until there were `_MOST_STEPS`: scripts and packages may name each
+        other."""
         if step in self._seen or len(self._seen) >= _MOST_STEPS:
             return False
         self._seen.add(step)
@@ -196,7 +198,8 @@ class _Search:
                     self.program(str(next(Path(value).glob("python3*"), Path(value, "python3"))))
 
     def _packages(self, folder: Path) -> None:
-        """Packages that are installed by a link to their source (PEP 660, PEP 610, and lines of `.pth` files)."""
+        """Include packages that are installed by a link to their source (PEP 660, PEP 610, and lines of `.pth`
+        files)."""
         with contextlib.suppress(OSError, ValueError):
             for file in folder.glob("*.pth"):
                 for line in file.read_text("utf-8", "replace").splitlines():

@@ -1,5 +1,5 @@
-"""What of the configured sandboxes holds on this machine, what a server's configuration names in vain, and in plain
-words what a session of a server may touch."""
+"""Report what of the configured sandboxes does not hold on this machine, what configurations name in vain, and what a
+session may touch. Refuse sandboxes that must not be used."""
 
 import json
 import logging
@@ -52,9 +52,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSandbox:
-    """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` says
-    what of it does not hold on this machine. `left_out` says what the server's configuration names and is not granted,
-    with the setting that would grant it."""
+    """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` has a
+    sentence for each part that does not hold on this machine. `left_out` has one for each thing that the server's
+    configuration names and that is not granted, with the setting that would grant it."""
 
     server: str
     sandbox: Sandbox
@@ -62,7 +62,7 @@ class ServerSandbox:
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
     shared: tuple[str, ...] = ()
-    """What its processes do without on this machine, although nothing is open for it."""
+    """Sentences on what its processes lack on this machine although nothing is open for it."""
     walls: Walls | None = None
 
     def opens(self, files: Iterable[Path]) -> list[str]:
@@ -71,7 +71,7 @@ class ServerSandbox:
 
     @property
     def title(self) -> str:
-        """The server, and for whom the sandbox is if there are two."""
+        """Return the server's name, and for which trust the sandbox is if there are two."""
         return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
 
 
@@ -84,8 +84,8 @@ def told(delegation: Delegation) -> str:
 
 
 def ask_kernel() -> Kernel:
-    """Ask a short process of its own what the kernel can: to try namespaces takes a fork, which a program with threads
-    should not do. Takes a tenth of a second.
+    """Find out in a short process what the kernel can: namespaces are tried by a fork, and a program with threads
+    should not fork. Takes a tenth of a second.
 
     Raises:
         OSError, subprocess.SubprocessError: the process cannot be started or fails.
@@ -97,7 +97,7 @@ def ask_kernel() -> Kernel:
 
 @cache
 def kernel_for(namespaces: bool) -> Kernel:
-    """Return what the kernel can. To try namespaces takes a tenth of a second."""
+    """Return what the kernel can, with or without namespaces. To try namespaces takes a tenth of a second, once."""
     if namespaces:
         try:
             return ask_kernel()
@@ -185,7 +185,7 @@ def refuse_open(found: Iterable[ServerSandbox], files: Iterable[Path]) -> None:
 
 
 def refuse_unheld(found: Iterable[ServerSandbox]) -> None:
-    """Refuse what is required and does not hold.
+    """Refuse required sandboxes that do not hold on this machine.
 
     Raises:
         ConfigurationError: one line for each such sandbox, with all that does not hold.
@@ -211,7 +211,7 @@ def refuse_cgroup(setting: str | None, delegation: Delegation) -> None:
 
 
 def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None = None) -> None:
-    """Log which sandboxes there are, what of them does not hold, and what is named in vain."""
+    """Log the sandboxes, what of them does not hold, and what configurations name in vain."""
     walled = [one for one in found if one.sandbox.has_walls]
     if walled and delegation is not None:
         logger.info("cgroups of sandboxes: %s", told(delegation))
@@ -293,7 +293,7 @@ def _package(folder: PackageFolder) -> dict[str, Any]:
 
 
 def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one sandbox for people."""
+    """Yield lines for people of what `explained` has returned for the server `name`."""
     whose = "all sessions" if len(found["sessions"]) == 2 else f"{found['sessions'][0]} sessions"
     yield f"server {name}, {whose}: {found['profile']}, by {found['chosen_by']}"
     if found["launcher"]:
