@@ -19,13 +19,13 @@ __all__ = ["NamedPaths", "named_paths"]
 
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".duckdb")
 """Endings of files that have others beside them when they are written: journals and locks."""
-_SETTLED: Final = (
+_READ_ONLY_ENDINGS: Final = (
     *(".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".sh", ".so", ".jar", ".wasm"),
     *(".pem", ".crt", ".cer", ".key", ".p12", ".pub"),
     *(".toml", ".yaml", ".yml", ".ini", ".conf", ".cfg", ".env"),
 )
 """Endings of code, keys and settings. They are only read: a session that could write them would change them for all."""
-_SETTLED_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
+_READ_ONLY_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
 """Words in the name of an option or variable whose files are only read, for the same reason."""
 _CODE_VARIABLES: Final = frozenset(
     "PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV NODE_PATH LD_LIBRARY_PATH LD_PRELOAD GEM_PATH GEM_HOME "
@@ -126,22 +126,22 @@ class _Named:
         if text.startswith("~/"):
             self._leave_out(f"{text}: HOME is another folder in a sandbox; write the whole path")
             return
-        self._path(text, is_settled=any(word in name.lower() for word in _SETTLED_WORDS))
+        self._path(text, is_read_only=any(word in name.lower() for word in _READ_ONLY_WORDS))
 
-    def _path(self, text: str, *, is_settled: bool) -> None:
+    def _path(self, text: str, *, is_read_only: bool) -> None:
         if self._folder is None and not text.startswith("/"):
             return
         path = self._followed(os.path.join(self._folder or "/", text))
         if not path:
             return
         if os.path.isdir(path):
-            self.folder(path, may_write=not is_settled)
+            self.folder(path, may_write=not is_read_only)
         elif os.path.isfile(path):
-            self._file(path, may_write=not is_settled and not path.endswith(_SETTLED))
+            self._file(path, may_write=not is_read_only and not path.endswith(_READ_ONLY_ENDINGS))
         elif os.path.exists(path):
             self._leave_out(f"{text}: a socket or device; grant it in sockets, or in write")
         elif text.startswith("/") and " " not in text and os.path.isdir(os.path.dirname(path)):
-            self._around(path, may_write=not is_settled)  # the server will make it
+            self._around(path, may_write=not is_read_only)  # the server will make it
 
     def _followed(self, path: str) -> str:
         """Return the path without symlinks; empty if it leads through one that is not followed."""

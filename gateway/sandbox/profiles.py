@@ -47,7 +47,7 @@ class OwnFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class WalledProcess:
     """The walls, variables and working directory that one process is started with. All other sources of variables
     override `env`. `cwd` is None for the working directory of the gateway, and `~` for HOME, whoever sets it."""
 
@@ -72,7 +72,7 @@ class Enclosure:
 
     def process(
         self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
-    ) -> Process:
+    ) -> WalledProcess:
         """Return what a process with that folder is started with. `folders` are other folders of its session, and
         `sockets` the Unix sockets of its own. `code` are files and folders of its program that were found just now."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
@@ -88,7 +88,7 @@ class Enclosure:
             temporary=real(str(own.temporary)),
         )
         env = {**self.env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
-        return Process(walls=walls, env=env, cwd=HOME if self.moves else self.cwd)
+        return WalledProcess(walls=walls, env=env, cwd=HOME if self.moves else self.cwd)
 
 
 def enclosure_of(
