@@ -162,13 +162,11 @@ class _Calls(Listener):
     def __init__(self) -> None:
         self.value = 0
 
-    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
+    def answer(self, made: InterceptedCall, error: int = 0) -> None:
         self.value = -error
-        return True
 
-    def succeed(self, made: InterceptedCall, value: int) -> bool:
+    def succeed(self, made: InterceptedCall, value: int) -> None:
         self.value = value
-        return True
 
     def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
         self.value = os.dup(fd)

@@ -34,13 +34,11 @@ class Answers(Listener):
     def __init__(self) -> None:
         self.last = -1
 
-    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
+    def answer(self, made: InterceptedCall, error: int = 0) -> None:
         self.last = error
-        return True
 
-    def proceed(self, made: InterceptedCall) -> bool:
+    def proceed(self, made: InterceptedCall) -> None:
         self.last = 0
-        return True
 
 
 class Asked:

@@ -83,13 +83,13 @@ class Listener:
             return False
         return True
 
-    def answer(self, made: InterceptedCall, error: int = 0) -> bool:
-        """End the call with 0 or this errno. Return False if its thread no longer waits (killed, interrupted)."""
-        return self._respond(made, 0, -error, 0)
+    def answer(self, made: InterceptedCall, error: int = 0) -> None:
+        """End the call with 0 or this errno, if its thread still waits."""
+        self._respond(made, 0, -error, 0)
 
-    def succeed(self, made: InterceptedCall, value: int) -> bool:
-        """End the call: it returns this value. Return False as `answer`."""
-        return self._respond(made, value, 0, 0)
+    def succeed(self, made: InterceptedCall, value: int) -> None:
+        """End the call with this value as its result, if its thread still waits."""
+        self._respond(made, value, 0, 0)
 
     def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
         """End the call: the process gets a duplicate of our `fd`, and its number as the result. Raises `OSError`."""
@@ -99,10 +99,10 @@ class Listener:
         """Replace the process's descriptor `number` by a duplicate of our `fd`. Raises `OSError`."""
         self._place(made, _AT_NUMBER, fd, number, True)
 
-    def proceed(self, made: InterceptedCall) -> bool:
+    def proceed(self, made: InterceptedCall) -> None:
         """Let the kernel make the call. Only for calls without pointers, whose arguments cannot change, and for calls
-        that something else decides. Return False as `answer`."""
-        return self._respond(made, 0, 0, _CONTINUE)
+        that something else decides."""
+        self._respond(made, 0, 0, _CONTINUE)
 
     def close(self) -> None:
         """Close the descriptor. Waiting and later calls fail with ENOSYS."""
@@ -113,12 +113,9 @@ class Listener:
         flags = os.O_CLOEXEC if closes_on_exec else 0
         fcntl.ioctl(self.fd, _PLACE, _PLACEMENT.pack(made.id, how, fd, number, flags))
 
-    def _respond(self, made: InterceptedCall, value: int, error: int, flags: int) -> bool:
-        try:
+    def _respond(self, made: InterceptedCall, value: int, error: int, flags: int) -> None:
+        with contextlib.suppress(OSError):  # the thread was killed or interrupted
             fcntl.ioctl(self.fd, _ANSWER, _RESPONSE.pack(made.id, value, error, flags))
-        except OSError:
-            return False
-        return True
 
 
 class _Span(ctypes.Structure):

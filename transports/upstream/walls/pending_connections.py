@@ -85,7 +85,7 @@ class PendingConnections:
             error = _attempted(fd, attempt)
         except BaseException:
             if blocking:
-                self._restore(theirs)
+                os.set_blocking(fd, True)
             raise
         if not blocking:
             self._end(made, theirs, error)
@@ -95,7 +95,7 @@ class PendingConnections:
         elif error == errno.EAGAIN and theirs.family == socket.AF_UNIX:  # its listener is busy
             self._wait(made, theirs, attempt)
         else:
-            self._restore(theirs)
+            os.set_blocking(fd, True)
             self._end(made, theirs, error)
 
     def ready(self, fd: int) -> None:
@@ -154,15 +154,11 @@ class PendingConnections:
         self._inodes.pop(os.fstat(fd).st_ino, None)
         with contextlib.suppress(KeyError):  # retried sockets are not polled
             self._poller.unregister(fd)
-        self._restore(waiting.socket)
+        os.set_blocking(fd, True)
         if error is None:
             waiting.socket.close()
         else:
             self._end(waiting.made, waiting.socket, error)
-
-    @staticmethod
-    def _restore(theirs: socket.socket) -> None:
-        os.set_blocking(theirs.fileno(), True)
 
     def _end(self, made: InterceptedCall, theirs: socket.socket, error: int) -> None:
         theirs.close()

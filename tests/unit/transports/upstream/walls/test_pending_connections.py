@@ -27,9 +27,8 @@ def answers() -> list[int]:
 
 @pytest.fixture
 def connections(answers: list[int]) -> PendingConnections:
-    def answer(made: InterceptedCall, error: int = 0) -> bool:
+    def answer(made: InterceptedCall, error: int = 0) -> None:
         answers.append(error)
-        return True
 
     return PendingConnections(cast(Listener, SimpleNamespace(is_valid=lambda made: True, answer=answer)), select.poll())
 
