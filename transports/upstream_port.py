@@ -15,8 +15,6 @@ __all__ = [
     "Link",
     "LinkClosed",
     "LinkEvents",
-    "PrestartedLink",
-    "PrestartingUpstream",
     "Upstream",
     "UpstreamUnavailable",
     "is_about_content",
@@ -154,14 +152,6 @@ class Link(Protocol):
         """End the link as its wire prescribes, and return when nothing of it is left. Idempotent."""
 
 
-class PrestartedLink(Link, Protocol):
-    """A link that was started before a session needed it."""
-
-    @property
-    def is_unheard(self) -> bool:
-        """Return True if the link is open and its server has sent nothing yet: it is as good as a new one."""
-
-
 @runtime_checkable
 class Upstream(Protocol):
     """Open links to one server."""
@@ -171,10 +161,3 @@ class Upstream(Protocol):
 
     async def close(self) -> None:
         """Release the resources that its links share. Idempotent."""
-
-
-class PrestartingUpstream(Upstream, Protocol):
-    """Open links to one server, which can be started before a session needs them."""
-
-    async def start(self, given: ConnectOptions) -> PrestartedLink:
-        """Start a link that a later `connect` gets as `ConnectOptions.started`. Raises `UpstreamUnavailable`."""

@@ -65,7 +65,7 @@ class Endpoint:
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
         """Return the servers whose processes are started in advance for sessions with this context."""
-        return [u for u in self.visible.to(context).values() if u.prestarted]
+        return [u for u in self.visible.to(context).values() if u.settings.warm]
 
     # -- the handshake and discovery
 

@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Callable, Hashable
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Outcome, Query, load, read_query
 from gateway.sandbox.lookups import Lookups
@@ -35,10 +35,9 @@ _ORDERLY: Final = struct.pack("@ii", 0, 0)
 _LOCALHOST: Final = ("127.0.0.1", "::1")
 
 
-class Learn(Protocol):
-    def __call__(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
-        """Make addresses reachable for the process, before anything else is sent to it. Return False if that failed."""
-        ...
+Learn: TypeAlias = Callable[[tuple[str, ...], frozenset[int] | None, float], bool]
+"""Make addresses reachable for the process on these ports (None: all) for so many seconds, before anything else is sent
+to it. Return False if that failed."""
 
 
 class SessionResolver:

@@ -75,18 +75,17 @@ class UpstreamFactory:
         Raises:
             ConfigurationError: the server cannot be served.
         """
-        known = KnownFacts()
-        return self._make(name, settings, self._transport(name, settings), known)
+        return self._make(name, settings, self._transport(name, settings))
 
     def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
         """Return the upstream of a server object in this process. Raises `ConfigurationError` if it is no server
         object."""
-        return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server), KnownFacts())
+        return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server))
 
-    def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream, known: KnownFacts) -> ConfiguredUpstream:
-        limits, idle_stop_s = self._limits, settings.idle_stop_s
+    def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream) -> ConfiguredUpstream:
+        limits, known, idle_stop_s = self._limits, KnownFacts(), settings.idle_stop_s
         # Only processes stop if their client has not come back: other links cost too little for a restart.
-        unreturned_stop_s = UNRETURNED_STOP_S if settings.command and idle_stop_s is None else idle_stop_s
+        unreturned_stop_s = UNRETURNED_STOP_S if settings.kind == "command" and idle_stop_s is None else idle_stop_s
         deadlines = Deadlines(
             start_s=limits.start_timeout_s,
             noise_s=limits.noise_timeout_s,

@@ -187,7 +187,7 @@ class PrestartPool:
     async def _fill(self, pool: _Pool) -> None:
         try:
             servers = self._servers_of(pool.like.endpoint, pool.like.context)
-            while servers and len(pool.ready) < max(server.prestarted for server in servers):
+            while servers and len(pool.ready) < max(server.settings.warm for server in servers):
                 async with self._at_once:
                     await self._make(pool, servers)
         except (UpstreamUnavailable, Refused) as error:

@@ -22,7 +22,8 @@ from gateway.upstreams.sandboxed_resources import SandboxedResources
 from session_store import Session
 from session_store.redaction import secret_arguments, secret_values
 from session_store.tool_session import FACTS_VARIABLE
-from transports.upstream_port import ConnectOptions, PrestartedLink, PrestartingUpstream
+from transports.upstream.stdio import StdioLink, StdioUpstream
+from transports.upstream_port import ConnectOptions
 
 __all__ = ["PrestartedProcess", "SessionResources", "secrets_in", "secrets_in_command", "secrets_of_link"]
 
@@ -33,7 +34,7 @@ class PrestartedProcess:
     the files that the process leaves behind if its session never opens."""
 
     grant: LinkResources
-    link: PrestartedLink
+    link: StdioLink
     env: Mapping[str, str]
     sandbox: Sandbox
     forget: Callable[[], None]
@@ -130,7 +131,7 @@ class SessionResources:
         """Return the resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
         return await self._sandboxed.shared() if self._settings.kind == "command" else LinkResources()
 
-    async def prestart(self, session: Session, upstream: PrestartingUpstream) -> PrestartedProcess:
+    async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises the same errors as `of`."""
         correlation = new_correlation_id()
         env = await self._environment.of(session, correlation)

@@ -25,7 +25,8 @@ from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared_conversations import SharedConversations
 from session_store import Session
 from transports.era import LEGACY, MODERN, Era
-from transports.upstream_port import PrestartingUpstream, Upstream, UpstreamUnavailable
+from transports.upstream.stdio import StdioUpstream
+from transports.upstream_port import Upstream, UpstreamUnavailable
 
 __all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
 
@@ -78,11 +79,6 @@ class ConfiguredUpstream:
         self.era_for = probe.era_for
         self.era_now = probe.era_now
         self.answered = probe.answered
-
-    @property
-    def prestarted(self) -> int:
-        """Return the number of processes that are kept ready for sessions of one environment."""
-        return self.settings.warm
 
     @property
     def start_failure(self) -> tuple[float, str]:
@@ -286,8 +282,8 @@ class ConfiguredUpstream:
 
     async def prestart(self, session: Session) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, `Refused`."""
-        # The settings allow prestarted processes only for upstreams that can prestart.
-        return await self._links.resources.prestart(session, cast("PrestartingUpstream", self._upstream))
+        # The settings allow prestarted processes only for servers with a command.
+        return await self._links.resources.prestart(session, cast("StdioUpstream", self._upstream))
 
     # -- its end
 

@@ -196,7 +196,7 @@ class Pooled:
     name = "demo"
 
     def __init__(self, prestarted: int = 1) -> None:
-        self.prestarted = prestarted
+        self.settings = SimpleNamespace(warm=prestarted)
         self.started: list[Process] = []
         self.fault: Exception | None = None
         self.given = PrestartedProcesses()
