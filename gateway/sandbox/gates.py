@@ -79,7 +79,9 @@ class _Channel:
         self._refusals = refusals
         self._ended = ended
         self._tasks = Tasks("resolver")
-        self._resolver = resolves(learn=self._learn, refused=self._refuse_name)
+        self._resolver = resolves(
+            learn=self._learn, refused=lambda name: refusals.add(Refusal("name", name, "not listed"))
+        )
         self._loop = asyncio.get_running_loop()
         channel.setblocking(False)
         self._loop.add_reader(channel.fileno(), self._read)
@@ -117,9 +119,6 @@ class _Channel:
             self._refusals.touched(kind, what)
         for refused in said.refused:
             self._refusals.add(refused)
-
-    def _refuse_name(self, name: str) -> None:
-        self._refusals.add(Refusal("name", name, "not listed"))
 
     def _learn(self, addresses: tuple[str, ...], ports: frozenset[int] | None, seconds: float) -> bool:
         open_ports = None if ports is None else sorted(ports)

@@ -263,7 +263,16 @@ class SessionLinks:
         return self._links.known_handshake()
 
     def replay(self) -> list[bytes]:
-        return _replay(self._live, self._links.permits)
+        session, permits = self._live.session, self._links.permits
+        if session.era == Era.MODERN:
+            listened = frozenset().union(*(subscription.wanted.uris for subscription in self._live.subscriptions))
+            return [_INITIALIZED, *_subscriptions(permits(session.context, listened))]
+        if not session.initialized:
+            return []
+        frames = [_INITIALIZED]
+        if session.log_level:
+            frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
+        return [*frames, *_subscriptions(permits(session.context, frozenset(session.subscriptions)))]
 
     async def record_use(self, live: LinkSession) -> bool:
         return await self._links.record_use(live, self.era)
@@ -296,20 +305,6 @@ def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
         if (name, capabilities) == (key[0], key[2].decode()):
             return entry, resume
     return "", ""
-
-
-def _replay(live: LiveSession, permits: Permits) -> list[bytes]:
-    """Return the messages that a legacy server gets after a handshake, to restore the session there."""
-    session = live.session
-    if session.era == Era.MODERN:
-        listened = frozenset().union(*(subscription.wanted.uris for subscription in live.subscriptions))
-        return [_INITIALIZED, *_subscriptions(permits(session.context, listened))]
-    if not session.initialized:
-        return []
-    frames = [_INITIALIZED]
-    if session.log_level:
-        frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
-    return [*frames, *_subscriptions(permits(session.context, frozenset(session.subscriptions)))]
 
 
 def _subscriptions(uris: frozenset[str]) -> list[bytes]:

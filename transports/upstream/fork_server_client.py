@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -108,8 +108,7 @@ class ForkServer:
             spec = json.dumps(_described(command, prototype)).encode()
             try:
                 open_gate = self._gate_of(command, fields)
-                send = partial(self._send, kind, prototype)
-                process = await self._request(send, sink, max_line_bytes, stderr, open_gate)
+                process = await self._request(kind, prototype, sink, max_line_bytes, stderr, open_gate)
             except OSError as error:
                 raise ProcessFailed(error.strerror or str(error), command.argv[0]) from error
             process.order(len(spec).to_bytes(4, "big") + spec)
@@ -154,7 +153,8 @@ class ForkServer:
 
     async def _request(
         self,
-        send: Callable[[list[int]], Awaitable[None]],
+        kind: bytes,
+        prototype: Walls | None,
         sink: LineSink,
         max_line_bytes: int,
         receive_stderr: Callable[[bytes], None] | None,
@@ -180,14 +180,11 @@ class ForkServer:
                     opened.enter_context(other_end)
                     kept.enter_context(channel)
                     given.append(other_end.fileno())
-                await send(given)
-                stdin, stdout, stderr = ours
+                await self._send(kind, prototype, given)
                 process = Process(
                     sink,
                     control=control,
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
+                    stdio=ours,
                     max_line_bytes=max_line_bytes,
                     receive_stderr=receive_stderr,
                 )

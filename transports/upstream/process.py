@@ -192,9 +192,7 @@ class Process:
         sink: LineSink,
         *,
         control: socket.socket,
-        stdin: int,
-        stdout: int,
-        stderr: int,
+        stdio: list[int],
         max_line_bytes: int,
         receive_stderr: Callable[[bytes], None] | None,
     ) -> None:
@@ -220,6 +218,7 @@ class Process:
         self._reports = Inbox(
             loop, control_fd, LineSplitter(self._report, lambda *_: None, max_bytes=65_536).feed, self._reaper_lost
         )
+        stdin, stdout, stderr = stdio
         self.stdin = Outbox(loop, stdin)
         self._stdout = Inbox(loop, stdout, lines.feed, self._stdout_closed)
         self._stderr = Inbox(loop, stderr, self._tail.feed, self._tail.end)

@@ -131,8 +131,7 @@ class HttpLink:
         if message.is_request:
             if message.method == "initialize":
                 self._initialize_id = message.id
-            modern = self._ask_modern(frame, message, params, version, forwarded or {}) if version else None
-            self._run(message.id, modern or self._ask(frame, message))
+            self._run(message.id, self._ask(frame, message, params, version, forwarded or {}))
             return
         if message.method == _CANCELLED:
             # Nobody waits for the answer. Closing its stream is what cancels a request of the modern era.
@@ -170,23 +169,22 @@ class HttpLink:
             headers["mcp-protocol-version"] = self._version
         return headers
 
-    async def _ask(self, frame: bytes, message: Message) -> None:
-        await _end_of(self._last_post)
-        await self._post(frame, message, self._session_headers(), is_resumable=True)
-
-    async def _ask_modern(
+    async def _ask(
         self, frame: bytes, message: Message, params: Object, version: str, forwarded: Mapping[str, str]
     ) -> None:
+        """Send a request after the messages before it. `version` is that of a modern request, or empty."""
         assert isinstance(message.id, int | str)
+        modern: Headers = {}
         try:
-            headers = _modern_headers(message, params, version, self._given.schemas, forwarded)
+            if version:
+                modern = _modern_headers(message, params, version, self._given.schemas, forwarded)
         except Exception:  # whatever the client or the schema contains, the call must end
             logger.exception("the headers of a request to server %s could not be made", self._upstream.name)
             reason = f"the headers of the request to server {self._upstream.name!r} could not be made; it was not sent"
             self._events.refused(message.id, reason)
             return
         await _end_of(self._last_post)
-        await self._post(frame, message, headers, is_resumable=False)
+        await self._post(frame, message, modern or self._session_headers(), is_resumable=not version)
 
     async def _post(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> None:
         """Send a request and read its answer. Every failure is reported to `LinkEvents`."""

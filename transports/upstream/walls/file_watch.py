@@ -85,17 +85,14 @@ class FileWatch:
         """Report the files that a system call uses, then let the kernel make it."""
         try:
             for path, letter in self._handlers[made.number](made, made.arguments):
-                self._see(path, letter)
+                if self._touched is not None:
+                    self._touched(letter, path)
+                if not is_within(path, self._granted[letter]) and not (letter == "r" and path in self._listed):
+                    self._refused("file", path, _WHY[letter])
         except (OSError, ValueError):  # the kernel will say what is wrong
             pass
         finally:
             self._listener.proceed(made)
-
-    def _see(self, path: str, letter: str) -> None:
-        if self._touched is not None:
-            self._touched(letter, path)
-        if not is_within(path, self._granted[letter]) and not (letter == "r" and path in self._listed):
-            self._refused("file", path, _WHY[letter])
 
     def _opened(self, made: InterceptedCall, folder: int, pointer: int, flags: int) -> Iterator[Use]:
         if flags & _O_PATH == _O_PATH:  # it only names the file
