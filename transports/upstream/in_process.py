@@ -106,7 +106,22 @@ class InProcessLink:
 _Sent = tuple[Context, SessionMessage]
 
 
-class _Inbox:
+class _Stream:
+    """A stream of the SDK, whose `async with` block closes it."""
+
+    async def aclose(self) -> None:
+        """Close nothing."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Inbox(_Stream):
     """The stream that the server reads. The SDK runs the handler of a message in the stream's `last_context`."""
 
     def __init__(self, stream: MemoryObjectReceiveStream[_Sent]) -> None:
@@ -129,16 +144,8 @@ class _Inbox:
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class _Outbox:
+class _Outbox(_Stream):
     """The stream that the server writes to. Passes every message on at once."""
 
     def __init__(self, receive: Any) -> None:
@@ -146,14 +153,3 @@ class _Outbox:
 
     async def send(self, message: SessionMessage) -> None:
         self._receive(message)
-
-    async def aclose(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

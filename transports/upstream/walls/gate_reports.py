@@ -101,14 +101,10 @@ class Touched:
 
 def _text(what: str) -> str:
     """Return the path, or its folder if it has bytes that are no text: only text can be granted in a configuration."""
-    while not _is_text(what):
-        what = os.path.dirname(what)
-    return what
-
-
-def _is_text(what: str) -> bool:
-    try:
-        what.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    while True:
+        try:
+            what.encode()
+        except UnicodeEncodeError:
+            what = os.path.dirname(what)
+        else:
+            return what
