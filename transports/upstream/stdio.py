@@ -10,11 +10,11 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from transports.jsonrpc import InvalidMessage, Message, parse
+from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream.unreadable import LineBudget, answered_by, log_line, meant_by
-from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable
 
 __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 
@@ -244,20 +244,10 @@ class _Unheard:
     def log_fields(self) -> Mapping[str, str]:
         return {"correlation": ""}  # of no request
 
-    def message(self, message: Message, stream: int | str | None = None) -> None:
-        self.said = True
-
     def noise(self) -> None:
         """Ignore the line: a banner holds nothing that a session could miss."""
 
-    def unreadable(self, request_id: int | str | None, reason: str) -> None:
+    def _note(self, *_: object, **__: object) -> None:
         self.said = True
 
-    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
-        self.said = True
-
-    def unsent(self, link: Link, request_id: int | str | None, reason: str) -> None:
-        self.said = True
-
-    def closed(self, reason: str) -> None:
-        self.said = True
+    message = unreadable = refused = unsent = closed = _note
