@@ -139,7 +139,7 @@ def modern_error(error: msgspec.Raw) -> msgspec.Raw:
         return error
     if code == RESOURCE_NOT_FOUND:
         permitted = INVALID_PARAMS
-    elif code is not None and code in _RESERVED:
+    elif code in _RESERVED:
         permitted = INTERNAL_ERROR
     else:
         return error
