@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from pydantic import BaseModel, ValidationError, create_model
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ValidationError
 
 from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
 from gateway.config.hosts.files import adapted, read_document
@@ -104,32 +103,28 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
             yield from (f"{name}__{below}" for below in (*kind.model_fields, *_paths(kind)))
 
 
-class _Variables(BaseSettings):
-    """`MCP_GATEWAY_PORT`, `MCP_GATEWAY_SESSION__IDLE_TTL_S`, … as a mapping. Values are validated with the document."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="MCP_GATEWAY_", env_nested_delimiter="__", extra="forbid", env_ignore_empty=True
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (EnvSettingsSource(settings_cls),)
-
-
 def variables(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what the environment gives of the settings of `model`, not validated yet."""
-    fields: dict[str, Any] = {name: (_kind(field.annotation), None) for name, field in model.model_fields.items()}
-    given = create_model("Variables", __base__=_Variables, **fields)()
-    return {name: _maybe_json(value) for name, value in given.model_dump(exclude_none=True).items()}
+    """Return what the environment gives of the settings of `model`, not validated yet.
+
+    `MCP_GATEWAY_PORT` gives a setting, `MCP_GATEWAY_SESSION__IDLE_TTL_S` a field of an object. Lists and objects are
+    JSON. An empty variable gives nothing.
+    """
+    given: dict[str, Any] = {}
+    for variable in sorted(os.environ, key=str.upper):  # an object comes before its fields, which win
+        text, name = os.environ[variable], variable.upper()
+        first, *below = name.removeprefix(_PREFIX).lower().split("__")
+        field = model.model_fields.get(first)
+        if field is None or not text or not name.startswith(_PREFIX) or (below and not _is_object(field.annotation)):
+            continue
+        value = _maybe_json(text)
+        for key in reversed([first, *below]):
+            value = {key: value}
+        given = _merge(given, value)
+    return given
 
 
-def _kind(annotation: Any) -> Any:
-    """Return the kind of a variable: settings with settings inside are given field by field or by one word, others as
-    they stand."""
-    has_fields = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return dict[str, Any] | str | None if has_fields else Any
+def _is_object(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-eval"}
@@ -237,15 +232,11 @@ def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
         raise ConfigurationError(str(error)) from None
 
 
-def _maybe_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _maybe_json(part) for name, part in value.items()}
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
+def _maybe_json(text: str) -> Any:
+    try:
+        return json.loads(text) if text[0] in "{[" else text
+    except ValueError:
+        return text
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

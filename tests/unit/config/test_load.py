@@ -22,6 +22,20 @@ def test_every_setting_has_a_variable_of_its_name(monkeypatch: pytest.MonkeyPatc
     assert variables(GatewaySettings) == {"port": "9001", "session": {"idle_ttl_s": "30"}, "api_keys": {"a": "b"}}
 
 
+def test_a_variable_that_is_no_object_is_refused_with_its_name(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("on", "[1]", "{bad"):
+        monkeypatch.setenv("MCP_GATEWAY_SESSION", value)
+        assert refusal({}).startswith("the variable MCP_GATEWAY_SESSION: gateway.session: ")
+
+
+def test_a_field_of_an_object_wins_over_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("mcp_gateway_session__max_age_s", "9")
+    monkeypatch.setenv("MCP_GATEWAY_SESSION", '{"idle_ttl_s": 7, "max_age_s": 8}')
+    assert variables(GatewaySettings) == {"session": {"idle_ttl_s": 7, "max_age_s": "9"}}
+
+
 def test_the_places_of_a_setting_stand_in_the_order_in_which_they_win() -> None:
     origins = Origins("mcp.json", {"port": 1, "auth": {"jwt": []}}, {"port": "2"}, {"port": 3})
     assert origins.of("port") == "mcp.json and the variable MCP_GATEWAY_PORT and --port on the command line"
