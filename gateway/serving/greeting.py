@@ -3,10 +3,9 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from gateway.admin.auth import SignInLink
 from gateway.admin.local_gateways import LocalGateway, network_namespace
@@ -22,7 +21,6 @@ from session_store.connect import shown
 
 __all__ = [
     "Greeting",
-    "PlainWelcome",
     "ServerLine",
     "Welcome",
     "farewell",
@@ -36,41 +34,25 @@ _EVERY_ADDRESS = ("0.0.0.0", "::")  # only compared with
 _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxies": "a trusted proxy"}
 
 
-class Welcome(Protocol):
-    """Shows the start and the end of a gateway. `link`: a sign-in to its console; None: there is none."""
+class Welcome:
+    """Shows the start and the end of a gateway: here by one line for programs, `ready URL`.
 
-    @property
-    def link(self) -> SignInLink | None: ...
-
-    def starting(self, gateway: Gateway) -> AbstractContextManager[None]:
-        """Show that the gateway starts, for as long as the block lasts. It is entered in the running event loop."""
-        ...
-
-    def ready(self, gateway: Gateway, url: str) -> None:
-        """Show that the gateway serves at `url`, which ends with `/mcp`."""
-        ...
-
-    def ended(self) -> None:
-        """Show that the gateway has stopped, or could not start."""
-        ...
-
-
-class PlainWelcome:
-    """Prints one line for programs, `ready URL`, and nothing else."""
+    `link`: a sign-in to its console; None: there is none.
+    """
 
     link: SignInLink | None = None
 
     @contextlib.contextmanager
     def starting(self, gateway: Gateway) -> Iterator[None]:
-        """Show nothing."""
+        """Show that the gateway starts, for as long as the block lasts. It is entered in the running event loop."""
         yield
 
     def ready(self, gateway: Gateway, url: str) -> None:
-        """Print `ready URL`."""
+        """Show that the gateway serves at `url`, which ends with `/mcp`."""
         announce(url)
 
     def ended(self) -> None:
-        """Do nothing."""
+        """Show that the gateway has stopped, or could not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.observability.queued_output import drain_stderr
 from gateway.serving.app import Gateway, create_app, operators_app
-from gateway.serving.greeting import PlainWelcome, Welcome, farewell
+from gateway.serving.greeting import Welcome, farewell
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
 from gateway.serving.workers import bound_socket, inherited_listener, report_ready, url_of, worker_number
@@ -220,7 +220,7 @@ def serve(settings: Settings, welcome: Welcome | None = None) -> None:
         OSError: the address cannot be listened on.
         ConfigurationError: the settings cannot be served.
     """
-    welcome = welcome or PlainWelcome()
+    welcome = welcome or Welcome()
     gateway = Gateway(settings, link=welcome.link)
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())

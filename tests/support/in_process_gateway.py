@@ -16,7 +16,7 @@ from typing import Any, Final
 from gateway import Gateway, create_app
 from gateway.config.settings import GatewaySettings, load
 from gateway.observability.logs import configure_logging
-from gateway.serving.greeting import PlainWelcome
+from gateway.serving.greeting import Welcome
 from gateway.serving.uvicorn_server import opened
 from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server
@@ -74,7 +74,7 @@ def in_process_gateway(
         ready = list[str]()
         app = create_app(settings, gateway=gateway)
         # Not uvloop: libuv would end this process where a descriptor of its loop is gone.
-        opening = opened(gateway, app, ready.append, welcome=PlainWelcome(), loop="asyncio")
+        opening = opened(gateway, app, ready.append, welcome=Welcome(), loop="asyncio")
         serving, listener = stack.enter_context(opening)
         log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
         log.thread.start()
