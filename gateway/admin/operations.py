@@ -37,9 +37,10 @@ from gateway.admin.reports import (
     TaskRow,
     TriedCall,
     UsageRow,
+    detached,
 )
 from gateway.admin.session_list import SessionFinder, SessionList
-from gateway.admin.session_selection import facts_of, fits
+from gateway.admin.session_selection import fits
 from gateway.admin.tried_calls import EndsSessions, Left, SessionScope, TriedCalls
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings, Settings
@@ -207,7 +208,7 @@ class Operations:
                     "again, or look at them with `replicas list`"
                 )
             pairs = [(session, parts.get(session.id)) for session in page]
-            yield [(session, part) for session, part in pairs if fits(which, session, facts_of(session, part))]
+            yield [(session, part) for session, part in pairs if fits(which, session, part or detached(session))]
 
     # -- tasks
 

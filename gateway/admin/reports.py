@@ -220,6 +220,11 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[Failure] = []
     refused: list[RefusedRow] = []
 
+    @property
+    def failed_at(self) -> float:
+        """Return the Unix time of the last failed call; 0 if there is none."""
+        return self.failures[0].at if self.failures else 0.0
+
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session as operators see it; `session` is how its id begins. `state` is one of `SESSION_STATES`."""

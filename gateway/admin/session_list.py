@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from gateway.admin.queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Replicas
-from gateway.admin.reports import SessionPart, SessionRow, row_of
-from gateway.admin.session_selection import Selection, SortKey, cursor_of, facts_of
+from gateway.admin.reports import SessionPart, SessionRow, detached, row_of
+from gateway.admin.session_selection import Selection, SortKey, cursor_of
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 
@@ -178,7 +178,7 @@ class SessionList:
         place = ""
         while page := await self._backend.sessions.page(after=place, limit=_READ_AT_ONCE):
             for session in page:
-                selection.add(session, facts_of(session), session)
+                selection.add(session, detached(session), session)
             selection.first()
             place = page[-1].id
         chosen, more = _cut(selection.first(), query)
@@ -186,12 +186,12 @@ class SessionList:
 
     async def _together(self, query: SessionQuery) -> Page:
         """Return a page of the sessions that replicas serve, and of those that none serves."""
-        answers, detached = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
+        answers, unserved = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
         pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)
         now = self._clock()
-        for session in detached:
-            selection.add(session, facts_of(session), row_of(session, None, now))
+        for session in unserved:
+            selection.add(session, detached(session), row_of(session, None, now))
         found: dict[str, tuple[SortKey, SessionRow]] = {place[1]: (place, row) for place, row in selection.first()}
         found |= {row.id: (row.place, row.row) for page in pages for row in page.rows}
         totals = selection.totals

@@ -5,8 +5,8 @@ these. So a list costs as much memory as one page of it, however many sessions t
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -16,7 +16,6 @@ from gateway.admin.reports import (
     SessionRow,
     SessionState,
     SessionTotals,
-    detached,
     row_of,
 )
 from gateway.calls.lifecycles import LiveState
@@ -28,11 +27,9 @@ from transports.work_steps import SCANNED_AT_ONCE, others_first, slices
 __all__ = [
     "ListingPage",
     "ListingRow",
-    "LiveFacts",
     "Selection",
     "SortKey",
     "cursor_of",
-    "facts_of",
     "fits",
     "in_flight_of",
     "listing_page",
@@ -44,28 +41,6 @@ __all__ = [
 T = TypeVar("T")
 SortKey = tuple[float, str]
 """The place of a session in a list: the value that it is sorted by, lowest first, and its id."""
-
-
-class LiveFacts(NamedTuple):
-    """Facts that only the replica knows that serves a session. `failed_at` is the Unix time of its last failed call,
-    `servers` are those that it is connected to, `correlations` those of its last failed calls."""
-
-    state: SessionState = "detached"
-    calls: int = 0
-    failed: int = 0
-    in_flight: int = 0
-    failed_at: float = 0.0
-    servers: Sequence[str] = ()
-    correlations: Iterable[str] = ()
-
-
-def facts_of(session: Session, part: SessionPart | None = None) -> LiveFacts:
-    """Return the facts of a session from what a replica has sent; if None, from what its last owner has left in the
-    record."""
-    part = part or detached(session)
-    failed_at = part.failures[0].at if part.failures else 0.0
-    correlations = [failure.correlation for failure in part.failures]
-    return LiveFacts(part.state, part.calls, part.failed, part.in_flight, failed_at, part.servers, correlations)
 
 
 class Selection(Generic[T]):
@@ -81,19 +56,21 @@ class Selection(Generic[T]):
         self._after = _parsed(query.after)
         self._found: list[tuple[SortKey, T]] = []
 
-    def add(self, session: Session, facts: LiveFacts, item: T) -> None:
-        """Consider a session. `item` is returned for it if it is selected. Each session is given once."""
+    def add(self, session: Session, part: SessionPart, item: T) -> None:
+        """Consider a session, of which a replica knows `part`. `item` is returned for it if it is selected. Each
+        session is given once."""
         query = self._query
-        if query.only == "failing" and not facts.failed:
+        if query.only == "failing" and not part.failed:
             return
-        if query.only == "busy" and not facts.in_flight and facts.state != "waiting":
+        if query.only == "busy" and not part.in_flight and part.state != "waiting":
             return
-        if query.which is not None and not fits(query.which, session, facts):
+        if query.which is not None and not fits(query.which, session, part):
             return
-        if query.query and not (query.query in facts.correlations or matches(session, query.query)):
+        is_of_request = any(failure.correlation == query.query for failure in part.failures)
+        if query.query and not is_of_request and not matches(session, query.query):
             return
-        self.totals.count(facts.state, calls=facts.calls, failed=facts.failed, in_flight=facts.in_flight)
-        place = (_key(query.order, session, facts), session.id)
+        self.totals.count(part.state, calls=part.calls, failed=part.failed, in_flight=part.in_flight)
+        place = (_key(query.order, session, part), session.id)
         if self._after is None or place > self._after:
             self._found.append((place, item))
 
@@ -104,22 +81,22 @@ class Selection(Generic[T]):
         return self._found
 
 
-def fits(which: SessionFilter, session: Session, facts: LiveFacts) -> bool:
+def fits(which: SessionFilter, session: Session, part: SessionPart) -> bool:
     """Return True if a session has every value that is given."""
     return (
         which.principal in ("", str(session.principal))
         and which.client in ("", session.client.name)
         and which.workspace in ("", session.context.workspace)
-        and which.state in ("", facts.state)
-        and (not which.failing or facts.failed > 0)
-        and (not which.server or _uses(which.server, session, facts))
+        and which.state in ("", part.state)
+        and (not which.failing or part.failed > 0)
+        and (not which.server or _uses(which.server, session, part))
     )
 
 
-def _uses(server: str, session: Session, facts: LiveFacts) -> bool:
+def _uses(server: str, session: Session, part: SessionPart) -> bool:
     return (
         session.endpoint == f"/servers/{server}/mcp"
-        or server in facts.servers
+        or server in part.servers
         or any(link.rpartition("/")[0] == server for link in session.links)
     )
 
@@ -137,20 +114,20 @@ def matches(session: Session, query: str) -> bool:
     return all(word in text for word in query.lower().split())
 
 
-def _key(sort: str, session: Session, facts: LiveFacts) -> float:
+def _key(sort: str, session: Session, part: SessionPart) -> float:
     match sort:
         case "used":
             return -session.used_at
         case "created":
             return -session.created_at
         case "calls":
-            return -facts.calls
+            return -part.calls
         case "failures":
-            return -facts.failed
+            return -part.failed
         case "last_failure":
-            return -facts.failed_at
+            return -part.failed_at
         case "in_flight":
-            return -facts.in_flight
+            return -part.in_flight
     return 0.0
 
 
@@ -191,7 +168,7 @@ async def listing_page(live: LiveSessions, query: SessionQuery, now: Callable[[]
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
         for one in some:
             if not one.ended:
-                selection.add(one.session, _facts(one), one)
+                selection.add(one.session, part_of(one), one)
         selection.first()
         await others_first()
     rows = [
@@ -199,19 +176,6 @@ async def listing_page(live: LiveSessions, query: SessionQuery, now: Callable[[]
         for place, one in (selection.first() if query.limit else ())
     ]
     return ListingPage(rows=rows, totals=selection.totals)
-
-
-def _facts(live: LiveSession) -> LiveFacts:
-    failures = live.failures
-    return LiveFacts(
-        _state_of(live),
-        live.calls,
-        live.failed,
-        len(live.exchanges),
-        failures[-1].at if failures else 0.0,
-        [name for name, *_ in live.conversations] if live.conversations else (),
-        [failure.correlation for failure in failures],
-    )
 
 
 def _state_of(live: LiveSession) -> SessionState:

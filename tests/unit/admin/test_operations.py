@@ -30,7 +30,7 @@ from gateway.admin.reports import (
     SessionPart,
     row_of,
 )
-from gateway.admin.session_selection import ListingPage, ListingRow, Selection, facts_of
+from gateway.admin.session_selection import ListingPage, ListingRow, Selection
 from gateway.observability.observed_call import Failure
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, StoreUnavailable, Task
 from session_store.session import redact
@@ -93,7 +93,7 @@ class FakeReplicas:
         selection: Selection[SessionPart] = Selection(query)
         for part in self._parts:
             if (session := self.stored.get(part.id)) is not None:
-                selection.add(session, facts_of(session, part), part)
+                selection.add(session, part, part)
         rows = [
             ListingRow(id=part.id, place=place, row=row_of(self.stored[part.id], part, 0.0))
             for place, part in selection.first()

@@ -9,9 +9,10 @@ from typing import Any, Final
 import pytest
 
 from gateway.admin.queries import SORTS, OperatorError, PastQuery, SessionFilter, SessionQuery, TaskQuery
-from gateway.admin.reports import SessionState
-from gateway.admin.session_selection import LiveFacts, Selection, cursor_of, facts_of, matches
+from gateway.admin.reports import SessionPart, SessionState, detached
+from gateway.admin.session_selection import Selection, cursor_of, matches
 from gateway.admin.verbs import VERBS, Verb, openapi
+from gateway.observability.observed_call import Failure
 from session_store import ClientFacts, Principal, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
@@ -109,10 +110,10 @@ def test_each_verb_is_on_a_page_or_a_command() -> None:
 
 
 STATES: Final[tuple[SessionState, ...]] = ("idle", "busy", "waiting")
-Key = Callable[[tuple[Session, LiveFacts]], float]
+Key = Callable[[tuple[Session, SessionPart]], float]
 
 
-def some(count: int) -> list[tuple[Session, LiveFacts]]:
+def some(count: int) -> list[tuple[Session, SessionPart]]:
     """Sessions whose figures are by chance, many of them equal."""
     chance = random.Random(7)
     found = []
@@ -124,17 +125,20 @@ def some(count: int) -> list[tuple[Session, LiveFacts]]:
         )  # fmt: skip
         state = chance.choice(STATES)
         calls, failed = chance.randrange(4), chance.randrange(3)
-        found.append(
-            (session, LiveFacts(state, calls, failed, int(state == "busy"), chance.random(), (f"open-{n % 2}",)))
-        )
+        failures = [Failure(chance.random(), "t", "s", "tool error", "", "")]
+        part = SessionPart(
+            id=session.id, state=state, calls=calls, failed=failed, in_flight=int(state == "busy"),
+            servers=[f"open-{n % 2}"], failures=failures,
+        )  # fmt: skip
+        found.append((session, part))
     return found
 
 
-def ids(query: SessionQuery, sessions: list[tuple[Session, LiveFacts]]) -> list[str]:
+def ids(query: SessionQuery, sessions: list[tuple[Session, SessionPart]]) -> list[str]:
     return [place[1] for place, _ in selected(query, sessions).first()[: query.limit]]
 
 
-def selected(query: SessionQuery, sessions: list[tuple[Session, LiveFacts]]) -> Selection[None]:
+def selected(query: SessionQuery, sessions: list[tuple[Session, SessionPart]]) -> Selection[None]:
     selection: Selection[None] = Selection(query)
     for session, facts in sessions:
         selection.add(session, facts, None)
@@ -208,6 +212,6 @@ def test_all_words_of_a_query_have_to_stand_somewhere() -> None:
     session = a_session(FakeClock(), id="abcd", endpoint="/servers/demo/mcp", links=("files",))
     assert matches(session, "") and matches(session, "ab") and matches(session, "FILES demo")
     assert not matches(session, "files other")
-    failed = LiveFacts(correlations=("c" * 32,))
+    failed = SessionPart(id="abcd", failures=[Failure(1.0, "t", "s", "tool error", "", "c" * 32)])
     assert len(selected(SessionQuery(query="c" * 32), [(session, failed)]).first()) == 1
-    assert not selected(SessionQuery(query="c" * 32), [(session, facts_of(session))]).first()
+    assert not selected(SessionQuery(query="c" * 32), [(session, detached(session))]).first()

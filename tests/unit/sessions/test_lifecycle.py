@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.reports import row_of
-from gateway.admin.session_selection import LiveFacts, facts_of
+from gateway.admin.reports import SessionPart, detached, row_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings
 from gateway.observability.observed_call import Failure
@@ -106,8 +105,7 @@ async def test_a_hand_over_changes_nothing_that_is_counted() -> None:
     assert idle.used_at == began, "a deployment prolongs no session that nobody uses"
     row = row_of(used, None, parts.clock())
     assert (row.state, row.calls, row.failed, row.failures) == ("detached", 2, 1, [failure])
-    assert facts_of(used)[1:] == (2, 1, 0, 1.0, [], ["c" * 32])
-    assert facts_of(idle) == LiveFacts(correlations=[], servers=[])
+    assert detached(idle) == SessionPart(id=idle.id, state="detached")
     later = LiveSession(used, parts.live._events)
     later.count(None)
     assert (later.calls, later.failed, [*(later.failures or ())]) == (3, 1, [failure])
