@@ -133,8 +133,9 @@ class TaskRecord:
     async def _write(self) -> None:
         failures = 0
         while self._waiting and not self.is_lost:
-            if not self._urgent.is_set():
-                await self._until_due()
+            with contextlib.suppress(TimeoutError):  # what can wait is written when it is due
+                async with asyncio.timeout(self._written_at + EVERY_S - monotonic()):
+                    await self._urgent.wait()
             fields, self._waiting = self._waiting, {}
             self._urgent.clear()
             try:
@@ -190,15 +191,6 @@ class TaskRecord:
             self._no_room()  # nobody could answer them
             return {"questions": b""}
         return {}
-
-    async def _until_due(self) -> None:
-        wait_s = self._written_at + EVERY_S - monotonic()
-        if wait_s > 0:
-            waiting = asyncio.ensure_future(self._urgent.wait())
-            try:
-                await asyncio.wait((waiting,), timeout=wait_s)
-            finally:
-                waiting.cancel()
 
     async def _replace(self, fields: dict[str, Any]) -> Task | None:
         """Write the record with these fields, and return it as stored. None: it is no longer this replica's."""
