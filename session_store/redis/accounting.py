@@ -107,8 +107,7 @@ class RedisAuditTrail:
 
     async def _newest(self, part: Part, limit: int) -> list[AuditEvent]:
         entries = await self._commands.run("XREVRANGE", keys.audit(part), "+", "-", "COUNT", limit)
-        bodies = [values[b"event"] if isinstance(values, dict) else values[1] for _, values in entries]
-        return [msgspec.json.decode(body, type=AuditEvent) for body in bodies]
+        return [msgspec.json.decode(body, type=AuditEvent) for _, (_, body) in entries]
 
 
 _STEPS_A_HASH: Final = 60
@@ -131,8 +130,7 @@ class RedisHistory:
         found = []
         for stretch in range(since // stretch_s, (until - 1) // stretch_s + 1):
             flat = await self._commands.run("HGETALL", keys.history(step_s, stretch))
-            fields = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-            for field, body in fields:
+            for field, body in zip(flat[::2], flat[1::2], strict=True):
                 at, _, replica = field.decode().partition(":")
                 if since <= int(at) < until:
                     found.append(HistoryRecord(int(at), replica, body))

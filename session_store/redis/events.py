@@ -1,9 +1,10 @@
 """Keep event streams in Redis: one Redis stream for each session, each entry of which names its event stream."""
 
 import asyncio
+import contextlib
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from session_store.embedded.events import sequence_of
@@ -108,7 +109,7 @@ class RedisEventLog:
             read = await self._read_before(session_id, stream, position)
             while True:
                 news.clear()
-                async for entry in self._entries(session_id, read):
+                for entry in await self._entries(session_id, read):
                     read = entry.number
                     if entry.stream == stream:
                         if entry.number > position and entry.ends != _END:
@@ -117,11 +118,9 @@ class RedisEventLog:
                             return
                 if dropped or (await self._log(session_id, stream))[0] != nonce:
                     return
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S):
                         await news.wait()
-                except TimeoutError:
-                    pass
 
     async def _read_before(self, session_id: str, stream: str, position: int) -> int:
         """Return the number after which a follower begins to read. If the event at `position` exists, it is read again,
@@ -132,10 +131,10 @@ class RedisEventLog:
                 return position - 1
         return 0
 
-    async def _entries(self, session_id: str, after: int) -> AsyncIterator["_Logged"]:
-        """Yield the entries in the log of a session after that number."""
-        for found in await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+"):
-            yield _entry(*found)
+    async def _entries(self, session_id: str, after: int) -> list["_Logged"]:
+        """Return the entries in the log of a session after that number."""
+        found = await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+")
+        return [_entry(*each) for each in found]
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
         """Return the nonce of the session's log, and the number of the last delivered event. Create the log if it is
@@ -146,10 +145,10 @@ class RedisEventLog:
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
         nonce, _ = await self._log(session_id, stream)
-        entries = self._entries(session_id, sequence_of(nonce, after))
+        entries = await self._entries(session_id, sequence_of(nonce, after))
         return [
             Event(id=id_of_event(nonce, entry.number), frame=entry.frame)
-            async for entry in entries
+            for entry in entries
             if entry.stream == stream and entry.ends != _END
         ]
 
@@ -170,7 +169,7 @@ class RedisEventLog:
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
         open_streams: set[str] = set()
-        async for entry in self._entries(session_id, 0):
+        for entry in await self._entries(session_id, 0):
             change = open_streams.discard if entry.ends in _ENDS else open_streams.add
             change(entry.stream)
         fields = await self._commands.run("HKEYS", keys.of_session(session_id)[3]) if open_streams else ()
@@ -202,11 +201,9 @@ class _Logged(NamedTuple):
     ends: str
 
 
-def _entry(entry_id: bytes, values: "list[bytes] | dict[bytes, bytes]") -> _Logged:
-    if not isinstance(values, dict):
-        pairs = iter(values)
-        values = dict(zip(pairs, pairs, strict=True))
-    return _Logged(int(entry_id.partition(b"-")[0]), values[b"s"].decode(), values[b"f"], values[b"e"].decode())
+def _entry(entry_id: bytes, values: Sequence[bytes]) -> _Logged:
+    _, stream, _, frame, _, ends = values  # each value comes after its name
+    return _Logged(int(entry_id.partition(b"-")[0]), stream.decode(), frame, ends.decode())
 
 
 def _topic(session_id: str) -> str:
