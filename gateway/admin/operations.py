@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -41,7 +41,7 @@ from gateway.admin.reports import (
 )
 from gateway.admin.session_list import SessionFinder, SessionList
 from gateway.admin.session_selection import fits
-from gateway.admin.tried_calls import EndsSessions, Left, SessionScope, TriedCalls
+from gateway.admin.tried_calls import EndsSessions, Left, Records, SessionScope, TriedCalls
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.observability.audit import Audit
@@ -67,12 +67,6 @@ _EVENTS_SEARCHED: Final = 2_000
 
 _FOLLOW_EVERY_S: Final = 1.0
 _FOLLOWED_AT_ONCE: Final = 500
-
-
-class Records(Protocol):
-    """Record an operator's action in the audit trail."""
-
-    def __call__(self, reason: str, session: Session | str = "") -> None: ...
 
 
 class Operations:
@@ -153,12 +147,12 @@ class Operations:
 
     async def drain(self, prefix: str, by: str = "") -> str:
         name = await self._replicas.order(Replica.drain, prefix)
-        self._record(f"{_operator(by)} has drained replica {name}")
+        self._record(reason=f"{_operator(by)} has drained replica {name}")
         return name
 
     async def admit(self, prefix: str, by: str = "") -> str:
         name = await self._replicas.order(Replica.admit, prefix)
-        self._record(f"{_operator(by)} has admitted replica {name} again")
+        self._record(reason=f"{_operator(by)} has admitted replica {name} again")
         return name
 
     # -- sessions
@@ -190,7 +184,7 @@ class Operations:
                 calls = (None if part is None else part.calls for _, part in some)
                 ends = (self._ending.end(one.id, reason, of_it) for (one, _), of_it in zip(some, calls, strict=True))
                 ended += sum(await asyncio.gather(*ends))
-        self._record(f"{_operator(by)} has ended all sessions of {which}: {ended}")
+        self._record(reason=f"{_operator(by)} has ended all sessions of {which}: {ended}")
         return ended
 
     async def _matching(self, which: SessionFilter) -> AsyncIterator[list[tuple[Session, SessionPart | None]]]:
@@ -222,7 +216,7 @@ class Operations:
             raise TooLate(
                 "no replica runs the task: it has just ended, or its replica is gone; look at it again in a while"
             )
-        self._record(f"{_operator(by)} has cancelled a task of session {redact(task.session_id)}: {task.tool}")
+        self._record(reason=f"{_operator(by)} has cancelled a task of session {redact(task.session_id)}: {task.tool}")
         return redact(task.id)
 
     # -- events
@@ -267,7 +261,7 @@ def operations_on(backend: Backend) -> Operations:
         backend=backend,
         replicas=Replicas(backend),
         ending=_StoreEnding(backend),
-        record=lambda _, session="": None,  # `_StoreEnding` records the only thing that can be done here
+        record=lambda **_: None,  # `_StoreEnding` records the only thing that can be done here
         clock=time.time,
     )
 
@@ -407,14 +401,14 @@ class SessionWatches:
             raise TooLate("no replica has this session in use: it is there again with the next request of its client")
         if report.problem:
             raise OperatorError(report.problem)
-        self._record(f"the operator {by} has switched on its frames", session)
+        self._record(reason=f"the operator {by} has switched on its frames", session=session)
         return report.frames
 
     async def switch_off(self, prefix: str, by: str) -> FramesPage:
         """Stop watching a session, and delete what was seen."""
         session = await self._allowed(prefix, by)
         if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
-            self._record(f"the operator {by} has switched off its frames", session)
+            self._record(reason=f"the operator {by} has switched off its frames", session=session)
         return FramesPage(watched=False)
 
     async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:

@@ -40,6 +40,7 @@ from transports.mirrored_headers import argument_headers, encode_value
 __all__ = [
     "EndsSessions",
     "Left",
+    "Records",
     "SessionScope",
     "ToolCatalog",
     "TriedCalls",
@@ -295,7 +296,7 @@ class OngoingCall:
 class Records(Protocol):
     """Record an operator's action in the audit trail."""
 
-    def __call__(self, *, session: Session | str, principal: str, reason: str, tool: str) -> None: ...
+    def __call__(self, *, reason: str, session: Session | str = "", principal: str = "", tool: str = "") -> None: ...
 
 
 class EndsSessions(Protocol):

@@ -257,7 +257,7 @@ def _operating(
         backend=backend,
         replicas=Replicas(backend, replica, queries),
         ending=sessions.lifecycle,
-        record=lambda reason, session="": base.audit.record("operated", reason=reason, session=session),
+        record=functools.partial(base.audit.record, "operated"),
         clock=base.clock,
         tried=tried,
         settings=base.settings,

@@ -133,7 +133,7 @@ class FakeEnding:
 
 def operations_of(backend: MemoryBackend, replicas: Any, clock: Any, **more: Any) -> Operations:
     """Operations on a store in memory, of which nothing is recorded."""
-    given: dict[str, Any] = {"ending": FakeEnding(), "record": lambda _, session="": None} | more
+    given: dict[str, Any] = {"ending": FakeEnding(), "record": lambda reason, session="": None} | more
     return Operations(backend=backend, replicas=replicas, clock=clock, **given)
 
 
