@@ -41,14 +41,13 @@ from gateway.admin.reports import (
 )
 from gateway.admin.session_list import SessionFinder, SessionList
 from gateway.admin.session_selection import fits
-from gateway.admin.tried_calls import EndsSessions, Left, Records, SessionScope, TriedCalls
-from gateway.config.auth import OPERATOR_ISSUER
+from gateway.admin.tried_calls import EndsSessions, Left, Records, SessionScope, TriedCalls, may_use
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.observability.audit import Audit
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.returns import UnreturningClient, together
 from gateway.tasks.handles import TaskHandle, claimed
-from session_store import AuditEvent, Backend, Principal, Session, SessionGone, StoreUnavailable, Task, TaskStore
+from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
 from transports.work_steps import slices
 
@@ -428,15 +427,9 @@ class SessionWatches:
     async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> FrameReport | None:
         """Return the newest messages and lines; None if `admin.frames` does not allow it."""
         session = await self._finder.find(prefix)
-        if not self.allows(session.principal, by):
+        if not may_use(self.where, session.principal, by):
             return None
         return await self._read(FrameQuery(session=session.id, frames=frames, lines=lines))
-
-    def allows(self, principal: Principal, by: str) -> bool:
-        """Return whether the operator `by` may watch sessions of that principal."""
-        return self.where == "any" or (
-            self.where == "own" and principal == Principal(issuer=OPERATOR_ISSUER, subject=by)
-        )
 
     async def _allowed(self, prefix: str, by: str) -> Session:
         if self.where == "off":
@@ -448,7 +441,7 @@ class SessionWatches:
     def _check(self, session: Session, by: str) -> None:
         if self.where == "off":
             raise OperatorError(_OFF)
-        if not self.allows(session.principal, by):
+        if not may_use(self.where, session.principal, by):
             raise OperatorError(
                 'frames are seen in sessions of your own here: set gateway.admin.frames to "any" to see those of others'
             )

@@ -47,6 +47,7 @@ __all__ = [
     "attempt_in",
     "body_of",
     "left",
+    "may_use",
 ]
 
 PATIENCE_S: Final = 60.0
@@ -348,7 +349,7 @@ class TriedCalls:
         if self.where == "off":
             raise OperatorError("tools cannot be tried here: gateway.admin.try_tools is off")
         session = await self._finder.find(attempt.session) if attempt.session else None
-        if session is not None and self.where != "any" and session.principal != _principal(by):
+        if session is not None and not may_use(self.where, session.principal, by):
             raise OperatorError(
                 "tools are tried in sessions of your own here: leave the session out for a fresh one, or set "
                 'gateway.admin.try_tools to "any"'
@@ -448,6 +449,11 @@ class TriedCalls:
     async def _opened(self, destination: Destination) -> Session | None:
         """Return the session that a call has opened; None if the call was refused before."""
         return await self._finder.sessions.named(key_alias(destination.key, destination.principal, destination.path))
+
+
+def may_use(scope: SessionScope, principal: Principal, by: str) -> bool:
+    """Return True if `scope` gives the operator `by` the sessions of that principal."""
+    return scope == "any" or (scope == "own" and principal == _principal(by))
 
 
 def _principal(by: str) -> Principal:
