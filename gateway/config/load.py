@@ -116,6 +116,8 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
         field = model.model_fields.get(first)
         if field is None or not text or not name.startswith(_PREFIX) or (below and not _is_object(field.annotation)):
             continue
+        if below and first != "sandbox" and not isinstance(given.get(first, {}), dict):
+            continue  # validation refuses what is no object
         value = _maybe_json(text)
         for key in reversed([first, *below]):
             value = {key: value}

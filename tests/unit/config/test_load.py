@@ -1,5 +1,6 @@
 """`gateway.config.load`: what file, environment and command line make together, and which of them is blamed."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -25,8 +26,9 @@ def test_every_setting_has_a_variable_of_its_name(monkeypatch: pytest.MonkeyPatc
 def test_a_variable_that_is_no_object_is_refused_with_its_name(
     refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for value in ("on", "[1]", "{bad"):
+    for value, field in itertools.product(("on", "[1]", "{bad"), ("", "7")):
         monkeypatch.setenv("MCP_GATEWAY_SESSION", value)
+        monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", field)
         assert refusal({}).startswith("the variable MCP_GATEWAY_SESSION: gateway.session: ")
 
 
