@@ -22,7 +22,7 @@ _MOST_ROWS: Final = 40
 """The most rows of one server in one session. All further refusals share one more row."""
 MOST_ROWS_OF_ALL: Final = 10_000
 """The most rows of all sessions. For a new row, the session whose last refusal is the oldest loses its rows."""
-_LAST_WORDS_S: Final = 60.0
+_ENDED_S: Final = 60.0
 _MOST_ENDED: Final = 10_000
 
 
@@ -47,7 +47,7 @@ class SessionRefusals:
         self._of: dict[str, dict[tuple[str, str, str], RefusedRow]] = {}  # the session refused last is the last one
         self._rows = 0
         # Processes of a session that has ended are refused things until they have ended, too.
-        self._ended: TTLCache[str, bool] = TTLCache(_MOST_ENDED, _LAST_WORDS_S, clock)
+        self._ended: TTLCache[str, bool] = TTLCache(_MOST_ENDED, _ENDED_S, clock)
 
     def add(self, session: str, row: RefusedRow) -> None:
         """Keep a refusal with the present time, or count it if it is kept already."""
