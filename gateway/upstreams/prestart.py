@@ -105,11 +105,7 @@ class _Pool:
     def __init__(self, like: Session) -> None:
         self.like = like
         self.ready: list[_PrestartedSet] = []
-        self.used_at = monotonic()
-
-    def use(self) -> None:
-        """Record that a session of the environment was opened."""
-        self.used_at = monotonic()
+        self.used_at = monotonic()  # when a session of the environment was last opened
 
 
 class PrestartPool:
@@ -151,7 +147,7 @@ class PrestartPool:
             if len(self._pools) == MAX_ENVIRONMENTS:
                 self._drop(self._pools.pop(min(self._pools, key=lambda each: self._pools[each].used_at)))
             pool = self._pools[environment] = _Pool(session)
-        pool.use()
+        pool.used_at = monotonic()
         while pool.ready:
             prestarted = pool.ready.pop(0)
             if prestarted.is_good:
