@@ -15,7 +15,7 @@ from weakref import ref
 import msgspec
 
 from gateway.calls.exchange import Exchange, ExchangeConversation
-from gateway.calls.lifecycles import TIMED_BY, Clock, ExchangeState
+from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.link import LinkSource
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT
@@ -46,8 +46,8 @@ _EXIT_S: Final = 1.0
 """Seconds for a process to end after it has closed its input, so that errors say how it ended."""
 
 _LATE: Final = {
-    Clock.SERVER: "server {!r} did not answer",
-    Clock.CLIENT: "the client did not answer the server",
+    ExchangeState.SENT: "server {!r} did not answer",
+    ExchangeState.ASKING: "the client did not answer the server",
 }
 
 
@@ -246,7 +246,7 @@ class CallWatch:
                 self._end_if_late(exchange, now)
 
     def _end_if_late(self, exchange: Exchange, now: float) -> None:
-        conversation, late = self._conversation, _LATE.get(TIMED_BY[exchange.state])
+        conversation, late = self._conversation, _LATE.get(exchange.state)
         limit_s = exchange.call_s or conversation.deadlines.call_s
         if late is None or now - exchange.deadline_from < limit_s:
             return

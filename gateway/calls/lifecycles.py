@@ -17,8 +17,6 @@ __all__ = [
     "OVER",
     "QUEUED",
     "SEND",
-    "TIMED_BY",
-    "Clock",
     "Deadlines",
     "ExchangeEvent",
     "ExchangeState",
@@ -58,11 +56,14 @@ class ExchangeState(StrEnum):
     """The state of an exchange, which is a client's request."""
 
     QUEUED = "queued"
-    """The server does not have the request: the link is still opening, or has refused the request."""
+    """The server does not have the request: the link is still opening, or has refused the request. The link may end the
+    exchange, `Deadlines.start_s` after its opening began."""
     SENT = "sent"
-    """The server has the request."""
+    """The server has the request. The conversation may end the exchange, `Deadlines.call_s` after the last message that
+    belongs to the call."""
     ASKING = "asking"
-    """The client was asked something, and the call waits for the answer."""
+    """The client was asked something, and the call waits for the answer. The conversation may end the exchange:
+    `Deadlines.suspended_s` after a modern client was asked, `call_s` after a legacy client was."""
     ANSWERED = "answered"
     """The server has answered, with a result or an error."""
     FAILED = "failed"
@@ -88,19 +89,6 @@ class ExchangeEvent(StrEnum):
     ABANDON = "abandon"
 
 
-class Clock(StrEnum):
-    """The party whose time limit may end an exchange."""
-
-    LINK = "link"
-    """The link may end the exchange, `Deadlines.start_s` after its opening began."""
-    SERVER = "server"
-    """The conversation may end it, `Deadlines.call_s` after the last message that belongs to the call."""
-    CLIENT = "client"
-    """The conversation may end it: `Deadlines.suspended_s` after a modern client was asked, `call_s` after a legacy
-    client was."""
-    NOBODY = "nobody"
-
-
 _S, _E = ExchangeState, ExchangeEvent
 _ENDS: Final = {_E.ANSWER: _S.ANSWERED, _E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED, _E.ABANDON: _S.ABANDONED}
 
@@ -122,13 +110,6 @@ SEND: Final = ExchangeEvent.SEND
 ANSWER: Final = ExchangeEvent.ANSWER
 
 OVER: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.ABANDONED})
-
-TIMED_BY: Final[Mapping[ExchangeState, Clock]] = {
-    _S.QUEUED: Clock.LINK,
-    _S.SENT: Clock.SERVER,
-    _S.ASKING: Clock.CLIENT,
-    **dict.fromkeys(OVER, Clock.NOBODY),
-}
 
 
 # -- deadlines
