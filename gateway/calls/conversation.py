@@ -48,7 +48,7 @@ from transports.jsonrpc import (
 from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
-__all__ = ["Conversation", "Router"]
+__all__ = ["Conversation", "conversation_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -568,3 +568,9 @@ class Conversation:
         await self.links.close()
         if self._background is not None:
             await self._background.close()
+
+
+def conversation_of(exchange: Exchange) -> Conversation:
+    """Return the conversation of a call that was sent. The type of `Exchange.conversation` names only a part of it."""
+    assert exchange.conversation is not None
+    return exchange.conversation  # type: ignore[return-value]  # of a call that was sent

@@ -5,24 +5,15 @@ the messages about all their tasks over one link.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from gateway.calls.exchange import Exchange, ExchangeConversation, ExchangeSession
+from gateway.calls.exchange import Exchange, ExchangeSession
 from gateway.protocol.params import meta_of
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = [
-    "RELATED",
-    "OwnedTask",
-    "OwnedTasks",
-    "TaskLink",
-    "related_id",
-    "task_link_of",
-    "with_related",
-    "without_related",
-]
+__all__ = ["RELATED", "OwnedTask", "OwnedTasks", "related_id", "with_related", "without_related"]
 
 RELATED: Final = "io.modelcontextprotocol/related-task"
 """The key in `_meta` under which messages name their task (MCP 2025-11-25, Tasks)."""
@@ -116,41 +107,6 @@ class OwnedTasks:
         if own is None:
             return message
         return Message(jsonrpc="2.0", id=message.id, result=msgspec.Raw(encode(with_related(result, own))))
-
-
-class TaskLink(ExchangeConversation, Protocol):
-    """A conversation with a server that makes tasks."""
-
-    @property
-    def is_process(self) -> bool:
-        """Return True if the link is a process, so that the server's work ends with the link."""
-        ...
-
-    @property
-    def known_tasks(self) -> OwnedTasks | None:
-        """Return the tasks that the server has made over the present link; None if none are known."""
-        ...
-
-    def own_task(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task that the server has made over the present link."""
-        ...
-
-    def hold_link(self) -> None:
-        """Keep the link open without calls, until `free_link` is called as often."""
-        ...
-
-    def free_link(self) -> None:
-        """Undo one `hold_link`, so that an idle link may be closed again."""
-        ...
-
-    def request(self, method: str, params: bytes) -> None:
-        """Send a request of the gateway's own without waiting for its answer."""
-        ...
-
-
-def task_link_of(exchange: Exchange) -> TaskLink | None:
-    """Return the conversation of an exchange, whose own type names only what the exchange needs of it."""
-    return exchange.conversation  # type: ignore[return-value]  # nothing else implements `ExchangeConversation`
 
 
 def related_id(params: Object) -> str:

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from gateway.calls.call import id_of, message_of
+from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.owned_tasks import OwnedTask, TaskLink, related_id, task_link_of, with_related
+from gateway.calls.owned_tasks import OwnedTask, related_id, with_related
 from gateway.calls.usage import Use
 from gateway.context.session_facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
@@ -86,7 +87,7 @@ class _KnownTask:
 
     __slots__ = ("_live", "_own_id", "_timer", "_use", "link", "owned", "since", "state")
 
-    def __init__(self, live: LiveSession, link: TaskLink, own_id: str, owned: OwnedTask, since: float) -> None:
+    def __init__(self, live: LiveSession, link: Conversation, own_id: str, owned: OwnedTask, since: float) -> None:
         self.state = KnownState.FOUND
         self.link = link
         self.owned = owned
@@ -148,7 +149,7 @@ class KnownTasks:
     def note(
         self,
         live: LiveSession,
-        link: TaskLink,
+        link: Conversation,
         handle: TaskHandle,
         text: str,
         state: TaskState | None,
@@ -177,7 +178,7 @@ class KnownTasks:
         loop = asyncio.get_running_loop()
         known.forget_at(loop.call_at(known.since + ttl_s, self._forget, live, handle))
 
-    def _add(self, live: LiveSession, link: TaskLink, handle: TaskHandle, text: str) -> _KnownTask:
+    def _add(self, live: LiveSession, link: Conversation, handle: TaskHandle, text: str) -> _KnownTask:
         tasks = self._known[live]
         if len(tasks) >= MAX_KNOWN:
             self._forget(live, next(iter(tasks)))
@@ -234,8 +235,7 @@ class RelayedTasks:
         Raises:
             Refused: the client cannot have a task for this call, or the task has no usable id. The task is cancelled.
         """
-        link = task_link_of(exchange)
-        assert link is not None
+        link = conversation_of(exchange)
         task_id = own_id(result)
         meta: Object = {} if exchange.caller is None else exchange.caller.meta("")
         cancellation = encode({"taskId": task_id, "_meta": with_tasks(meta)})
@@ -263,8 +263,8 @@ class RelayedTasks:
     ) -> str:
         """Return the handle of a task that the exchange's server has just made. If it cannot have a handle, cancel it
         with the params `cancellation`, and raise `Refused`."""
-        live, link = live_session_of(exchange), task_link_of(exchange)
-        assert live is not None and link is not None
+        live, link = live_session_of(exchange), conversation_of(exchange)
+        assert live is not None
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id(task))
         try:
             text = self.handles.sign(handle)
@@ -328,11 +328,10 @@ class RelayedTasks:
 
     def note(self, exchange: Exchange, handle: TaskHandle, text: str, task: Object, ttl: str = "ttlMs") -> None:
         """Record the state of a task from a message of its server. `ttl` is the key of the time to live in it."""
-        live, link = live_session_of(exchange), task_link_of(exchange)
-        if live is not None and link is not None:
-            self.known.note(live, link, handle, text, state_of(task, ttl))
+        if (live := live_session_of(exchange)) is not None:
+            self.known.note(live, conversation_of(exchange), handle, text, state_of(task, ttl))
 
-    def text_of(self, live: LiveSession, link: TaskLink, endpoint: str, own_id: str, *, is_own: bool) -> str | None:
+    def text_of(self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool) -> str | None:
         """Return the handle of a task that a server lists. None: the session must not see the task. `is_own`: all tasks
         that this server lists belong to the session."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)

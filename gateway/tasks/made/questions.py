@@ -12,7 +12,7 @@ import msgspec
 from gateway.bridge.round_trips import RoundTrips
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.bridge.task_follower import TaskFollower
-from gateway.calls.conversation import Conversation
+from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.suspended_call import AskingServer, InputRequest
@@ -22,7 +22,7 @@ from gateway.protocol.tasks import with_tasks
 from gateway.tasks.made.task_exchange import TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
 
-__all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "conversation_of", "may_ask"]
+__all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "may_ask"]
 
 MAX_ROUNDS: Final = 32
 """Limit on the rounds of questions of a server during one task: more than during a call, as a task may take hours."""
@@ -103,12 +103,6 @@ class Rounds(RoundTrips):
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Do nothing: the server waits for no progress."""
-
-
-def conversation_of(exchange: TaskExchange) -> Conversation:
-    """Return the conversation (requests over one link) of a call as its full type: the call knows only a protocol."""
-    assert isinstance(exchange.conversation, Conversation)
-    return exchange.conversation
 
 
 class ServerTask(TaskFollower):

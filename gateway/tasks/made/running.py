@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.bridge.suspended_calls import answer_suspended, refuse_suspended
+from gateway.calls.conversation import conversation_of
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import live_session_of
 from gateway.config.limits import TaskSettings
@@ -14,7 +15,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, error_of
 from gateway.observability.observed_call import LogFacts
 from gateway.observability.outcome import TOOL_ERROR, outcome_of
 from gateway.protocol.tasks import TaskAtServer
-from gateway.tasks.made.questions import Rounds, ServerTask, conversation_of
+from gateway.tasks.made.questions import Rounds, ServerTask
 from gateway.tasks.made.record import TaskRecord
 from gateway.tasks.made.state import (
     TaskEvent,
