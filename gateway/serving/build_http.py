@@ -41,7 +41,6 @@ from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import Addresses, HttpSse
 from transports.inbound.limits import Bodies, Limited
 from transports.inbound.streamable_http import StreamableHttp
-from transports.inbound_port import Handler
 
 __all__ = ["build_http"]
 
@@ -67,9 +66,9 @@ def build_http(
             stripped=without_tokens,
         )
 
-    def endpoint(handler: Handler, path: str) -> StreamableHttp:
-        return StreamableHttp(
-            handler,
+    endpoints = {
+        path: StreamableHttp(
+            pipeline,
             path,
             guard=callers.guard,
             bodies=bodies,
@@ -78,9 +77,9 @@ def build_http(
             times=StreamTimes(options.limits.priming_after_s, options.limits.poll_after_s),
             forwarder=forwarder,
         )
-
-    endpoints = {path: endpoint(pipeline, path) for path in servers.endpoints}
-    internal = InternalRequests(pipeline, endpoint, host=callers.guard.served_host)
+        for path in servers.endpoints
+    }
+    internal = InternalRequests(endpoints, host=callers.guard.served_host)
     membership = None
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)

@@ -80,12 +80,13 @@ class Reply:
         await self._left.wait()
 
 
-class InProcessClient:
-    """Send requests to one endpoint of the app, from within the process."""
+class Inside:
+    """Send requests to one endpoint of the app, from within the process. The scope of each has the keys of `facts`."""
 
-    def __init__(self, app: Any, path: str) -> None:
+    def __init__(self, app: Any, path: str, facts: Mapping[str, Any] | None = None) -> None:
         self._app = app
         self._path = path
+        self._facts = facts or {}
         self._calls = Tasks(f"requests to {path}")
 
     def ask(self, method: str, headers: Mapping[str, str], body: bytes = b"", peer: str = "") -> Reply:
@@ -100,6 +101,7 @@ class InProcessClient:
             "scheme": "http",
             "client": (peer, 0) if peer else None,
             "headers": [(name.encode(), value.encode("latin-1", "replace")) for name, value in full.items()],
+            **self._facts,
         }
         reply, given = Reply(), False
 

@@ -32,6 +32,7 @@ from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, 
 
 __all__ = [
     "BATCHES",
+    "VOUCHED_FOR",
     "Head",
     "Posts",
     "Sizes",
@@ -45,6 +46,9 @@ __all__ = [
 
 BATCHES: Final = "2025-03-26"
 """The only revision with batches. It is also the revision of a request that names none."""
+
+VOUCHED_FOR: Final = "mcp.vouched_for"
+"""The key in the scope of a request from within the process that holds its authenticated caller."""
 
 
 def era_of(headers: Mapping[str, str]) -> Era:
@@ -195,6 +199,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool
     forwarded: Any = None
     again: bool = False
+    vouched_for: Any = None
     memory: Memory | None = None
 
 
@@ -225,6 +230,7 @@ class Posts:
             secure=self._guard.is_secure(scope, headers),
             forwarded=scope.get("mcp.forwarded"),
             again=scope.get("mcp.again", False),
+            vouched_for=scope.get(VOUCHED_FOR),
         )
 
     def read(self, body: bytes) -> Message:
@@ -285,6 +291,7 @@ class Posts:
             arrived_at=monotonic(),
             body_bytes=body_bytes,
             check_mirrored=None if message is None else _check_of(era, head, message),
+            vouched_for=head.vouched_for,
             memory=head.memory,
             offer=None if head.memory is None else Offer(),
         )
