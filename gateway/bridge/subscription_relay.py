@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from gateway.calls.exchange import Exchange, fallback_id
+from gateway.calls.link import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.capabilities import ClientDeclaration, caller_of_params
 from gateway.protocol.methods import CHANGES
@@ -17,6 +18,7 @@ from transports.reply_queue import Frame, ReplyQueue
 __all__ = [
     "RelayedReplies",
     "SubscriptionRelay",
+    "caller_in",
     "caller_of",
     "child_of",
     "everything",
@@ -47,9 +49,14 @@ class RelayedReplies(ReplyQueue):
         return True
 
 
-def caller_of(live: LiveSession) -> ClientDeclaration:
+def caller_of(live: LinkSession) -> ClientDeclaration:
     """Return the description of a session's legacy client that modern servers get with every request."""
     return caller_of_params(live.session.client.initialize_params)
+
+
+def caller_in(exchange: Exchange) -> ClientDeclaration | None:
+    """Return the description of a call's client: its own, or that of its legacy session; None if it has neither."""
+    return exchange.caller if exchange.caller is not None or exchange.live is None else caller_of(exchange.live)
 
 
 def everything(uris: Iterable[str]) -> Filter:

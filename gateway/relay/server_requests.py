@@ -14,7 +14,7 @@ from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy
 from gateway.bridge.legacy_task import LegacyTaskBridge, asking_for_task
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import is_input_required
-from gateway.bridge.subscription_relay import caller_of
+from gateway.bridge.subscription_relay import caller_in, caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
@@ -98,11 +98,18 @@ def for_server(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None
 ) -> tuple[Object, Object]:
     """Return the params and the `_meta` for the server. Set the exchange's bridge, which translates the answer. `asked`
-    is the cache key of the result; None if the result may not be cached."""
+    is the cache key of the result; None if the result may not be cached.
+
+    Raises:
+        Refused: the `Mcp-Param-*` headers of the client are too many or too large, or no header can be like them.
+    """
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
-    if era is MODERN and call.headers is not None and upstream.settings.kind == "url":
-        _forward_headers(call)
+    if era is MODERN and call.headers is not None and upstream.settings.url:
+        try:
+            exchange.forward(param_headers(call.headers))
+        except ValueError as error:
+            raise Refused(400, HEADER_MISMATCH, str(error)) from None
     if era is call.era:
         pass
     elif era is LEGACY:
@@ -121,18 +128,6 @@ def for_server(
     if bridge is not exchange.bridge:
         exchange.use_bridge(bridge)
     return params, meta
-
-
-def _forward_headers(call: Call) -> None:
-    """Have the server get the `Mcp-Param-*` headers of its client.
-
-    Raises:
-        Refused: these headers are too many or too large, or have characters that no header can have.
-    """
-    try:
-        call.exchange.forward(param_headers(call.headers or {}))
-    except ValueError as error:
-        raise Refused(400, HEADER_MISMATCH, str(error)) from None
 
 
 def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
@@ -186,7 +181,6 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
     """
-    results = upstream.inventory.results
     asked = asked_of(upstream, call, method, params)
     kept = None if asked is None else fresh(upstream, call, asked)
     if method == call.method:
@@ -202,10 +196,10 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     params = {key: value for key, value in params.items() if key != "_meta"}
     if meta := _meta_for(conversation, call):
         params = params | {"_meta": msgspec.Raw(encode(meta))}
-    version = results.version(method)
+    keeping = None if asked is None else KeptResult(upstream, asked, conversation)
     message = await conversation.ask(method, encode(params))
-    if asked is not None and _may_be_kept(asked, call.live, conversation):
-        results.keep(asked, message.result, version, for_all=_is_for_all(upstream, conversation))
+    if keeping is not None:
+        keeping.keep(call.live, message)
     return ServerAnswer(message, conversation.era, conversation)
 
 
@@ -236,20 +230,6 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAn
     return ServerAnswer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
 
 
-def _may_be_kept(asked: CacheKey, live: LiveSession | None, conversation: Conversation) -> bool:
-    """Return True if an answer that has just come in that conversation may be cached. For a legacy server, its process
-    must not have been asked for anything but lists."""
-    if not asked.fresh_ms:
-        return conversation.era is Era.MODERN
-    return live is not None and is_unused(live, conversation, asked.method)
-
-
-def _is_for_all(upstream: ConfiguredUpstream, conversation: Conversation) -> bool:
-    """Return True if other sessions may get the answers of that conversation. A session's calls may have changed what
-    its own process says, by mistake or because the process was subverted."""
-    return not (upstream.settings.has_own_process and conversation.was_used)
-
-
 def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
     """Return the key under which a result of this request may be cached; None if it may not be cached.
 
@@ -260,34 +240,21 @@ def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Obje
     """
     if not upstream.inventory.results.takes(method) or is_answer_to_input(params):
         return None
-    if (era := upstream.era_now(call.era)) is not Era.MODERN:
-        return None if era is None else _asked_of_legacy(upstream, call, method, params)
-    declared = object_of(_capabilities(call))
+    plain, live = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_reserved(call.meta)), call.live
+    if (era := upstream.era_now(call.era)) is not MODERN:
+        if era is None or live is None or call.era is MODERN or not plain:
+            return None
+        is_first = is_unused(live, upstream.open_with(live), method)
+        return upstream.first_answers.asked(method, params, live, call.exchange.context) if is_first else None
+    caller, is_public = caller_in(call.exchange), plain
+    declared = object_of(b"{}" if caller is None else caller.capabilities)
     extensions = b"".join(bytes(declared.get(name, b"")) for name in ("experimental", "extensions"))
-    plain = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_reserved(call.meta))
-    live, is_public = call.live, plain
     if live is not None and not upstream.settings.shared and (own := upstream.open_with(live)) is not None:
         lists = own.known_lists
         is_public = plain and (lists is None or METHODS[method].kind not in lists.announced)
     private, session = _private(upstream, call)
     private = None if private is None or not plain else private + extensions
     return CacheKey.of(method, params, public=extensions if is_public else None, private=private, session=session)
-
-
-def _asked_of_legacy(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
-    """Return the cache key of `asked_of` for a legacy server (`gateway.upstreams.first_answers`)."""
-    live = call.live
-    if live is None or call.era is Era.MODERN or not is_unused(live, upstream.open_with(live), method):
-        return None
-    if any(key not in _PLAIN_META and not key.startswith(_SPEC) for key in without_reserved(call.meta)):
-        return None
-    return upstream.first_answers.asked(method, params, live, call.exchange.context)
-
-
-def _capabilities(call: Call) -> bytes:
-    if call.exchange.caller is not None:
-        return call.exchange.caller.capabilities
-    return b"{}" if call.live is None else caller_of(call.live).capabilities
 
 
 def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
@@ -315,10 +282,23 @@ class KeptResult:
         self._version = upstream.inventory.results.version(asked.method)
         self._then = then
 
+    def keep(self, live: LiveSession | None, message: Message) -> None:
+        """Cache the result if it may be, once. The process of a legacy server must not have been asked for anything but
+        lists."""
+        asked, self._asked = self._asked, None  # a result after the client was asked for input may not be kept
+        if asked is None:
+            return
+        if asked.fresh_ms:
+            if live is None or not is_unused(live, self._conversation, asked.method):
+                return
+        elif self._conversation.era is not MODERN:
+            return
+        # A session's calls may have changed what its own process says, by mistake or because the process was subverted.
+        has_own_process = self._upstream.settings.command and not self._upstream.settings.shared
+        for_all = not (has_own_process and self._conversation.was_used)
+        self._upstream.inventory.results.keep(asked, message.result, self._version, for_all=for_all)
+
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """Cache the result if it may be. Return the client's answer to the call, as the other bridge makes it."""
-        if self._asked is not None and _may_be_kept(self._asked, live_session_of(exchange), self._conversation):
-            for_all = _is_for_all(self._upstream, self._conversation)
-            self._upstream.inventory.results.keep(self._asked, message.result, self._version, for_all=for_all)
-        self._asked = None  # a result that comes after the client was asked for input may not be kept
+        self.keep(live_session_of(exchange), message)
         return message if self._then is None else self._then.finish(exchange, message)
