@@ -13,11 +13,9 @@ import msgspec
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
 from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
-from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.config.model import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
-from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import may_be_relayed
@@ -25,7 +23,7 @@ from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
-from transports.era import LEGACY, MODERN, Era
+from transports.era import LEGACY, MODERN
 from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -38,18 +36,16 @@ _MOST_TOLD: Final = 64
 """Most sets of servers for which an ambiguous method is logged, so that repeated requests do not fill the log."""
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A notification of a client. `era` is the client's, `caller` describes a modern client. Servers get `meta` as
+class Notice(msgspec.Struct, frozen=True):
+    """A notification of the client `asker` in the session `live`, with the rights of `context`. Servers get `meta` as
     `_meta`, whatever `params` have under that name."""
 
     method: str
     params: Object
     meta: Object
-    era: Era
-    caller: ClientDeclaration | None
+    asker: Asker
     live: LiveSession
     context: Context
-    correlation: str
 
 
 class ExtensionRelay:
@@ -78,30 +74,29 @@ class ExtensionRelay:
         Raises:
             Refused: no server gets the notification, or one of them cannot be reached.
         """
-        method, live, context = notice.method, notice.live, notice.context
-        asker = Asker(live, notice.era, notice.caller, notice.correlation)
-        for upstream in await self.takers(method, context, asker):
-            self._admission.check_method(upstream.name, method, notice.era, live.session, context)
+        method, context = notice.method, notice.context
+        for upstream in await self.takers(method, context, notice.asker):
+            self._admission.check_method(upstream.name, method, notice.asker.era, notice.live.session, context)
             try:
                 await self._send(upstream, notice)
             except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
                 raise Refused(503, UPSTREAM_UNAVAILABLE, str(error), headers={"Retry-After": "5"}) from None
 
     async def _send(self, upstream: ConfiguredUpstream, notice: Notice) -> None:
-        era, live = await upstream.era_for(notice.era), notice.live
-        conversation: Conversation | None = None
-        if notice.caller is None or not notice.caller.is_declared:
+        asker, live = notice.asker, notice.live
+        era, conversation = await upstream.era_for(asker.era), None
+        if asker.era is MODERN and (asker.caller is None or not asker.caller.is_declared):
             # A modern notification may lack the description of its client, which the server knows from earlier calls.
-            conversation = upstream.open_with(live) if notice.era is MODERN else None
+            conversation = upstream.open_with(live)
         if conversation is None or conversation.era is not era:
-            conversation = upstream.conversation(live, era, notice.correlation, notice.caller)
+            conversation = upstream.conversation(live, era, asker.correlation, asker.caller)
         await conversation.join(live)
         await conversation.ready()
         params, meta = notice.params, notice.meta
-        if era is LEGACY and notice.era is MODERN:
+        if era is LEGACY and asker.era is MODERN:
             params, meta = legacy_params(params), legacy_meta(meta)
         elif era is MODERN:
-            meta = {**(notice.caller or caller_of(live)).meta(""), **meta}
+            meta = {**(asker.caller or caller_of(live)).meta(""), **meta}
         body = {**params, "_meta": msgspec.Raw(encode(meta))} if meta else params
         conversation.notify(notice.method, encode(body) if body else None)
 
@@ -132,7 +127,7 @@ class ExtensionRelay:
         if names:
             return [servers[name] for name in names]
         names = [name for name, found in declared.items() if found.is_open]
-        if len(servers) == 1 and not names and _declared_of(asker).takes(method):
+        if len(servers) == 1 and not names and asker.declared.takes(method):
             names = [*servers]
         if len(names) == 1:
             return [servers[names[0]]]
@@ -168,11 +163,3 @@ async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, wit
         async with asyncio.timeout(within_s):
             return (await upstream.facts()).declared
     return Declared()
-
-
-def _declared_of(asker: Asker) -> Declared:
-    """Return the extensions that a client has declared."""
-    caller = asker.caller
-    if caller is None and asker.live is not None:
-        caller = caller_of(asker.live)
-    return Declared() if caller is None else caller.declared

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from gateway.bridge.subscription_relay import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.calls.starts import MOST_S, Backoff, without_output_tail
 from gateway.protocol.capabilities import ClientDeclaration
+from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.results import Missing
@@ -71,6 +73,12 @@ class Asker:
     def of(cls, call: Call) -> "Asker":
         """Return an asker for the client of a call."""
         return cls(call.live, call.era, call.exchange.caller, call.correlation)
+
+    @property
+    def declared(self) -> Declared:
+        """Return the extensions that the client has declared."""
+        caller = self.caller or (None if self.live is None else caller_of(self.live))
+        return Declared() if caller is None else caller.declared
 
 
 @dataclass(frozen=True, slots=True)

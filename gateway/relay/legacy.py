@@ -36,6 +36,7 @@ from gateway.protocol.tasks import asks_for_task
 from gateway.relay.call import Found, Intake
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
+from gateway.relay.late_servers import Asker
 from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import StreamReply
 from gateway.sessions.attach import Resolved
@@ -260,18 +261,9 @@ class LegacyClients:
         meta = self._intake.meta(params, with_context(live.session, resolved.context), who.correlation)
         endpoint = self._endpoints[request.endpoint]
         if method not in METHODS:
-            notice = Notice(
-                method=method,
-                params=params,
-                meta=meta,
-                era=LEGACY,
-                caller=None,
-                live=live,
-                context=resolved.context,
-                correlation=who.correlation,
-            )
+            asker = Asker(live, LEGACY, None, who.correlation)
             try:
-                await endpoint.extensions.notify(notice)
+                await endpoint.extensions.notify(Notice(method, params, meta, asker, live, resolved.context))
             except Refused as refused:
                 # Clients expect that a notification which nobody understands is ignored (JSON-RPC 2.0 §4.1).
                 if refused.code != METHOD_NOT_FOUND:

@@ -287,17 +287,8 @@ class ModernClients:
         with live.in_use():
             await self._intake.count(live)
             meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
-            notice = Notice(
-                method=method,
-                params=request.params,
-                meta=meta,
-                era=MODERN,
-                caller=caller,
-                live=live,
-                context=resolved.context,
-                correlation=who.correlation,
-            )
-            await extensions.notify(notice)
+            asker = Asker(live, MODERN, caller, who.correlation)
+            await extensions.notify(Notice(method, request.params, meta, asker, live, resolved.context))
         return self.headers(resolved, request)
 
 

@@ -144,19 +144,13 @@ async def open_stream(
 def _asks_for_nothing(call: Call) -> bool:
     """Return True if no server has to know of the stream: its filter is empty, and the client has declared no extension
     that might have notifications of its own."""
-    return bytes(call.params.get("notifications", b"")) == b"{}" and not _declared_in(call).is_open
+    return bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open
 
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:
     """Return True if a legacy client and a server have declared a common extension, which may have notifications of its
     own."""
     return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
-
-
-def _declared_in(call: Call) -> Declared:
-    """Return the extensions that the client has declared in a request."""
-    caller = call.exchange.caller
-    return Declared() if caller is None else caller.declared
 
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
@@ -197,9 +191,9 @@ async def listen(
     Raises:
         Refused: the subscriptions of the session are too large together.
     """
-    exchange, live = call.exchange, call.live
+    exchange, live, asker = call.exchange, call.live, Asker.of(call)
     assert live is not None
-    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit, _declared_in(call))
+    subscription = SubscriptionFilter(exchange.client_id, Filter.of(call.params), exchange.emit, asker.declared)
     if sum(each.wanted.size for each in (*live.subscriptions, subscription)) > MAX_LISTENED_BYTES:
         raise record_full("params.notifications", MAX_LISTENED_BYTES)
     elsewhere = {} if owner is None else {uri: owner(uri, call) for uri in subscription.wanted.uris}
@@ -219,7 +213,7 @@ async def listen(
         exchange.when_done(lambda: late.discard(subscription))
         joined = await late.gather(
             upstreams,
-            Asker.of(call),
+            asker,
             lambda upstream: server_subscriptions.opened(upstream, call, late),
             waiting=server_subscriptions,
         )

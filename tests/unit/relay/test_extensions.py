@@ -166,16 +166,9 @@ async def test_what_a_server_has_declared_to_the_session_counts() -> None:
 def notice(era: Era, caller: ClientDeclaration | None = None, **params: Any) -> Notice:
     hello = encode({"capabilities": ACME, "clientInfo": {"name": "c", "version": "1"}})
     client = ClientFacts(name="c", protocol_version="2025-11-25", initialize_params=hello)
-    return Notice(
-        method="notifications/com.acme/changed",
-        params={key: msgspec.Raw(encode(value)) for key, value in params.items()},
-        meta={"own": msgspec.Raw(b"1"), "io.modelcontextprotocol/x": msgspec.Raw(b"2")},
-        era=era,
-        caller=caller,
-        live=a_live(client=client),
-        context=ANYONE,
-        correlation="c",
-    )
+    live, encoded = a_live(client=client), {key: msgspec.Raw(encode(value)) for key, value in params.items()}
+    meta = {"own": msgspec.Raw(b"1"), "io.modelcontextprotocol/x": msgspec.Raw(b"2")}
+    return Notice("notifications/com.acme/changed", encoded, meta, Asker(live, era, caller, "c"), live, ANYONE)
 
 
 async def test_a_notification_gets_what_the_era_of_its_server_needs() -> None:
