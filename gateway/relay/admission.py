@@ -35,7 +35,7 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
-__all__ = ["Admission", "Admitted", "AdmittedTool", "Route", "VisibleServers", "params_of"]
+__all__ = ["Admission", "Admitted", "AdmittedTool", "Route", "VisibleServers"]
 
 _CACHED_CONTEXTS: Final = 1_024
 
@@ -170,11 +170,6 @@ class _Lists(msgspec.Struct, frozen=True):
             return self.asked[method]
         found = self.upstream.inventory.known(method, self.conversation)
         return _Missing(method, name) if found is None or (name and name not in found) else found
-
-
-def params_of(admitted: Admitted, call: Call) -> Object | Steps:
-    """Return the params of a request for the server, or the steps that make them. Raises as `AdmittedTool.params`."""
-    return admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
 
 
 class Admission:

@@ -17,7 +17,7 @@ from gateway.protocol.results import Missing, list_result
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps
-from gateway.relay.resource_owner import Found, ResourceOwners
+from gateway.relay.resource_owner import ResourceOwners
 from gateway.relay.server_requests import ask, empty_result
 from gateway.upstreams.list_pages import listed_items
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -68,24 +68,18 @@ class Aggregation:
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Return the server that a request is for, and the call with this server's own names.
+        """Return the server that a request is for, by the tool, the prompt or the completion's `ref` that it names, and
+        the call with this server's own names.
 
         Raises:
-            Refused: no server has what the request names, or it names nothing.
+            Refused: no server has what the request names, or it names none of these.
         """
         row = METHODS.get(call.method)
-        named = "" if row is None else row.named
-        if named == "name":
-            upstream, name = self.owner_by_name(call)
-            return upstream, self.named(upstream, call, name)
-        if named == "ref":
-            return await self._owner_of_ref(call)
-        if named == "uri":
-            return (await self.owner_of_resource(call)).upstream, call
-        raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
-
-    async def _owner_of_ref(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Return the server of the prompt or resource that a completion is for, and the call with its own names."""
+        if row is not None and row.named == "name":
+            upstream, own_name = self.owner_by_name(call)
+            return upstream, self.named(upstream, call, own_name)
+        if row is None or row.named != "ref":
+            raise Refused(200, METHOD_NOT_FOUND, f"Method not found: {call.method}")
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         if not isinstance(ref, dict) or not isinstance(ref.get("name"), str):
             uri = str(ref.get("uri")) if isinstance(ref, dict) else ""
@@ -93,14 +87,6 @@ class Aggregation:
         server, name = owner_of(ref["name"], self._servers.to(call.exchange.context), "prompt")
         params = call.params | {"ref": msgspec.Raw(encode(ref | {"name": name}))}
         return self._servers.all[server], call.with_params(params)
-
-    async def owner_of_resource(self, call: Call) -> Found:
-        """Find the server of the resource whose URI the request names.
-
-        Raises:
-            Refused, UpstreamUnavailable: as `ResourceOwners.owner`.
-        """
-        return await self.resources.owner(text_of(call.params, "uri"), call)
 
     def _server_of_app(self, tool: str, call: Call) -> ConfiguredUpstream:
         """Find the server whose app calls a tool by the server's own name for it.

@@ -57,10 +57,10 @@ from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import METHODS, NO_REQUESTS
-from gateway.protocol.params import meta_of
+from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
-from gateway.relay.admission import AdmittedTool, Route, params_of
+from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import Decided, FastPaths
 from gateway.relay.frame_form import Prepared
@@ -109,8 +109,7 @@ class Senders:
         if self._tracing is not None and request.message is not None and request.message.is_request:
             correlation = self._tracing.arrived(request).correlation
         else:
-            sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
-            correlation = sent or correlation_id(request.headers, request.meta)
+            correlation = _correlation_of(request)
         CORRELATION.set(correlation)
         if request.forwarded is not None:  # the sending replica has authenticated and counted it
             return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation, math.inf)
@@ -131,8 +130,7 @@ class Senders:
             await self._rates.body(who.principal, request.client, request.body_bytes)
         except Refused as refused:
             CLIENT.set(request.client)
-            sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
-            CORRELATION.set(sent or correlation_id(request.headers, {}))
+            CORRELATION.set(_correlation_of(request))
             self._record(request, who, refused)
             raise
 
@@ -143,6 +141,12 @@ class Senders:
     def _record(self, request: Request, who: Authenticated | None, refused: Refused) -> None:
         principal = "" if who is None else str(who.principal)
         self._audit.record("refused", era=request.era, principal=principal, reason=str(refused))
+
+
+def _correlation_of(request: Request) -> str:
+    """Return the correlation id that the forwarding replica has sent, or that of the client's trace, or a new one."""
+    sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
+    return sent or correlation_id(request.headers, request.meta)
 
 
 # -- which session
@@ -554,7 +558,7 @@ async def relay(endpoint: Endpoint, call: Call) -> Route | None:
         await servers.send_to_all(call)
         return None
     elif method.named == "uri":
-        upstream, answer = await servers.owner_of_resource(call)
+        upstream, answer = await servers.resources.owner(text_of(call.params, "uri"), call)
         if answer is not None and answer_with(call, answer):
             return None
     else:
@@ -577,7 +581,7 @@ async def _send(
             return None
         call = call.with_params(params)
     admitted = await endpoint.admission.admit(upstream, call)
-    checked = params_of(admitted, call)
+    checked = admitted.params(call) if isinstance(admitted, AdmittedTool) else admitted
     if not isinstance(checked, dict):
         checked = await run_steps_with_pauses(checked) if is_large(call.params) else run_steps(checked)
     call = call.with_params(checked)
