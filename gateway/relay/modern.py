@@ -66,51 +66,37 @@ class ModernResults:
         self._tasks = tasks
         self._result_meta = result_meta
 
-    def keep_complete(self, *, names_session: bool) -> bool:
-        """Return True if a complete result reaches the client as the server has written it."""
-        return not names_session and not self._result_meta
-
-    def names_session(self, request: Request, resolved: Resolved | None) -> bool:
-        """Return True if results carry the session's token."""
-        return resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
-
     def shaper(
-        self, binding: Binding | None, correlation: str, *, takes_tasks: bool, names_session: bool
-    ) -> Callable[[Exchange, Object], Object]:
-        """Return a function that turns the server's result into the client's."""
-        trace = correlation if self._result_meta else None
+        self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
+    ) -> tuple[Callable[[Exchange, Object], Object], bool]:
+        """Return a function that turns the server's result into the client's: with the session's token if the client
+        needs it there, and with a sealed `requestState` if it has one. Also return True if it changes no complete
+        result."""
+        takes_tasks, correlation = _takes_tasks(request), who.correlation
+        names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
 
         def shape(exchange: Exchange, result: Object) -> Object:
+            live = exchange.live
             if binding is not None and is_task(result):
                 result = self._tasks.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
-            return self._shape(exchange, result, binding, trace, names_session=names_session)
+            if exchange.is_subscription:
+                result = with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(exchange.client_id))})
+            asks = binding is not None and is_input_required(result)
+            if live is None or (exchange.method in CACHEABLE and not asks):
+                return result
+            if asks and binding is not None:
+                suspended = exchange.suspended if exchange.is_suspended else None
+                if suspended is None:  # the result of a modern server
+                    _check_declared(exchange, result)
+                result = self._seal.seal(result, session_id=live.session.id, binding=binding, suspended=suspended)
+            additions: Object = {}
+            if names_session:
+                additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(live.session)))
+            if self._result_meta:
+                additions |= trace_meta(live.session, correlation)
+            return with_meta(result, additions) if additions else result
 
-        return shape
-
-    def _shape(
-        self, exchange: Exchange, result: Object, binding: Binding | None, trace: str | None, *, names_session: bool
-    ) -> Object:
-        """Return the client's result: with the session's token if the client needs it there, and with a sealed
-        `requestState` if it has one. `trace` is the correlation id to put into the result, or None."""
-        live = exchange.live
-        if exchange.is_subscription:
-            own_id = msgspec.Raw(encode(exchange.client_id))
-            result = with_meta(result, {SUBSCRIPTION_ID: own_id})
-        asks = binding is not None and is_input_required(result)
-        if live is None or (exchange.method in CACHEABLE and not asks):
-            return result
-        session = live.session
-        if asks and binding is not None:
-            suspended = exchange.suspended if exchange.is_suspended else None
-            if suspended is None:  # the result of a modern server
-                _check_declared(exchange, result)
-            result = self._seal.seal(result, session_id=session.id, binding=binding, suspended=suspended)
-        additions: Object = {}
-        if names_session:
-            additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(session)))
-        if trace is not None:
-            additions |= trace_meta(session, trace)
-        return with_meta(result, additions) if additions else result
+        return shape, binding is not None and not names_session and not self._result_meta
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
@@ -187,19 +173,19 @@ class ModernClients:
         return None
 
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
-        message, names_session = message_of(request), self._results.names_session(request, resolved)
-        binding, takes_tasks = _binding_of(request, who), _takes_tasks(request)
-        exchange = (self._tasks.exchange if takes_tasks else Exchange)(
+        message = message_of(request)
+        shape, keeps_complete = self._results.shaper(request, who, resolved, _binding_of(request, who))
+        exchange = (self._tasks.exchange if _takes_tasks(request) else Exchange)(
             method=str(message.method),
             client_id=id_of(message),
             live=None if resolved is None else resolved.live,
             replies=ReplyQueue(),
-            shape=self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session),
+            shape=shape,
             caller=caller_of_meta(request.params.get("_meta", b"{}")),
             context=self.resolver.context_of(request, who) if resolved is None else resolved.context,
             granted=who.claims,
         )
-        if binding is not None and self._results.keep_complete(names_session=names_session):
+        if keeps_complete:
             exchange.keep_complete()
         return exchange
 
@@ -244,14 +230,14 @@ class ModernClients:
         if opened.turn != exchange.suspended.turn:
             raise bad_request_state()
         token = meta_of(request.params).get("progressToken")
-        takes_tasks, names_session = _takes_tasks(request), self._results.names_session(request, resolved)
-        shape = self._results.shaper(binding, who.correlation, takes_tasks=takes_tasks, names_session=names_session)
+        # The binding has dropped the params of the request, which an ended call must not keep.
+        shape, _ = self._results.shaper(request, who, resolved, binding)
         exchange.resume(id_of(message_of(request)), shape, None if token is None else token.copy())
         reply = self._intake.attach(exchange, headers, request, who.correlation)
         if exchange.replies.is_closed or exchange.conversation is None:
             live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
         answer_suspended(exchange, responses)
-        return self._tasks.resumed(exchange, request, reply) if takes_tasks else reply
+        return self._tasks.resumed(exchange, request, reply) if _takes_tasks(request) else reply
 
     async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
         result = await endpoint.discover(context)
