@@ -4,35 +4,62 @@ A modern client opens a stream (`subscriptions/listen`). A legacy client gets no
 subscribes to resources one by one.
 
 A stream is acknowledged by what a server has declared to the gateway's probe. The session's own process or connection
-is opened after that, so that clients do not wait for a start before they send calls. Changes before the server has the
-subscription are not lost: the client then gets one notification for each kind and resource.
+is opened after that, so that clients do not wait for a start before they send calls. A server confirms its part of the
+stream: a modern one by its acknowledgement, a legacy one by its answers to `resources/subscribe`. The client gets one
+notification for each kind and resource that the server may have changed before its confirmation. If a modern server is
+gone while others remain, its part is opened again.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from time import monotonic
+from typing import Any, Final
 
 import msgspec
 
-from gateway.bridge.subscription_relay import caller_of, everything, subscription_relay_for, subscription_relay_of
+from gateway.bridge.subscription_relay import (
+    caller_of,
+    child_of,
+    everything,
+    subscription_relay_for,
+    subscription_relay_of,
+)
 from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.errors import record_full
+from gateway.calls.starts import MOST_S, Backoff
+from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, record_full
+from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
-from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.subscription_filter import MAX_LISTENED_BYTES, Filter, SubscriptionFilter, extension_members
+from gateway.protocol.handshake import HandshakeRefused, capabilities_of
+from gateway.protocol.subscription_filter import (
+    ENDED,
+    MAX_LISTENED_BYTES,
+    Filter,
+    SubscriptionFilter,
+    extension_members,
+)
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
-from gateway.relay.server_subscriptions import CONFIRM_S, ServerSubscriptions, has_to_start, listen_params, or_fail
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era
+from transports.jsonrpc import Message, Object, encode
+from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["changes_confirmed", "listen", "open_stream", "relay_changes", "waits_for_changes"]
+__all__ = ["changes_confirmed", "open_stream", "relay_changes", "waits_for_changes"]
 
 logger = logging.getLogger(__name__)
+
+_GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})
+"""Errors of a subscription whose server is gone, or cannot be reached."""
+
+CONFIRM_S: Final = 1.0
+"""Seconds that an acknowledgement waits for servers that need no start to confirm their subscriptions."""
 
 
 async def relay_changes(
@@ -224,3 +251,286 @@ async def listen(
     await server_subscriptions.confirmed()
     subscription.acknowledge(honoured)
     server_subscriptions.acknowledged(awaited)
+
+
+# -- at several servers, or at a legacy one, for one `subscriptions/listen`
+
+
+def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+    """Return True if the server's capabilities are known, and this session has no open link to it."""
+    return upstream.discovery is not None and not upstream.is_open_to(live)
+
+
+async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
+    """Run background work for which nobody waits. An error fails the exchange, and so ends the client's stream."""
+    CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
+    try:
+        await work()
+    except asyncio.CancelledError:
+        exchange.fail(UPSTREAM_UNAVAILABLE, f"the connection to server {conversation.name!r} was closed")
+        raise
+    except Exception as error:  # nobody else would end the stream
+        conversation.fail_start(exchange, error, UPSTREAM_UNAVAILABLE)
+
+
+class ServerSubscriptions:
+    """Hold the subscriptions at servers for one `subscriptions/listen` of a client, and end them with that request.
+
+    The client's stream ends when the last server has ended its part, unless a server may still notify: a legacy server
+    may as long as it runs, and a late one is yet to come.
+    """
+
+    def __init__(
+        self,
+        live: LiveSession,
+        subscription: SubscriptionFilter,
+        exchange: Exchange,
+        owners: Mapping[str, ConfiguredUpstream | None],
+        further: Object,
+    ) -> None:
+        self._live = live
+        self._subscription = subscription
+        self._exchange = exchange
+        self._asked_for = subscription.wanted
+        self._beyond = further
+        self._owners = owners
+        self.has_ended = False
+        self._awaited: set[str] = set()
+        self._is_acknowledged = False
+        self._is_lasting = False  # a legacy server notifies as long as it runs
+        self._subscribed: list[tuple[Conversation, str]] = []
+        self._children: list[Exchange] = []
+        self._has_child_ended = False
+        self._failed: set[str] = set()  # servers whose parts have ended by an error, and were not opened again
+        self._lost = LostSubscriptions(live, exchange.correlation, self._listen_again)
+        self._unconfirmed: dict[str, asyncio.Future[None]] = {}  # subscriptions, by the name of the server
+        self._answers: set[asyncio.Future[Message]] = set()  # to `resources/subscribe`
+
+    async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
+        """Subscribe at a server, and return the part of the filter that it supports. If the server has to start,
+        subscribe in the background, after the acknowledgement; with `late`, try until it succeeds."""
+        conversation = await upstream.conversation_for(call)
+        if not has_to_start(upstream, self._live):
+            return await self.join(upstream, conversation)
+        await conversation.join(self._live)  # so that afterwards only the start is waited for
+        self._awaited.add(upstream.name)
+        if not upstream.settings.command:
+            self._ask_for(upstream)  # a connection takes no longer than an answer
+        if late is None:
+            joining = functools.partial(self.arrived, upstream, conversation)
+            conversation.in_background(or_fail(conversation, self._exchange, joining))
+        else:
+            late.connect(upstream, Asker.of(call), self)
+        declared = upstream.extensions  # to the gateway's probe
+        self._subscription.honour({key: raw for key, raw in self._beyond.items() if declared.takes(key)})
+        return self._wanted(upstream).honoured(upstream.declared)
+
+    async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        """Subscribe at a late server, which is up at last."""
+        self._subscription.extend(await self.join(upstream, conversation))
+        self._awaited.discard(upstream.name)
+        self._end_with_the_last()
+
+    async def join(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """Subscribe in a conversation of either era. Return the part of the filter that the server supports."""
+        if conversation.era is Era.MODERN:
+            return await self.listen(upstream, conversation)
+        return await self.subscribe(upstream, conversation)
+
+    async def listen(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """Subscribe at a modern server. Return the part of the filter that the server supports."""
+        capabilities = await upstream.capabilities()
+        if self.has_ended:
+            return Filter()
+        part, declared = self._wanted(upstream).honoured(capabilities), upstream.extensions
+        more = {key: raw for key, raw in self._beyond.items() if declared.takes(key)}
+        if part or more:
+            self._subscription.honour(more)
+            caller, has_it = self._exchange.caller, functools.partial(self._confirm, upstream, part)
+            child = child_of(
+                self._exchange,
+                self._subscription.relay,
+                has_it,
+                lambda child, last: self._child_ended(upstream, child, last),
+            )
+            child.listen_for(part)
+            self._children.append(child)
+            self._ask_for(upstream)
+            try:
+                await conversation.start(child, listen_params(part, more), caller.meta("") if caller else {})
+            except BaseException:
+                if child in self._children:
+                    self._children.remove(child)
+                self._confirm(upstream)
+                raise
+        else:
+            self._confirm(upstream, part)
+        return part
+
+    async def _listen_again(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        CORRELATION.set(self._exchange.correlation)  # for the log lines of this asyncio task
+        if self.has_ended:
+            return
+        try:
+            await self.listen(upstream, conversation)
+        except (*UNAVAILABLE, StoreError, asyncio.CancelledError) as error:
+            if not self.has_ended:
+                self._lost.lost(upstream)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    def _wanted(self, upstream: ConfiguredUpstream) -> Filter:
+        wanted = self._asked_for
+        uris = frozenset(uri for uri in wanted.uris if self._owners.get(uri) in (None, upstream))
+        return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
+
+    async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
+        """Subscribe at a legacy server, which notifies all clients of changed lists anyway. Return the part of the
+        filter that the server supports."""
+        await conversation.join(self._live)
+        await conversation.ready()
+        if self.has_ended:
+            return Filter()
+        part = self._wanted(upstream).honoured(capabilities_of(conversation.initialize_result))
+        self._is_lasting |= bool(part)
+        answers: set[asyncio.Future[Message]] = set()
+        for uri in sorted(part.uris):
+            self._subscribed.append((conversation, uri))
+            with contextlib.suppress(LinkClosed):
+                answers.add(conversation.answer_to("resources/subscribe", encode({"uri": uri})))
+        self._ask_for(upstream)
+        self._answers |= answers
+
+        def answered(answer: asyncio.Future[Message]) -> None:
+            if not answer.cancelled():
+                answer.exception()  # marks the error as retrieved: without an answer nothing is known to be missed
+            answers.discard(answer)
+            self._answers.discard(answer)
+            if not answers:
+                self._confirm(upstream, part)
+
+        for answer in tuple(answers):
+            answer.add_done_callback(answered)
+        if not answers:
+            self._confirm(upstream, part)
+        return part
+
+    def _ask_for(self, upstream: ConfiguredUpstream) -> None:
+        """Record that a server is about to get the subscription."""
+        if not self._is_acknowledged and upstream.name not in self._unconfirmed:
+            self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
+
+    def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
+        """Record that a server has the subscription to that part of the filter; None: it will not have it."""
+        waiting = self._unconfirmed.pop(upstream.name, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+        if self._is_acknowledged and part is not None and not self.has_ended:
+            self._failed.discard(upstream.name)
+            self._subscription.extend(part)
+            self._subscription.notify_all(part)
+
+    async def confirmed(self) -> None:
+        """Wait `CONFIRM_S` at most until all servers have the subscription, except those that have to start."""
+        if self._unconfirmed:
+            await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
+
+    def acknowledged(self, awaited: Iterable[str]) -> None:
+        """Record that the client got the acknowledgement, so its stream may end. The servers `awaited` are late."""
+        self._is_acknowledged = True
+        self._awaited.update(awaited)
+        self._end_with_the_last()
+
+    def _child_ended(self, upstream: ConfiguredUpstream, child: Exchange, last: Frame) -> None:
+        self._confirm(upstream)
+        if child in self._children:
+            self._children.remove(child)
+            self._has_child_ended = True
+            if last.error_code is not None:
+                self._failed.add(upstream.name)
+        self._end_with_the_last()
+        if last.error_code in _GONE and not self.has_ended:
+            self._lost.lost(upstream)
+
+    def _end_with_the_last(self) -> None:
+        """End the stream of the client once no server is left that could notify."""
+        is_open = self._children or self._awaited or self._is_lasting
+        if not (self._has_child_ended and self._is_acknowledged) or is_open or self.has_ended:
+            return
+        if self._failed:
+            self._exchange.fail(UPSTREAM_UNAVAILABLE, "the servers with the subscriptions of this stream are gone")
+        else:
+            self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
+
+    def end(self) -> None:
+        """End the subscriptions at the servers, except to resources that other subscriptions of the session name."""
+        self.has_ended = True
+        self._lost.end()
+        for answer in tuple(self._answers):
+            answer.cancel()
+        if self._subscription in self._live.subscriptions:
+            self._live.subscriptions.remove(self._subscription)
+        still = set().union(*(other.wanted.uris for other in self._live.subscriptions))
+        for conversation, uri in self._subscribed:
+            if uri not in still:
+                conversation.request("resources/unsubscribe", encode({"uri": uri}))
+        for child in tuple(self._children):
+            if child.conversation is not None:
+                child.conversation.cancel(child, "the client closed the stream")
+
+
+def listen_params(wanted: Filter, more: Object | None = None) -> Object:
+    return {"notifications": msgspec.Raw(encode({**wanted.as_notifications(), **(more or {})}))}
+
+
+class LostSubscriptions:
+    """Open lost parts of one stream again. `listen` subscribes at a server in a conversation of the session.
+
+    A process is not started for that: it has nothing to notify of until it is used. Its part is opened with its next
+    start. A server behind a URL goes on without the connection, so it is asked again after the delay of a `Backoff`.
+    """
+
+    def __init__(
+        self,
+        live: LiveSession,
+        correlation: str,
+        listen: Callable[[ConfiguredUpstream, Conversation], Coroutine[Any, Any, None]],
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._live = live
+        self._correlation = correlation
+        self._listen = listen
+        self._clock = clock
+        self._stop: dict[str, Callable[[], None]] = {}  # functions that cancel the wait, by the name of the server
+        self._failures: dict[str, Backoff] = {}
+
+    def lost(self, upstream: ConfiguredUpstream) -> None:
+        """Have the lost part at that server opened again."""
+        name, again = upstream.name, functools.partial(self._again, upstream)
+        self._forget(name)
+        if not upstream.settings.url:
+            self._stop[name] = upstream.when_started(self._live, again)
+            return
+        failures, now = self._failures.get(name), self._clock()
+        if failures is None or now - failures.failed_at - failures.delay_s >= MOST_S:  # the part has lasted
+            failures = self._failures[name] = Backoff()
+        failures.fail("", now)
+        self._stop[name] = asyncio.get_running_loop().call_later(failures.delay_s, again).cancel
+
+    def _again(self, upstream: ConfiguredUpstream) -> None:
+        self._stop.pop(upstream.name, None)
+        try:
+            conversation = upstream.conversation(self._live, Era.MODERN, self._correlation)
+        except UpstreamUnavailable:
+            return  # the session has ended, and the stream with it
+        conversation.in_background(self._listen(upstream, conversation))
+
+    def _forget(self, name: str) -> None:
+        if (stop := self._stop.pop(name, None)) is not None:
+            stop()
+
+    def end(self) -> None:
+        """Stop opening parts again, because the stream has ended."""
+        for name in tuple(self._stop):
+            self._forget(name)

@@ -13,7 +13,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Lists
 from gateway.calls.starts import Backoff, with_output_tail
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
-from gateway.relay import server_subscriptions
+from gateway.relay import subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.subscriptions import listen
 from gateway.upstreams.server_facts import STARTING
@@ -293,7 +293,7 @@ async def test_an_acknowledgement_waits_for_a_server_that_is_up_and_comes_first(
 async def test_what_a_server_may_have_changed_before_it_had_the_subscription_is_notified_of(
     era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_subscriptions, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(subscriptions, "CONFIRM_S", 0.01)
     server = Heard(era)
     client = Listening(server)
     await client.acknowledged
@@ -303,7 +303,7 @@ async def test_what_a_server_may_have_changed_before_it_had_the_subscription_is_
 
 
 async def test_a_stream_that_has_ended_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_subscriptions, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(subscriptions, "CONFIRM_S", 0.01)
     server = Heard(Era.LEGACY)
     client = Listening(server)
     await client.acknowledged

@@ -10,8 +10,7 @@ import pytest
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.relay import subscriptions
-from gateway.relay.server_subscriptions import LostSubscriptions
-from gateway.relay.subscriptions import changes_confirmed, relay_changes
+from gateway.relay.subscriptions import LostSubscriptions, changes_confirmed, relay_changes
 from gateway.upstreams.link_source import UpstreamLinks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.testing import FakeClock
