@@ -15,9 +15,9 @@ import msgspec
 from gateway.errors import ArgumentFault
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
-from transports.inbound.connection_memory import OUTCOMES
 from transports.inbound.hand_over import OUTCOMES as HAND_OVERS
 from transports.inbound.limits import Limited, Refusals
+from transports.inbound.remembered_heads import OUTCOMES
 
 __all__ = [
     "BUCKETS_S",

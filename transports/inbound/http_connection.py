@@ -13,12 +13,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from transports.inbound.connection_memory import ConnectionMemory
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.hand_over import HandOver, Siblings
 from transports.inbound.limits import Limited
+from transports.inbound.remembered_heads import ConnectionMemory
 from transports.inbound.repeats import Repeats
 
 __all__ = ["HeadBytes", "HttpConnection", "http_connections"]

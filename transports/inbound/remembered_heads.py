@@ -1,4 +1,5 @@
-"""Recognize request heads that connections repeat. Pure: no I/O, and no parsing of a head that no parser has read.
+"""Recognize request heads that connections repeat, and count how requests were served. Pure: no I/O, and no parsing of
+a head that no parser has read.
 
 A head is remembered as bytes, after a parser has read it and its request was served. A later head repeats it if all
 bytes are equal except the digits of Content-Length and those of a `traceparent`. So a parser would read the same from
@@ -7,27 +8,27 @@ connection of its pool. So connections from the same address share the heads tha
 """
 
 import re
-from typing import Any, Final, Generic, TypeVar
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 
+from transports.inbound.begun_post import RepeatedHead
+from transports.inbound.limits import SMALL_BODY_BYTES, Limits
 from transports.inbound_port import HeaderList
 
 __all__ = [
-    "LEAST_MEMORY_BYTES",
-    "MAX_HEADS",
     "MAX_HEAD_BYTES",
-    "MAX_MEMORY_BYTES",
-    "MAX_SEEN",
-    "MAX_TOTAL_BYTES",
-    "Found",
-    "HeldBytes",
+    "OUTCOMES",
+    "REPEATS",
+    "ConnectionMemory",
+    "HeadOffer",
     "KnownHead",
+    "Outcome",
     "RememberedHeads",
     "SharedHeads",
-    "Template",
-    "template_of",
 ]
 
 T = TypeVar("T")
@@ -307,3 +308,49 @@ class RememberedHeads(Generic[T]):
         self._seen.clear()
         self._last = None
         self._has_ended = True
+
+
+# -- what connections share, and what the app offers them
+
+Outcome = Literal["fast", "direct", "new_head", "size", "pipelined", "no_request", "streamed", "refused", "interrupted"]
+"""The ways in which POSTs were served. `fast`: by the decision on an earlier call like this one (the fast path).
+`direct`: without parser and ASGI, because the connection remembered the head. The others were served in the usual way.
+Their reasons, in order: the head was new; the body was too large, or empty; further bytes came with it; it was not a
+single request; the answer was an event stream; it was refused, or belongs to another process; the client did not read
+or left, or the process ended."""
+
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+
+
+class ConnectionMemory:
+    """Share remembered heads, and the counts of `OUTCOMES`, between the connections of a listener. `may_serve` returns
+    False while the process ends or hands over its work: then each response has to end its connection, so no head is
+    used. Bodies beyond `body_bytes` are read in the usual way, where they are counted and their senders known first."""
+
+    def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
+        self.counts = counts
+        self.may_serve = may_serve
+        self.body_bytes = min(limits.body_bytes, SMALL_BODY_BYTES)
+        self.heads: SharedHeads[RepeatedHead] = SharedHeads()
+
+
+REPEATS: Final = "mcp.repeats"
+"""The key in the scope of a POST that holds the `HeadOffer` of its connection."""
+
+
+class HeadOffer:
+    """Let the app that serves a POST have the connection remember its head."""
+
+    __slots__ = ("_head", "_headers", "_heads")
+
+    def __init__(self, heads: RememberedHeads[RepeatedHead], head: bytes, headers: HeaderList) -> None:
+        self._heads = heads
+        self._head = head
+        self._headers = headers
+
+    def remember(self, describe: Callable[[], RepeatedHead]) -> None:
+        """Remember the head, as `describe` returns it, if it has come before. For served and authenticated requests."""
+        if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
+            repeated = describe()
+            if (held := self._heads.add(template, repeated)) is not None:
+                repeated.holds(held.hold)

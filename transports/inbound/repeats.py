@@ -13,22 +13,17 @@ from contextvars import Context
 from typing import Any, Final, Protocol
 
 from transports.inbound.begun_post import BegunPost, RepeatedHead
-from transports.inbound.connection_memory import (
-    DIRECT,
-    FAST,
-    INTERRUPTED,
-    NEW_HEAD,
-    NO_REQUEST,
-    PIPELINED,
-    REFUSED,
+from transports.inbound.event_stream import stream_headers, whole_stream
+from transports.inbound.remembered_heads import (
+    MAX_HEAD_BYTES,
     REPEATS,
-    SIZE,
-    STREAMED,
     ConnectionMemory,
     HeadOffer,
+    KnownHead,
+    Outcome,
+    RememberedHeads,
+    SharedHeads,
 )
-from transports.inbound.event_stream import stream_headers, whole_stream
-from transports.inbound.remembered_heads import MAX_HEAD_BYTES, KnownHead, RememberedHeads, SharedHeads
 from transports.inbound.response_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
@@ -120,7 +115,7 @@ class Repeats:
         if self._missing:
             return self._take_body(data)
         if self._begun is not None or self._fast is not None:
-            self.give_up(PIPELINED)
+            self.give_up("pipelined")
             return False
         self._new = None
         memory, connection = self._memory, self._connection
@@ -142,16 +137,16 @@ class Repeats:
             self._begin(data[found.head_bytes :])
         return True
 
-    def _obstacle(self, body_bytes: int, *, has_more: bool) -> str:
+    def _obstacle(self, body_bytes: int, *, has_more: bool) -> Outcome:
         """Return the reason why a request with a repeated head is for the parser."""
         assert self._memory is not None
         if not 0 < body_bytes <= self._memory.body_bytes:
-            return SIZE
-        return PIPELINED if has_more else INTERRUPTED
+            return "size"
+        return "pipelined" if has_more else "interrupted"
 
     def _take_body(self, data: bytes) -> bool:
         if len(data) > self._missing:
-            self.give_up(PIPELINED)
+            self.give_up("pipelined")
             return False
         self._missing -= len(data)
         if self._missing:
@@ -170,7 +165,7 @@ class Repeats:
         data, self._new = self._new, None
         if data is None or self._memory is None:
             return
-        self._memory.counts[NEW_HEAD] += 1
+        self._memory.counts["new_head"] += 1
         end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         if end >= 0:
             scope[REPEATS] = HeadOffer(self._heads, data[: end + 4], headers)
@@ -194,7 +189,7 @@ class Repeats:
         self._context = context = Context()
         self._begun = begun = context.run(self._known.remembered.begin, body, self._trace)
         if begun is None or begun.is_no_request:
-            self._resume(NO_REQUEST)
+            self._resume("no_request")
         elif begun.has_failed:
             self._go_on(begun)
         else:
@@ -213,9 +208,9 @@ class Repeats:
             assert self._known is not None
             if not begun.is_elsewhere:
                 self._heads.forget(self._known.template)  # the next one is served from its beginning
-            self._resume(REFUSED)
+            self._resume("refused")
         elif not begun.quiet_at:
-            self._resume(STREAMED)
+            self._resume("streamed")
         elif begun.answer.replies.first is not None:
             self._answer(begun)
         else:
@@ -235,19 +230,19 @@ class Repeats:
         if begun.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
             parts = self._whole(begun)
         if parts is None:
-            self._resume(STREAMED)
+            self._resume("streamed")
             return
         assert self._known is not None
         known = self._known.remembered
         self._begun = self._context = None
-        self._write(DIRECT, *parts)
+        self._write("direct", *parts)
         try:
             begun.answered()
             known.learn(begun)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
-    def _write(self, outcome: str, head: bytes, body: bytes) -> None:
+    def _write(self, outcome: Outcome, head: bytes, body: bytes) -> None:
         self._known = None
         self._first = self._body = b""
         assert self._memory is not None
@@ -273,7 +268,7 @@ class Repeats:
         if head is None:
             return False
         self._fast = None
-        self._write(FAST, head, frame)
+        self._write("fast", head, frame)
         return True
 
     def stream_fast(
@@ -293,7 +288,7 @@ class Repeats:
         if head is None or events is None:
             return False
         self._fast = None
-        self._write(FAST, head, whole_body(events))
+        self._write("fast", head, whole_body(events))
         return True
 
     def goes_on(self, call: CallInFlight) -> None:
@@ -351,7 +346,7 @@ class Repeats:
 
     # -- the usual way
 
-    def give_up(self, why: str = INTERRUPTED) -> None:
+    def give_up(self, why: Outcome = "interrupted") -> None:
         """Finish the current request, if there is one, with parser and ASGI. `why` is counted (`OUTCOMES`)."""
         if self._missing:
             self._missing = 0
@@ -364,7 +359,7 @@ class Repeats:
         if self._begun is not None:
             self._resume(why)
 
-    def _resume(self, why: str) -> None:
+    def _resume(self, why: Outcome) -> None:
         """Parse the request's bytes. The task that this starts takes over the steps that were begun."""
         assert self._memory is not None
         self._memory.counts[why] += 1

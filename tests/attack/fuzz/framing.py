@@ -20,10 +20,10 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tests.attack.fuzz.transport import RecordingTransport, loop
-from transports.inbound.connection_memory import REPEATS, ConnectionMemory
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.limits import Limits
+from transports.inbound.remembered_heads import REPEATS, ConnectionMemory
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = [
