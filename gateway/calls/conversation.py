@@ -58,27 +58,22 @@ class Router(Protocol):
 
     def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
         """Pass on a request of the server to a client, or refuse it. `stream`: see `LinkEvents.message`."""
-        ...
 
     def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
         """Pass on a notification of the server to its clients. `stream`: see `LinkEvents.message`."""
-        ...
 
     def tools_changed(self, conversation: "Conversation") -> None:
         """Forget the server's list of tools. The server has refused the headers of a call, which follow the schemas of
         that list (MCP 2026-07-28, Transports §Client Behavior)."""
-        ...
 
     def closed(self, conversation: "Conversation") -> None:
         """Withdraw the server's requests to clients: its link is gone, so no answer can reach it."""
-        ...
 
 
 class _HttpLink(Protocol):
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
         """Send a message as an HTTP request with these headers. An intermediary forwards every `Mcp-Param-*` header
         that it does not recognize (MCP 2026-07-28, Streamable HTTP §Server Behavior for Custom Headers)."""
-        ...
 
 
 class Conversation:
@@ -114,7 +109,7 @@ class Conversation:
         self.known_lists: Lists | None = None
         self._source = source
         self._router = router
-        self._watch = CallWatch(self)
+        self._watch = CallWatch(self, self.calls)
         self._own = OwnRequests()
         self._last_number = 0
         self._holds = 0

@@ -74,58 +74,29 @@ class Bridge(Protocol):
 
     def finish(self, exchange: "Exchange", message: Message) -> Message | None:
         """Translate the server's response for the client. Return None if the call has not ended yet."""
-        ...
 
 
 class ExchangeSession(LinkSession, Protocol):
-    """The session that an exchange, a client's request in flight, belongs to."""
+    """The part of a session (`gateway.calls.live_session.LiveSession`) that its exchanges use."""
 
     @property
-    def frames(self) -> SessionFrames | None:
-        """Return the recorder that shows the session's messages to an operator; None if nobody watches."""
-        ...
-
-    def exchange_begins(self, exchange: "Exchange") -> None:
-        """Add the call to those in flight."""
-        ...
-
-    def exchange_ended(self, exchange: "Exchange") -> None:
-        """Remove the call from those in flight."""
-        ...
-
-    def in_use(self) -> Use:
-        """Count one more use of the session, until it is released."""
-        ...
-
-    def count(self, failure: Failure | None) -> None:
-        """Count an answered call; `failure` if it failed."""
-        ...
-
-    def withdraw_questions(self, exchange: "Exchange") -> None:
-        """Withdraw the questions to the client that came as results of this call, which is over."""
-        ...
+    def frames(self) -> SessionFrames | None: ...
+    def exchange_begins(self, exchange: "Exchange") -> None: ...
+    def exchange_ended(self, exchange: "Exchange") -> None: ...
+    def in_use(self) -> Use: ...
+    def count(self, failure: Failure | None) -> None: ...
+    def withdraw_questions(self, exchange: "Exchange") -> None: ...
 
 
 class ExchangeConversation(AskingServer, Protocol):
-    """The conversation that has sent an exchange to its server, or has it queued."""
+    """The part of a conversation (`gateway.calls.conversation.Conversation`) that its exchanges use."""
 
     @property
-    def name(self) -> str:
-        """Return the server's name."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def deadlines(self) -> Deadlines:
-        """Return the time limits of the call and of its questions."""
-        ...
-
-    def cancel(self, exchange: "Exchange", reason: str, code: int = CANCELLED_CODE) -> None:
-        """Cancel a call: notify the server, and answer the client with an error."""
-        ...
-
-    def fail(self, exchange: "Exchange", code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway. The server is not notified."""
-        ...
+    def deadlines(self) -> Deadlines: ...
+    def cancel(self, exchange: "Exchange", reason: str, code: int = CANCELLED_CODE) -> None: ...
+    def fail(self, exchange: "Exchange", code: int, reason: str) -> None: ...
 
 
 class Exchange(ObservedCall):

@@ -23,15 +23,7 @@ from session_store.session import redact
 from transports.jsonrpc import Message, encode
 from transports.upstream_port import LinkClosed
 
-__all__ = [
-    "CallWatch",
-    "Calls",
-    "FastCall",
-    "OwnRequests",
-    "TaskToken",
-    "WatchedConversation",
-    "fields_of_line",
-]
+__all__ = ["CallWatch", "Calls", "FastCall", "OwnRequests", "fields_of_line"]
 
 TICK_S: Final = 0.25
 """Time between two checks of the calls in flight for deadlines and keepalives."""
@@ -60,20 +52,12 @@ class FastCall(Protocol):
     @property
     def progress_token(self) -> bytes:
         """Return the client's progress token as JSON; empty if it wants no progress."""
-        ...
 
     def emit(self, frame: bytes) -> None:
         """Send the client a message that belongs to this call, with the answer or in the next turn of the loop."""
-        ...
 
-    def answer(self, result: msgspec.Raw) -> bool:
-        """Answer the client with the server's result. Return False if the call has left the fast path, and has to be
-        answered like any other."""
-        ...
-
-    def fall_back(self) -> None:
-        """Leave the fast path, and continue as an exchange."""
-        ...
+    def answer(self, result: msgspec.Raw) -> bool: ...
+    def fall_back(self) -> None: ...
 
 
 class TaskToken(NamedTuple):
@@ -197,23 +181,15 @@ class Calls:
         return exchange in self._waiting and self._waiting.pop(exchange) is None
 
 
-class WatchedConversation(ExchangeConversation, Protocol):
-    """A conversation whose calls are checked at intervals."""
-
-    @property
-    def calls(self) -> Calls:
-        """Return the conversation's calls in flight."""
-        ...
-
-
 class CallWatch:
     """Checks the calls of a conversation at intervals while there are any. It sends keepalives to clients that wait,
     logs slow calls, and ends late ones."""
 
-    __slots__ = ("_conversation", "ticking")
+    __slots__ = ("_calls", "_conversation", "ticking")
 
-    def __init__(self, conversation: WatchedConversation) -> None:
+    def __init__(self, conversation: ExchangeConversation, calls: Calls) -> None:
         self._conversation = conversation
+        self._calls = calls
         self.ticking: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -233,9 +209,9 @@ class CallWatch:
         return asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def _tick(self) -> None:
-        self.ticking = self._later() if self._conversation.calls else None
+        self.ticking = self._later() if self._calls else None
         now = monotonic()
-        for exchange in self._conversation.calls.slow(now):
+        for exchange in self._calls.slow(now):
             exchange.replies.tick(now)
             if exchange.is_suspended:
                 if exchange.suspended is not None and now >= exchange.suspended.until:

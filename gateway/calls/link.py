@@ -54,29 +54,15 @@ _NOTHING: Final = _Greeting(None, Declared(), server_info_of(None))
 
 
 class LinkSession(Protocol):
-    """A session that uses links, the connections to its servers."""
+    """The part of a session (`gateway.calls.live_session.LiveSession`) that the connections to its servers use."""
 
     @property
-    def session(self) -> Session:
-        """Return the session's record."""
-        ...
-
+    def session(self) -> Session: ...
     @property
-    def new_process(self) -> str:
-        """Return why the session's servers have new processes, if it has used the servers before."""
-        ...
-
-    def replace_record(self, session: Session) -> None:
-        """Replace the cached record of the session."""
-        ...
-
-    def free_memory(self) -> None:
-        """Free the memory of earlier calls if none is in flight."""
-        ...
-
-    def changed(self) -> None:
-        """Invalidate what was decided on calls of the session: the next call decides anew."""
-        ...
+    def new_process(self) -> str: ...
+    def replace_record(self, session: Session) -> None: ...
+    def rest(self) -> None: ...
+    def changed(self) -> None: ...
 
 
 class LinkSource(Protocol):
@@ -85,111 +71,80 @@ class LinkSource(Protocol):
     @property
     def name(self) -> str:
         """Return the server's name in the configuration."""
-        ...
 
     @property
     def era(self) -> Era:
         """Return the era in which the links are used."""
-        ...
 
     @property
     def session(self) -> str:
         """Return the session of the links, as logs may show it; empty if they belong to none or to many."""
-        ...
 
     @property
     def principal(self) -> str:
         """Return the principal of that session, as logs show it; empty if the links belong to no session or to many."""
-        ...
 
     @property
     def frames(self) -> SessionFrames | None:
         """Return the recorder of the links' session for an operator; None if nobody watches, or for many sessions."""
-        ...
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the options of a link and in the server's configuration: nobody may see them."""
-        ...
 
     @property
     def quotes_output(self) -> bool:
         """Return True if errors quote the server's output to clients."""
-        ...
 
     async def resources(self) -> LinkResources:
         """Return the resources that the session gives to the next link. Raises `UpstreamUnavailable`."""
-        ...
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """Return a new link. Raises `UpstreamUnavailable`."""
-        ...
 
     def handshake(self) -> bytes | None:
         """Return the params of `initialize`; None in the modern era, which has no handshake."""
-        ...
 
     def known_handshake(self) -> bytes | None:
         """Return the `initialize` result of an earlier link to the server, for a link that resumes a session there."""
-        ...
 
     def replay(self) -> list[bytes]:
         """Return the messages that follow a handshake: the notification, log level and subscriptions of the session."""
-        ...
 
     async def record_use(self, live: LinkSession) -> bool:
         """Record that a session uses the server, before its first message is sent. A later process can then report
         the loss. Return True if an earlier process has recorded it already. Raises `StoreUnavailable`."""
-        ...
 
     async def remote_session_changed(self, resume: str) -> None:
         """Record the session id for a later link to resume with; empty: there is none. Raises `StoreUnavailable`."""
-        ...
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
         """Count and log an opened link. `correlation` is the id of the request that it was opened for."""
-        ...
 
     def failed(self, why: str) -> None:
         """Count a link that could not be opened."""
-        ...
 
     def restarted(self, reason: str) -> None:
         """Count a link that replaces an earlier one."""
-        ...
 
 
 class LinkUser(LinkEvents, Protocol):
-    """The conversation that a link, a connection to a server, belongs to."""
+    """The part of a conversation (`gateway.calls.conversation.Conversation`) that its connection to the server uses."""
 
     @property
-    def has_calls(self) -> bool:
-        """Return True if a client's call is in flight, or the server works on a task."""
-        ...
-
+    def has_calls(self) -> bool: ...
     @property
-    def is_idle(self) -> bool:
-        """Return True if nothing waits for the server: no client's call, and no request of the gateway's own."""
-        ...
-
-    async def ask(self, method: str, params: bytes | None) -> Message:
-        """Send a request of the gateway's own over the present link, and return the answer. Raises `LinkClosed`."""
-        ...
-
-    def put(self, frame: bytes) -> None:
-        """Send a message over the present link. Raises `LinkClosed`."""
-        ...
+    def is_idle(self) -> bool: ...
+    async def ask(self, method: str, params: bytes | None) -> Message: ...
+    def put(self, frame: bytes) -> None: ...
 
     def restarted(self, reason: str) -> None:
         """Take note that the present link replaces an earlier one."""
-        ...
 
     def stopped(self) -> None:
         """Take note that the link was closed because nothing needed it."""
-        ...
 
     def turned(self) -> None:
         """Take note that the link has opened, or is open no longer."""
-        ...
 
 
 class LinkLifecycle:

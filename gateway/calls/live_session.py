@@ -64,7 +64,6 @@ class ReturnWatch(Protocol):
     @property
     def is_waiting(self) -> bool:
         """Return True if only the session's first request has come yet."""
-        ...
 
 
 class SessionPath(Protocol):
@@ -72,7 +71,6 @@ class SessionPath(Protocol):
 
     def let_go(self) -> None:
         """Drop all decisions of the session, which has ended."""
-        ...
 
 
 class LiveSession(Usage):

@@ -40,15 +40,12 @@ class AskingServer(Protocol):
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the client's answer to the server. `request_id` is the server's own id, as JSON."""
-        ...
 
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         """Answer the server's request with an error of the gateway. `request_id` is the server's own id, as JSON."""
-        ...
 
     def notify(self, method: str, params: bytes | None) -> None:
         """Send the server a notification, if there is a link to it."""
-        ...
 
 
 class MovingQuestion(Protocol):
@@ -56,11 +53,9 @@ class MovingQuestion(Protocol):
 
     def take(self) -> bool:
         """Stop waiting for the answer. Return True if the server still waited for it."""
-        ...
 
     def move(self) -> bool:
         """Ask under the next call. Return False if no call is left, or the server no longer waits."""
-        ...
 
 
 class InputRequest:

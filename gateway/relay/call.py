@@ -165,29 +165,23 @@ class Clients(Protocol):
 
     async def session(self, request: Request, who: RequestContext) -> Found | Answer:
         """Find or open the session of a request, or answer a request that is not a call for a server."""
-        ...
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         """Answer a request of that session that is not for a server; None if it is a call for a server."""
-        ...
 
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
         """Return a new exchange for a call, which shapes the result for its client."""
-        ...
 
     def told(self, result: Object, said: Object) -> Object:
         """Return a result with `said` in its `_meta`: what became of the workspace that the client has announced."""
-        ...
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
         """Return the response headers that tell the client its session."""
-        ...
 
     async def as_task(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
         """Send a call that may become a task, and return its reply; None if it may not become one."""
-        ...
 
 
 class Calls:

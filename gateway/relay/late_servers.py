@@ -52,11 +52,9 @@ class Waiting(Protocol):
     @property
     def has_ended(self) -> bool:
         """Return True if nothing waits any more."""
-        ...
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
         """Use the server, which is up, in that conversation."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

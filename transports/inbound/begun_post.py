@@ -34,25 +34,14 @@ __all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
 
 
 class Endpoint(Protocol):
-    """Serve one endpoint as its ASGI app: the part that `BegunPost` uses."""
+    """The part of an endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves begun POSTs."""
 
-    async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the POST in the usual way, without repeating the steps that were taken."""
-
-    async def call(self, request: Request) -> Answer:
-        """Give a request to the handler."""
-
-    def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that owns its session, if that needs no waiting. Else return None."""
-
-    def quiet_after_s(self, request: Request) -> float:
-        """Return the seconds without an answer after which a request gets an event stream; 0 for at once."""
-
-    def times_of(self, request: Request) -> StreamTimes | None:
-        """Return the times of an event stream that the client can resume; None if the client cannot resume one."""
-
-    def status_of(self, request: Request, frame: Frame) -> int:
-        """Return the HTTP status of a JSON answer."""
+    async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None: ...
+    async def call(self, request: Request) -> Answer: ...
+    def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None: ...
+    def quiet_after_s(self, request: Request) -> float: ...
+    def times_of(self, request: Request) -> StreamTimes | None: ...
+    def status_of(self, request: Request, frame: Frame) -> int: ...
 
 
 _MOST_PATHS: Final = 4

@@ -158,7 +158,7 @@ class WaitingCalls:
 
     def __init__(self) -> None:
         self.calls = Calls()
-        self._watch = CallWatch(self)
+        self._watch = CallWatch(self, self.calls)
         self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
 
     def add(self, exchange: Exchange) -> None:

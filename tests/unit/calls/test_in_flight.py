@@ -92,7 +92,7 @@ async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytes
     monkeypatch.setattr(loop, "call_later", call_later)
     calls = Calls()
     deadlines = Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
-    watch = CallWatch(cast("Any", SimpleNamespace(calls=calls, deadlines=deadlines, name="s")))
+    watch = CallWatch(cast("Any", SimpleNamespace(deadlines=deadlines, name="s")), calls)
     for number in (1, 2, 3):
         Fast(calls, number, falls_back_at=float("inf"))
         watch.begin()
