@@ -67,8 +67,7 @@ class _Backlog:
     def add(self, entries: Sequence[Entry]) -> int:
         """Add events, and return by how many bytes the backlog has grown."""
         before = self._due_bytes
-        for entry in entries:
-            self._due_bytes += len(entry.frame) + len(entry.request) + _ENTRY_BYTES
+        self._due_bytes += sum(map(_size, entries))
         self.due += entries
         self._trim()
         return self._due_bytes - before

@@ -9,15 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-__all__ = [
-    "MOST_LINES",
-    "MOST_S",
-    "Backoff",
-    "FirstAnswerTimeout",
-    "newest",
-    "with_output_tail",
-    "without_output_tail",
-]
+__all__ = ["MOST_LINES", "MOST_S", "Backoff", "FirstAnswerTimeout", "newest", "with_output_tail", "without_output_tail"]
 
 FIRST_S: Final = 1.0
 MOST_S: Final = 60.0

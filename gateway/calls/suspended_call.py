@@ -24,15 +24,7 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import Frame
 
-__all__ = [
-    "AskingServer",
-    "InputRequest",
-    "MovingQuestion",
-    "SuspendedCall",
-    "question_digest",
-    "response_under",
-    "rewritten_ids",
-]
+__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "response_under", "rewritten_ids"]
 
 
 class AskingServer(Protocol):

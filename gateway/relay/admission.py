@@ -66,18 +66,7 @@ class AdmittedTool:
     """The decision about one tool of one server, for a session with this record and context. It holds as long as the
     record and `tools`, the server's list, are the same."""
 
-    __slots__ = (
-        "_audit",
-        "_calls",
-        "_decision",
-        "_mirrored",
-        "_session",
-        "is_audited",
-        "is_listed",
-        "name",
-        "slow_s",
-        "tools",
-    )
+    __slots__ = """_audit _calls _decision _mirrored _session is_audited is_listed name slow_s tools""".split()
 
     def __init__(
         self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str

@@ -88,7 +88,8 @@ class Endpoint:
             waiting=_Greeted(live, correlation),
         )
         version = live.session.client.protocol_version
-        known = {name: _known_handshake(servers[name], version) for name in servers if name not in greeted.answers}
+        late = {name: server.discovery for name, server in servers.items() if name not in greeted.answers}
+        known = {name: handshake_of(found, version) for name, found in late.items() if found is not None}
         results = [result for name in servers if (result := greeted.answers.get(name) or known.get(name)) is not None]
         if not results and len(greeted.failures) == len(servers):
             raise next(
@@ -229,9 +230,3 @@ class _Greeted:
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
         if conversation.era is Era.MODERN and self._live.session.initialized:
             await relay_changes(upstream, self._live, self._correlation)
-
-
-def _known_handshake(upstream: ConfiguredUpstream, version: str) -> bytes | None:
-    """Return the `initialize` result of a late server, made from its answer to the gateway's probe; None: no answer."""
-    discovery = upstream.discovery
-    return None if discovery is None else handshake_of(discovery, version)

@@ -176,14 +176,7 @@ def record_whole(
 class StreamReply:
     """Give a legacy client's GET its stream: the standalone stream, or the rest of a broken one."""
 
-    def __init__(
-        self,
-        live: LiveSession,
-        stream: str,
-        after: str | None,
-        *,
-        events: EventStreams,
-    ) -> None:
+    def __init__(self, live: LiveSession, stream: str, after: str | None, *, events: EventStreams) -> None:
         self.headers: HeaderList = []
         self._live = live
         self._stream = stream

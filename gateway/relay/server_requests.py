@@ -36,18 +36,7 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
 
-__all__ = [
-    "KeptResult",
-    "ServerAnswer",
-    "answer_with",
-    "ask",
-    "asked_of",
-    "empty_result",
-    "for_server",
-    "fresh",
-    "start",
-    "waits",
-]
+__all__ = ["ServerAnswer", "answer_with", "ask", "asked_of", "empty_result", "for_server", "fresh", "start", "waits"]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})

@@ -17,17 +17,7 @@ from typing import Any, Final, Protocol
 
 from transports.inbound.limits import Limited, Limits, Refusals, network_of
 
-__all__ = [
-    "Connection",
-    "Connections",
-    "Cycle",
-    "CycleTransport",
-    "Leaving",
-    "Phase",
-    "disconnect",
-    "drop",
-    "reset",
-]
+__all__ = ["Connections", "CycleTransport", "Leaving", "Phase", "disconnect", "drop", "reset"]
 
 logger = logging.getLogger(__name__)
 

@@ -83,15 +83,11 @@ def header_map(
     return headers if is_plain else _merged(raw, single)
 
 
-def _name(raw: bytes) -> str:
-    return raw.decode("latin-1").lower()
-
-
 def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[str, str]:
     """Return headers by name, and join the values of those that appear more than once."""
     headers: dict[str, str] = {}
     for name_bytes, value_bytes in raw:
-        name, value = _name(name_bytes), value_bytes.decode("latin-1").strip(" \t")
+        name, value = name_bytes.decode("latin-1").lower(), value_bytes.decode("latin-1").strip(" \t")
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE or name in single:

@@ -1,7 +1,7 @@
 """Make a request of a POST's head and body, and check it by the rules of its era. Pure: no I/O, nothing is awaited."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -30,19 +30,7 @@ from transports.inbound_port import HeaderList, Memory, Offer, Refused, Request
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
-__all__ = [
-    "BATCHES",
-    "VOUCHED_FOR",
-    "Head",
-    "Posts",
-    "Sizes",
-    "check_legacy",
-    "check_post",
-    "check_version",
-    "era_of",
-    "is_batch",
-    "preflight",
-]
+__all__ = ["BATCHES", "VOUCHED_FOR", "Head", "Posts", "Sizes", "check_post", "check_version", "is_batch", "preflight"]
 
 BATCHES: Final = "2025-03-26"
 """The only revision with batches. It is also the revision of a request that names none."""
@@ -63,13 +51,6 @@ def check_post(headers: Mapping[str, str]) -> None:
         raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
     if not _accepts_both(headers.get("accept", "")):
         raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
-
-
-def check_legacy(headers: Mapping[str, str], message: Message) -> None:
-    """Raise `Refused` if the version header of a legacy message, except `initialize`, names no legacy version."""
-    # `initialize` negotiates the version in its body: the header of that request does not count.
-    if message.method != "initialize":
-        check_version(headers)
 
 
 def check_version(headers: Mapping[str, str]) -> None:
@@ -250,7 +231,8 @@ class Posts:
         meta = decode_meta(params["_meta"]) if "_meta" in params else None
         known = meta if isinstance(meta, dict) else {}
         if head.era is not MODERN and not names_version(meta):
-            check_legacy(head.headers, message)
+            if message.method != "initialize":  # this negotiates the version in its body: its header does not count
+                check_version(head.headers)
             self._sizes.check(params, known)
             return self.of_head(head, LEGACY, message, params, known, body_bytes=body_bytes)
         self._sizes.check(params, known)
@@ -274,6 +256,7 @@ class Posts:
     ) -> Request:
         """Make a request of a head and of the parts of a message, which have been checked. Checks nothing itself."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
+        is_modern_call = era is MODERN and message is not None and message.method == "tools/call" and message.is_request
         return Request(
             era=era,
             endpoint=self._endpoint,
@@ -290,18 +273,11 @@ class Posts:
             secure=head.secure,
             arrived_at=monotonic(),
             body_bytes=body_bytes,
-            check_mirrored=None if message is None else _check_of(era, head, message),
+            check_mirrored=functools.partial(check_param_headers, head.raw_headers) if is_modern_call else None,
             vouched_for=head.vouched_for,
             memory=head.memory,
             offer=None if head.memory is None else Offer(),
         )
-
-
-def _check_of(era: Era, head: Head, message: Message) -> Callable[[Any, Object], None] | None:
-    """Return the function that compares a call's arguments with the headers that mirror them; None if none does."""
-    if era is not MODERN or message.method != "tools/call" or not message.is_request:
-        return None
-    return functools.partial(check_param_headers, head.raw_headers)
 
 
 def is_batch(body: bytes) -> bool:

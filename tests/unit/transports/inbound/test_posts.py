@@ -13,7 +13,6 @@ from transports.inbound.posts import (
     Head,
     Posts,
     Sizes,
-    check_legacy,
     check_post,
     check_version,
     era_of,
@@ -21,7 +20,7 @@ from transports.inbound.posts import (
     preflight,
 )
 from transports.inbound_port import Refused, Request
-from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, InvalidMessage, parse
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, InvalidMessage
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 MODERN_META = {VERSION: "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
@@ -112,12 +111,12 @@ def test_the_version_header_names_the_era() -> None:
 
 
 def test_initialize_negotiates_its_version_and_other_messages_have_one() -> None:
-    unknown = {"mcp-protocol-version": "1999-01-01"}
+    unknown = head(mcp_protocol_version="1999-01-01")
     check_version({})
     check_version({"mcp-protocol-version": "2025-06-18"})
-    check_legacy(unknown, parse(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'))
+    assert request(unknown, {"id": 1, "method": "initialize", "params": {}}).era is LEGACY
     with pytest.raises(Refused, match="Supported"):
-        check_legacy(unknown, parse(b'{"jsonrpc":"2.0","id":1,"method":"ping"}'))
+        request(unknown, {"id": 1, "method": "ping"})
 
 
 def test_a_preflight_permits_what_the_page_asks_for() -> None:
