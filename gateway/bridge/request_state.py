@@ -5,8 +5,7 @@ The client has to keep nothing else. Every `input_required` result to a client c
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -25,33 +24,15 @@ STATE_TTL_S: Final = 600.0
 """Seconds that a state is valid: long enough for a person to fill in a form."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedState:
-    """The contents of a `requestState` of the gateway.
+class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a `requestState` of the gateway, as they are sealed.
 
-    `inner` is the server's own state as raw JSON, None if it sent none. `call` and `turn` name a suspended call and its
-    round; `call` is empty if no call is suspended. `asked` has the digests of the call's questions, by key. `answers`
-    has the client's earlier answers, by the digest of the question.
+    `session` is the id of the session. `endpoint`, `issuer`, `subject` and `digest` repeat the `Binding`. `expires` is
+    in seconds since the epoch. `inner` is the server's own state as JSON, None if it sent none. `call` and `turn` name a
+    suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the call's
+    questions, by key. `answers` has the client's earlier answers, by the digest of the question.
     """
 
-    session_id: str
-    inner: msgspec.Raw | None
-    call: str = ""
-    turn: int = 0
-    asked: Mapping[str, str] = field(default_factory=dict)
-    answers: Mapping[str, str] = field(default_factory=dict)
-
-
-class Binding(msgspec.Struct, frozen=True):
-    """The conditions for a valid state: the principal, the endpoint and the request that it was made for. `digest`
-    computes the digest of the request on demand, because few calls ask something."""
-
-    principal: Principal
-    endpoint: str
-    digest: Callable[[], str]
-
-
-class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     endpoint: str
     issuer: str
@@ -63,6 +44,15 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
     asked: dict[str, str] = {}
     answers: dict[str, str] = {}
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """The conditions for a valid state: the principal, the endpoint and the request that it was made for. `digest`
+    computes the digest of the request on demand, because few calls ask something."""
+
+    principal: Principal
+    endpoint: str
+    digest: Callable[[], str]
 
 
 def request_digest(method: str, params: Object) -> str:
@@ -104,7 +94,7 @@ class RequestStateSeal:
     ) -> Object:
         """Return an `input_required` result with the gateway's sealed state, which encloses the server's state."""
         inner = result.get("requestState")
-        payload = _Sealed(
+        payload = OpenedState(
             session=session_id,
             endpoint=binding.endpoint,
             issuer=binding.principal.issuer,
@@ -127,22 +117,14 @@ class RequestStateSeal:
             sealed = msgspec.json.decode(raw, type=str)
             if not is_canonical(sealed):
                 raise bad_request_state()
-            state = msgspec.json.decode(self._cipher.open(sealed), type=_Sealed)
+            state = msgspec.json.decode(self._cipher.open(sealed), type=OpenedState)
         except (InvalidSeal, msgspec.MsgspecError, ValueError):
             raise bad_request_state() from None
         owner = Principal(issuer=state.issuer, subject=state.subject)
         is_here = owner == binding.principal and state.endpoint == binding.endpoint
         if not is_here or self._clock() >= state.expires or state.digest != binding.digest():
             raise bad_request_state()
-        inner = None if state.inner is None else msgspec.Raw(state.inner.encode())
-        return OpenedState(
-            session_id=state.session,
-            inner=inner,
-            call=state.call,
-            turn=state.turn,
-            asked=state.asked,
-            answers=state.answers,
-        )
+        return state
 
 
 def _facts(suspended: SuspendedCall) -> dict[str, Any]:
@@ -157,4 +139,4 @@ def is_input_required(result: Object) -> bool:
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
     """Return the params of a retry, with the server's own state in place of the gateway's, or without a state."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
-    return rest if opened.inner is None else rest | {"requestState": opened.inner}
+    return rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}

@@ -41,7 +41,6 @@ from transports.jsonrpc import (
     encode_error,
     encode_notification,
     encode_request,
-    encode_result,
     error_code,
     splice,
 )
@@ -409,10 +408,6 @@ class Conversation:
     def refuse(self, request_id: bytes, code: int, reason: str) -> None:
         """Answer a request of the server with an error of the gateway. `request_id` is the server's own id, as JSON."""
         self._send_or_drop(encode_error(request_id, {"code": code, "message": reason}))
-
-    def acknowledge(self, request_id: bytes) -> None:
-        """Answer a ping of the server."""
-        self._send_or_drop(encode_result(request_id, b"{}"))
 
     # -- tasks that the server has made
 

@@ -61,7 +61,7 @@ class _Router(ABC):
             return
         server_id = encode(message.id)
         if message.method == "ping":
-            conversation.acknowledge(server_id)
+            conversation.answer(server_id, Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}")))
             return
         if len(server_id) > MAX_SERVER_ID_BYTES:
             # The id is kept until the client answers, which may be never.
@@ -328,19 +328,14 @@ def _task_status(conversation: Conversation, params: Object) -> None:
         task.seen(params)
         if not task.handle:
             return
-        params = params | {"taskId": msgspec.Raw(encode(task.handle))}
-        _tell(task, encode_notification(_TASK_STATUS, splice(encode(params))))
-
-
-def _tell(task: OwnedTask, frame: bytes) -> None:
-    """Send a notification to the client of a task. A modern client is left out: it takes none outside of calls."""
-    live, stream = _live_of(task), task.stream
-    if live.session.era == Era.MODERN:
-        return
-    if stream is not None:
-        stream.emit(frame)
-    else:
-        live.send_to_client(frame)
+        frame = encode_notification(_TASK_STATUS, splice(encode(params | {"taskId": msgspec.Raw(encode(task.handle))})))
+        live, stream = _live_of(task), task.stream
+        if live.session.era == Era.MODERN:
+            return  # a modern client takes no notification outside of calls
+        if stream is not None:
+            stream.emit(frame)
+        else:
+            live.send_to_client(frame)
 
 
 def _live_of(task: OwnedTask) -> LiveSession:

@@ -427,8 +427,7 @@ class Intake:
             events=self.events if request.era is LEGACY else None,
             cluster=self._cluster,
             held=held,
-            request=request if may_repeat else None,
-            kept=self._kept,
+            kept=functools.partial(self._kept, exchange, request) if may_repeat else None,
         )
         return reply, meta
 

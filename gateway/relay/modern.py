@@ -162,7 +162,7 @@ class ModernClients:
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> Found | Answer:
         """Find the session that the request's `requestState` names, or resume the suspended call that it names."""
         opened = self._seal.open(request.params["requestState"], binding)
-        found = await self.resolver.resume_by_id(opened.session_id, who, Era.MODERN)
+        found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)

@@ -14,7 +14,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from session_store import EventStreams, Session, StoreUnavailable
 from session_store.ports.events import MAX_LOG_BYTES
-from transports.inbound_port import HeaderList, Request
+from transports.inbound_port import HeaderList
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame
 
@@ -25,12 +25,12 @@ class CallReply:
     """Hand the frames of one exchange to the wire. Its session is in use until the wire calls `done`.
 
     `events` keeps frames for replay; None on a wire without replay. `held` is the size of the request's body in bytes,
-    which counts for the session until `done`. `request` is None if the call must not be repeated. Else `kept` makes the
-    bytes to keep of it, which are stored with the first event of a stream that has more.
+    which counts for the session until `done`. `kept` makes the bytes to keep of the request, which are stored with the
+    first event of a stream that has more; None if the call must not be repeated.
     """
 
     __slots__ = (
-        *("_cluster", "_events", "_exchange", "_is_recorded", "_kept", "_request", "_stream", "_use"),
+        *("_cluster", "_events", "_exchange", "_is_recorded", "_kept", "_stream", "_use"),
         *("headers", "live", "replies"),
     )
 
@@ -43,8 +43,7 @@ class CallReply:
         events: EventWriter | None,
         cluster: Cluster | None = None,
         held: int = 0,
-        request: Request | None = None,
-        kept: Callable[[Exchange, Request], bytes] | None = None,
+        kept: Callable[[], bytes] | None = None,
     ) -> None:
         self.headers = headers
         self.replies = exchange.replies
@@ -52,7 +51,6 @@ class CallReply:
         self._events = events
         self._stream = ""
         self._is_recorded = False
-        self._request = request
         self._kept = kept
         self._cluster = cluster
         self.live = live  # that of the request: the call may move to a child session
@@ -105,10 +103,12 @@ class CallReply:
         request = b""
         if not self._stream:
             # Keep the name: the exchange gets another number after each question of a modern server.
-            self._stream = self._stream_name(live)
-            if self._request is not None and self._kept is not None and not frames[-1].final:
-                request = self._kept(self._exchange, self._request)
-            self._request = None
+            exchange = self._exchange
+            upstream = "" if exchange.conversation is None else exchange.conversation.name
+            self._stream = stream_of_call(live.session, exchange.number, upstream, exchange.client_id)
+            if self._kept is not None and not frames[-1].final:
+                request = self._kept()
+            self._kept = None
         kept: list[Kept] = [(self._recordable(frame), frame.final) for frame in frames]
         ids = events.record_now(live.session.id, self._stream, kept, request)
         self._is_recorded = frames[-1].final and ids[-1] is not None
@@ -150,11 +150,6 @@ class CallReply:
                 self._exchange.left()
             self._exchange.done()
         live.exchange_ended(self._exchange)
-
-    def _stream_name(self, live: LiveSession) -> str:
-        exchange = self._exchange
-        upstream = "" if exchange.conversation is None else exchange.conversation.name
-        return stream_of_call(live.session, exchange.number, upstream, exchange.client_id)
 
 
 def record_whole(

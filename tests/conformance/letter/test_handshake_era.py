@@ -93,7 +93,7 @@ def test_a_state_lapses() -> None:
     binding = Binding(Principal(issuer="i", subject="s"), "mcp", RequestDigest("tools/call", params))
     sealed = seal.seal({}, session_id="s-1", binding=binding)["requestState"]
     clock.pass_time(STATE_TTL_S - 1)
-    assert seal.open(sealed, binding).session_id == "s-1"
+    assert seal.open(sealed, binding).session == "s-1"
     clock.pass_time(2)
     with pytest.raises(Refused):
         seal.open(sealed, binding)

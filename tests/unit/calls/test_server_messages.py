@@ -47,12 +47,8 @@ class Server(parts.Server):
         self.calls = Calls()
         self.users = LinkUsers()
         self.lists = Lists(lambda: None)
-        self.acknowledged: list[bytes] = []
         self.settled: list[Message] = []
         self.known_tasks: OwnedTasks | None = None
-
-    def acknowledge(self, request_id: bytes) -> None:
-        self.acknowledged.append(request_id)
 
     def message(self, message: Message) -> None:
         self.settled.append(message)
@@ -89,7 +85,7 @@ async def test_a_question_belongs_to_the_only_call_and_outside_of_calls_to_the_s
     server, live = Server(), Live()
     router = IsolatedRouter(live)
     router.asked(server.conversation, request("ping", "p"))
-    assert server.acknowledged == [b'"p"']
+    assert server.answers == [(b'"p"', {})]
     router.asked(server.conversation, request("roots/list", "x" * MAX_SERVER_ID_BYTES))
     assert [code for _, code in server.refusals] == [INVALID_REQUEST] and not live.sent, "its id is too long to be kept"
     router.asked(server.conversation, request("roots/list"))
@@ -142,7 +138,7 @@ async def test_a_modern_server_may_send_no_requests_and_gets_no_answer(method: s
     server = Server(Era.MODERN)
     exchange = server.send(live := Live())
     IsolatedRouter(live).asked(server.conversation, request(method))
-    assert not server.refusals and not server.acknowledged and not live.sent
+    assert not server.refusals and not server.answers and not live.sent
     assert await frames_of(exchange) == []
 
 
