@@ -165,16 +165,12 @@ class Questions:
         suspended = exchange.suspendable()
         if suspended.call not in self.suspended:
             self.suspended[suspended.call] = exchange
-            self._forget_ended()
+            # The names of the newest ended calls keep a late client from starting them again.
+            for name in [name for name, call in self.suspended.items() if call.is_over][:-MAX_SUSPENDED]:
+                del self.suspended[name]
         suspended.add(question)
         self._noted(exchange, question.method, "asked", 0.0)
         return True
-
-    def _forget_ended(self) -> None:
-        """Forget ended calls but the newest, whose names keep a late client from starting them again."""
-        ended = [name for name, exchange in self.suspended.items() if exchange.is_over]
-        for name in ended[:-MAX_SUSPENDED]:
-            del self.suspended[name]
 
     def hold_unclear(self, size: int) -> bool:
         """Count a question of `size` bytes that may belong to one of several calls. Return False if too many wait."""

@@ -7,6 +7,7 @@ resource that no server lists. Never ask servers that the session does not see.
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -85,12 +86,12 @@ class ResourceOwners:
         key = _key(call, uri)
         if (name := self._remembered.get(key, "")) in servers:
             return Found(servers[name])
-        for method, pick in ((_LIST, _lists), (_TEMPLATES, _has_template)):
+        for method in (_LIST, _TEMPLATES):
             names, missing = await self._names(servers, call, method, uri)
             late |= missing
-            fitting = {name: fit for name, found in names.items() if (fit := pick(uri, found))}
-            if fitting:
-                return Found(self._best(uri, servers, fitting, call))
+            fits = {n: int(uri in found) if method == _LIST else template_fit(uri, found) for n, found in names.items()}
+            if any(fits.values()):
+                return Found(self._best(uri, servers, fits, call))
         found = await self._ask_each(uri, servers, call, late) if is_readable else None
         if found is not None:
             self._remembered[key] = found.upstream.name
@@ -111,9 +112,8 @@ class ResourceOwners:
         if not fitting:
             lists = {name: _complete(server, call) for name, server in servers.items()}
             if all(templates is not None for templates in lists.values()):
-                fits = {name: template_fit(uri, templates or ()) for name, templates in lists.items()}
-                fitting = {name: fit for name, fit in fits.items() if fit}
-        return self._best(uri, servers, fitting, call) if fitting else None
+                fitting = {name: template_fit(uri, templates or ()) for name, templates in lists.items()}
+        return self._best(uri, servers, fitting, call) if any(fitting.values()) else None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
         """Return the servers known to list the resource, or to have a tool with it as app. The values are all 1."""
@@ -207,14 +207,6 @@ def _is_answer(answer: ServerAnswer) -> bool:
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
 
-def _lists(uri: str, names: Names) -> int:
-    return int(uri in names)
-
-
-def _has_template(uri: str, names: Names) -> int:
-    return template_fit(uri, names)
-
-
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
     """Return the conversations whose lists count for the call: that of its session, and those that serve lists without
     a session."""
@@ -264,6 +256,7 @@ _AT_ONCE: Final = 4
 """Servers that are asked at the same time, after the first one."""
 
 
+@dataclass(slots=True)
 class InTurn(Generic[T]):
     """Search servers for something, once. `ask` asks the server with that name, and raises one of `UNAVAILABLE` if it
     cannot be asked. `has` tells from an answer whether the server has it. `late` collects the servers that cannot be
@@ -274,33 +267,25 @@ class InTurn(Generic[T]):
     A server holds up later ones until `wait_s` after its group was asked. All take at most `within_s` seconds.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[str], Coroutine[Any, Any, T]],
-        has: Callable[[T], bool],
-        *,
-        wait_s: float,
-        within_s: float,
-    ) -> None:
-        self.late: set[str] = set()
-        self._ask = ask
-        self._has = has
-        self._wait_s = wait_s
-        self._within_s = within_s
-        self._asked: dict[str, asyncio.Task[T]] = {}
+    ask: Callable[[str], Coroutine[Any, Any, T]]
+    has: Callable[[T], bool]
+    wait_s: float
+    within_s: float
+    late: set[str] = field(default_factory=set)
+    _asked: dict[str, asyncio.Task[T]] = field(default_factory=dict)
 
     async def first(self, names: Sequence[str]) -> tuple[str, T] | None:
         """Return the name and answer of the first server that has it, or None. `names` are in order of preference."""
         now = asyncio.get_running_loop().time
-        end = now() + self._within_s
+        end = now() + self.within_s
         groups = [names[:1], *(names[n : n + _AT_ONCE] for n in range(1, len(names), _AT_ONCE))]
         try:
             for group in groups:
                 if now() >= end:
                     self.late.update(group)
                     continue
-                self._asked |= {name: asyncio.create_task(self._ask(name)) for name in group}
-                if (found := await self._found(min(end, now() + self._wait_s), in_order=True)) is not None:
+                self._asked |= {name: asyncio.create_task(self.ask(name)) for name in group}
+                if (found := await self._found(min(end, now() + self.wait_s), in_order=True)) is not None:
                     return found
             return await self._found(end, in_order=False)
         finally:
@@ -317,7 +302,7 @@ class InTurn(Generic[T]):
                 if not task.done():
                     if in_order and not is_over:
                         break
-                elif (answer := self._answer(name, task)) is not None and self._has(answer):
+                elif (answer := self._answer(name, task)) is not None and self.has(answer):
                     return name, answer
             if is_over:
                 return None

@@ -103,7 +103,8 @@ def for_server(
         pass
     elif era is LEGACY:
         params, meta = legacy_params(params), legacy_meta(meta)
-        if call.method == "tools/call" and _needs_task(upstream, conversation, params):
+        tools = upstream.inventory.known("tools/list", conversation) if call.method == "tools/call" else None
+        if isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task:
             bridge, params = LegacyTaskBridge(conversation), asking_for_task(params)
         else:
             bridge = LegacyServerBridge(conversation)
@@ -117,12 +118,6 @@ def for_server(
     if bridge is not exchange.bridge:
         exchange.use_bridge(bridge)
     return params, meta
-
-
-def _needs_task(upstream: ConfiguredUpstream, conversation: Conversation, params: Object) -> bool:
-    """Return True if this tool of a legacy server can only be called as a task."""
-    tools = upstream.inventory.known("tools/list", conversation)
-    return isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:

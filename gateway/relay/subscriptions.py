@@ -153,7 +153,8 @@ async def open_stream(
 ) -> None:
     """Open a stream of notifications: at the only server if it speaks the modern era, or else at all servers that the
     session sees. `send` sends the call to one server. `owner` and errors are those of `listen`."""
-    if _asks_for_nothing(call):
+    # If the filter is empty, and no declared extension may notify, no server has to know of the stream.
+    if bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open:
         SubscriptionFilter(call.exchange.client_id, Filter(), call.exchange.emit).acknowledge(Filter())
     elif only is None:
         await listen(seen.values(), call, late, owner)
@@ -166,12 +167,6 @@ async def open_stream(
             await send(only, call)
     else:
         await listen(seen.values(), call, None, None)
-
-
-def _asks_for_nothing(call: Call) -> bool:
-    """Return True if no server has to know of the stream: its filter is empty, and the client has declared no extension
-    that might have notifications of its own."""
-    return bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open
 
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:

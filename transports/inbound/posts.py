@@ -49,7 +49,9 @@ def check_post(headers: Mapping[str, str]) -> None:
     kind = headers.get("content-type", "")
     if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
-    if not _accepts_both(headers.get("accept", "")):
+    accept = headers.get("accept", "")
+    # Clients send one of a few values. A longer one would only fill the cache.
+    if not (_permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)):
         raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
 
 
@@ -61,14 +63,9 @@ def check_version(headers: Mapping[str, str]) -> None:
         raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
 
 
-def _accepts_both(accept: str) -> bool:
-    """Return True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
-    # Clients send one of a few values. A longer one would only fill the cache.
-    return _permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)
-
-
 @functools.lru_cache(maxsize=64)
 def _permits_both(accept: str) -> bool:
+    """Return True if an Accept header permits both kinds of answers (RFC 9110 §12.5.1). Quality values are ignored."""
     kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
     return bool(kinds & {"application/json", "application/*", "*/*"} and kinds & {"text/event-stream", "text/*", "*/*"})
 
