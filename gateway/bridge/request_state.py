@@ -28,8 +28,8 @@ class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a `requestState` of the gateway, as they are sealed.
 
     `session` is the id of the session. `endpoint`, `issuer`, `subject` and `digest` repeat the `Binding`. `expires` is
-    in seconds since the epoch. `inner` is the server's own state as JSON, None if it sent none. `call` and `turn` name a
-    suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the call's
+    in seconds since the epoch. `inner` is the server's own state as JSON, None if it sent none. `call` and `turn` name
+    a suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the call's
     questions, by key. `answers` has the client's earlier answers, by the digest of the question.
     """
 

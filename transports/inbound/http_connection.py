@@ -223,7 +223,10 @@ class HttpConnection(HttpToolsProtocol):
         if version == "1.0" or (self.parser.should_upgrade() and method != "CONNECT"):
             raise UnusualHead
         if self._head.at_most > self._limits.head_bytes:
-            if _size_of(self.url, self.headers) > self._limits.head_bytes:
+            if (
+                len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+                > self._limits.head_bytes
+            ):
                 raise _too_long(self._limits.head_bytes)
         if len(self.pipeline) >= self._limits.pipelined:
             raise BadRequest(503, "Too many unanswered requests on one connection.", Limited.PIPELINE)
@@ -266,20 +269,14 @@ class HttpConnection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:
             self._leave(self._last_words)
-        elif (sibling := self._sibling()) is None:
+        elif self._hand_over is None or self._running is None:
+            self.flow.resume_reading()
+        elif (sibling := self._hand_over.place_for(self._running.scope)) is None:
             self.flow.resume_reading()
         else:
             # What the client sends from now on is for the other process to read. First the response is written.
             self.flow.pause_reading()
             self.loop.call_soon(self._give, sibling)
-
-    # -- to the process that owns the session
-
-    def _sibling(self) -> int | None:
-        """Return the place of the process that gets the connection after this response; None if it stays."""
-        if self._hand_over is None or self._running is None:
-            return None
-        return self._hand_over.place_for(self._running.scope)
 
     def _give(self, sibling: int) -> None:
         """Hand the connection to a sibling process, if it is between requests; else read on."""
@@ -386,10 +383,6 @@ class HttpConnection(HttpToolsProtocol):
 
     def drop(self) -> None:
         drop(self.transport)
-
-
-def _size_of(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def _too_long(limit: int) -> BadRequest:

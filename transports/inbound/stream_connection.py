@@ -7,7 +7,7 @@ HTTP+SSE (MCP 2024-11-05).
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -107,7 +107,11 @@ class StreamConnection:
             await self._receive(line, headers, peer, session)
         except Exception:
             logger.exception("a message of the client could not be handled")
-            await _write_failure(line, self._write)
+            with contextlib.suppress(InvalidMessage):
+                message = parse(line)
+                if message.is_request:
+                    error = {"code": INTERNAL_ERROR, "message": "The gateway could not handle the message."}
+                    await self._write(encode_error(encode(message.id), error))
 
     async def _receive(self, line: bytes, headers: dict[str, str] | None, peer: str, session: str) -> None:
         if session and session == self._given:
@@ -137,7 +141,7 @@ class StreamConnection:
             if self._token and not self._session and not self._outlives:
                 self._tasks.spawn(self._end(self._token))
             self._token, self._outlives = session, True
-            await self._initialize(message, line)
+            await self._initialize(line)
         else:
             await self._legacy(message, line, session)
 
@@ -162,8 +166,7 @@ class StreamConnection:
         if before is not None:
             await asyncio.wait((before,))
         async with self._opening:
-            carried = {"mcp-gateway-session": self._token} if self._token else {}
-            reply = self._ask("POST", {**headers, **carried}, line)
+            reply = self._ask_modern(headers, line)
             if not self._token:
                 await self._learn_token(reply)
         await _sent_in_order(reply, None)
@@ -189,13 +192,16 @@ class StreamConnection:
         if message.id not in self._starting:
             return None
         self._starting.discard(message.id)
-        carried = {"mcp-gateway-session": self._token} if self._token else {}
-        reply = self._ask("POST", {**headers, **carried}, line)
+        reply = self._ask_modern(headers, line)
         task = asyncio.current_task()
         assert task is not None
         self._calls[message.id] = (reply, task)
         task.add_done_callback(lambda _: self._calls.pop(message.id, None))
         return reply
+
+    def _ask_modern(self, headers: dict[str, str], line: bytes) -> Reply:
+        carried = {"mcp-gateway-session": self._token} if self._token else {}
+        return self._ask("POST", {**headers, **carried}, line)
 
     async def _learn_token(self, reply: Reply) -> None:
         """Take the session's token from the response head, before a frame makes the client send its next request."""
@@ -206,7 +212,7 @@ class StreamConnection:
 
     async def _legacy(self, message: Message, line: bytes, session: str = "") -> None:
         if message.method == "initialize":
-            await self._initialize(message, line)
+            await self._initialize(line)
             return
         if message.method == _CANCELLED and self._cancel_modern(message):
             return
@@ -240,7 +246,7 @@ class StreamConnection:
             self._tasks.spawn(call[0].leave(_CANCEL_S))
         return call is not None or bool(self._modern_version)
 
-    async def _initialize(self, message: Message, line: bytes) -> None:
+    async def _initialize(self, line: bytes) -> None:
         """Open a session, or resume the one that `token` names."""
         headers = dict(self._headers)
         if self._token:
@@ -266,7 +272,9 @@ class StreamConnection:
     async def _open(self) -> None:
         """Open a session for a client that does not begin with `initialize`."""
         headers = self._headers | ({"mcp-session-id": self._token} if self._token else {})
-        reply = self._ask("POST", headers, _first_request())
+        info = {"name": "stdio", "version": "0"}
+        hello = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
+        reply = self._ask("POST", headers, encode_request(0, "initialize", hello))
         async for _ in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
 
@@ -283,7 +291,18 @@ class StreamConnection:
 
     async def _answer(self, message: Message, reply: Reply) -> None:
         await self._learn_token(reply)
-        await _write_answer(message, reply, self._write, self._cancelled)
+        answered = False
+        async for frame in reply.frames():
+            answer = parse(frame)
+            answered = answered or answer.is_response
+            # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
+            if not (answer.is_response and message.id in self._cancelled):
+                await self._write(splice(frame))
+            if message.method == _LISTEN and isinstance(answer.result, msgspec.Raw):
+                await self._write(_ended(message.id))
+        if not answered and reply.status not in (0, 200):
+            reason = f"The gateway answered {reply.status}."
+            await self._write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
 
     async def close(self, *, answering: bool = True) -> None:
         """End the connection and its session. With `answering`, first finish the answers: the client still reads."""
@@ -313,15 +332,6 @@ async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> N
         logger.warning("a message of the client was refused with status %d", reply.status)
 
 
-async def _write_failure(line: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
-    """Answer a message that could not be handled, if it is a request."""
-    with contextlib.suppress(InvalidMessage):
-        message = parse(line)
-        if message.is_request:
-            error = {"code": INTERNAL_ERROR, "message": "The gateway could not handle the message."}
-            await write(encode_error(encode(message.id), error))
-
-
 def _modern_headers(method: str, version: str, params: Object) -> dict[str, str]:
     """Return the headers that repeat parts of a modern message (MCP 2026-07-28, Streamable HTTP §Request Metadata)."""
     headers = {"mcp-protocol-version": version, "mcp-method": method}
@@ -346,31 +356,6 @@ def _with_token(frame: bytes, key: str, token: str) -> bytes:
     meta = decode_object(found.get("_meta", b"{}"), "_meta")
     meta[key] = msgspec.Raw(encode(token))
     return encode_result(encode(answer.id), encode(found | {"_meta": msgspec.Raw(encode(meta))}))
-
-
-async def _write_answer(
-    message: Message, reply: Reply, write: Callable[[bytes], Awaitable[None]], cancelled: Container[object]
-) -> None:
-    """Write the messages of the response to a request. `cancelled` has the ids of legacy requests whose answer the
-    client does not want."""
-    answered = False
-    async for frame in reply.frames():
-        answer = parse(frame)
-        answered = answered or answer.is_response
-        # A cancelled request has no response (MCP 2025-11-25, Cancellation). Over HTTP its POST needs one.
-        if not (answer.is_response and message.id in cancelled):
-            await write(splice(frame))
-        if message.method == "subscriptions/listen" and isinstance(answer.result, msgspec.Raw):
-            await write(_ended(message.id))
-    if not answered and reply.status not in (0, 200):
-        reason = f"The gateway answered {reply.status}."
-        await write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
-
-
-def _first_request() -> bytes:
-    """Return an `initialize` in place of a client that sends none."""
-    info = {"name": "stdio", "version": "0"}
-    return encode_request(0, "initialize", encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info}))
 
 
 def _ended(request_id: object) -> bytes:
