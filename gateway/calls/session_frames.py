@@ -4,7 +4,7 @@ stderr. This is for an operator who watches the session: without credentials, an
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from time import time
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -59,12 +59,7 @@ class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float = 0.0
 
 
-class _Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
-
-
-Kept = TypeVar("Kept", bound=_Numbered)
+Kept = TypeVar("Kept", SeenFrame, StderrLine)
 
 
 class _Ring(Generic[Kept]):
@@ -73,7 +68,7 @@ class _Ring(Generic[Kept]):
     def __init__(self, most: int, first: int, length: Callable[[Kept], int]) -> None:
         self._items: deque[Kept] = deque()
         self._most = most
-        self._length = length
+        self._length: Callable[[Kept], int] = length
         self._chars = 0
         self._first = self.next_number = first
 

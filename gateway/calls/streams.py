@@ -25,7 +25,6 @@ __all__ = [
     "KeptCall",
     "LostStreams",
     "Outbox",
-    "age_of_stream",
     "answer_lost",
     "call_of_event",
     "call_of_stream",
@@ -57,12 +56,6 @@ STANDALONE: Final = "standalone"
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
     """Return the name of a call's stream. The epoch makes it unique if several processes have served the session."""
     return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
-
-
-def age_of_stream(stream: str) -> tuple[int, int]:
-    """Return epoch and number of a call's stream: a pair that is greater for a later stream of the same call."""
-    epoch, number, _ = stream.split("/", 2)
-    return int(epoch), int(number)
 
 
 def call_of_stream(stream: str) -> bytes | None:
@@ -213,7 +206,8 @@ class LostStreams:
         """Return the last stream of a call, by the id that its client has given it; None if there is none."""
         own = encode(call)
         streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
-        return max(streams, key=age_of_stream, default=None)
+        # The later of two streams of a call has the greater epoch, or the greater number.
+        return max(streams, key=lambda stream: [int(part) for part in stream.split("/", 2)[:2]], default=None)
 
     async def end(self, events: EventStreams, session_id: str, call: RequestId) -> None:
         """End the waiting streams of a call that another request makes again. Raises `StoreUnavailable`."""
