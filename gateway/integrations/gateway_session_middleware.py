@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from gateway.integrations.session_middleware import SCOPE_KEY, response_of
-from gateway.relay.pipeline import store_errors_refused
+from gateway.relay.message_handler import store_errors_refused
 from session_store.current import bound_session
 from transports.era import Era
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json

@@ -17,8 +17,8 @@ from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients, LegacyHandshake
+from gateway.relay.message_handler import MessageHandler
 from gateway.relay.modern import ModernClients
-from gateway.relay.pipeline import Pipeline
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
@@ -51,7 +51,7 @@ def build_http(
     """Build the endpoints of clients, and the part that forwards requests to the replica that owns their session."""
     options, cluster = base.settings.gateway, base.cluster
     bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
-    pipeline, tasks = _pipeline(base, callers, sessions, servers, resolution, bodies)
+    handler, tasks = _message_handler(base, callers, sessions, servers, resolution, bodies)
     envelopes = Envelopes(base.ring, base.clock, peer_tls(options.peer_tls))
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
     forwarder = None
@@ -68,7 +68,7 @@ def build_http(
 
     endpoints = {
         path: StreamableHttp(
-            pipeline,
+            handler,
             path,
             guard=callers.guard,
             bodies=bodies,
@@ -83,20 +83,20 @@ def build_http(
     membership = None
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)
-    sse = _sse(base, callers, pipeline, endpoints) if options.sse else {}
+    sse = _sse(base, callers, handler, endpoints) if options.sse else {}
     return Http(
         endpoints=endpoints, sse=sse, membership=membership, forwarder=forwarder, tasks=tasks, internal=internal
     )
 
 
-def _pipeline(
+def _message_handler(
     base: Foundation,
     callers: Callers,
     sessions: SessionParts,
     servers: Servers,
     resolution: Resolution,
     bodies: Bodies,
-) -> tuple[Pipeline, TaskParts]:
+) -> tuple[MessageHandler, TaskParts]:
     """Build the parts that serve each request, and those that keep the tasks made of slow calls."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.events
     intake = Intake(
@@ -173,7 +173,7 @@ def _pipeline(
         log=base.request_log,
         watches=base.watches,
     )
-    pipeline = Pipeline(
+    handler = MessageHandler(
         senders=callers.senders,
         calls=calls,
         legacy=legacy,
@@ -181,7 +181,7 @@ def _pipeline(
         log=base.request_log,
         streams=resolution.streams,
     )
-    return pipeline, parts
+    return handler, parts
 
 
 def _membership(
@@ -212,7 +212,7 @@ def _membership(
 
 
 def _sse(
-    base: Foundation, callers: Callers, pipeline: Pipeline, endpoints: Mapping[str, StreamableHttp]
+    base: Foundation, callers: Callers, handler: MessageHandler, endpoints: Mapping[str, StreamableHttp]
 ) -> dict[str, HttpSse]:
     """Return the endpoints of HTTP+SSE (the transport of 2024-11-05), by path."""
     addresses = Addresses(base.ring.derive(Purpose.CONNECTION))
@@ -220,7 +220,7 @@ def _sse(
     for path, endpoint in endpoints.items():
         front = HttpSse(
             endpoint,
-            pipeline,
+            handler,
             path,
             base.backend.bus,
             guard=callers.guard,

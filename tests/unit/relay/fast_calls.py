@@ -19,7 +19,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.outcome import EndedCall
 from gateway.policy.rate_limits import RateLimits
 from gateway.relay.fast_path import FastCall, FastPath
-from gateway.relay.pipeline import Pipeline
+from gateway.relay.message_handler import MessageHandler
 from gateway.relay.replies import CallReply
 from gateway.serving.app import create_app
 from session_store import Principal
@@ -43,9 +43,9 @@ class Calls:
 
     path_for: Callable[[Request, float], CallPath | None] | None = None
 
-    def __init__(self, pipeline: Pipeline, like: Request, lives: LiveSessions) -> None:
+    def __init__(self, handler: MessageHandler, like: Request, lives: LiveSessions) -> None:
         self.lives = lives
-        self._pipeline = pipeline
+        self._handler_of_messages = handler
         self._like = replace(like, memory=Memory())
         self._ids = itertools.count(100)
         self.live: LiveSession | None = None
@@ -54,7 +54,7 @@ class Calls:
         """Calls with these params as well."""
         meta = msgspec.json.decode(params.get("_meta", b"{}"))
         more = replace(self._like, params=self._like.params | params, meta=meta)
-        return Calls(self._pipeline, more, self.lives)
+        return Calls(self._handler_of_messages, more, self.lives)
 
     def request(self, client_id: int | str, params: Object) -> Request:
         """One more call under that id, with these params as well."""
@@ -63,7 +63,7 @@ class Calls:
 
     async def begun(self, request: Request) -> CallReply:
         """The reply to a call, which is sent."""
-        reply = await self._pipeline.call(request)
+        reply = await self._handler_of_messages.call(request)
         assert isinstance(reply, CallReply) and request.offer is not None
         self.live, self.path_for = reply.live, request.offer.path_for
         return reply
@@ -92,12 +92,12 @@ class Calls:
 @asynccontextmanager
 async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[Calls]:
     """Calls in a session of that era, for which a path can be made."""
-    seen, lives = list[tuple[Pipeline, Request]](), list[LiveSessions]()
-    pipeline_call, live_of = Pipeline.call, LiveSessions.of
+    seen, lives = list[tuple[MessageHandler, Request]](), list[LiveSessions]()
+    pipeline_call, live_of = MessageHandler.call, LiveSessions.of
 
-    def calling(pipeline: Pipeline, request: Request) -> Any:
-        seen.append((pipeline, request))
-        return pipeline_call(pipeline, request)
+    def calling(handler: MessageHandler, request: Request) -> Any:
+        seen.append((handler, request))
+        return pipeline_call(handler, request)
 
     def attaching(all_live: LiveSessions, *args: Any, **more: Any) -> LiveSession:
         lives.append(all_live)
@@ -105,7 +105,7 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
 
     monkeypatch.setattr(LiveSessions, "of", attaching)
     monkeypatch.setattr("gateway.sessions.cached_record.CACHED_FOR_S", 60.0)  # however slow this machine is
-    monkeypatch.setattr(Pipeline, "call", calling)
+    monkeypatch.setattr(MessageHandler, "call", calling)
     # Each call has its line, however many of them the tests before have made in this second.
     gateway = {"store": "memory://", "log_calls_per_s": 100_000, **options}
     settings = Settings.model_validate({"mcpServers": {"demo": DEMO}, "gateway": gateway})
@@ -125,8 +125,8 @@ async def warm(era: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Asy
             head = {"MCP-Session-Id": opened.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
         http.cookies.clear()
         assert (await http.post("/mcp", json=body, headers=head)).status_code == 200
-        pipeline, like = seen[-1]
-        calls = Calls(pipeline, like, lives[-1])
+        handler, like = seen[-1]
+        calls = Calls(handler, like, lives[-1])
         await calls.decided()
         yield calls
 

@@ -14,7 +14,7 @@ from gateway.cluster.ownership import Route
 from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
-from gateway.relay.pipeline import store_errors_refused
+from gateway.relay.message_handler import store_errors_refused
 from gateway.sessions import cached_record
 from gateway.sessions.cached_record import AGING_AFTER_S, CACHED_FOR_S
 from gateway.sessions.returns import ASKED_AGAIN_S

@@ -22,10 +22,10 @@ from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
 
-__all__ = ["Pipeline", "store_errors_refused"]
+__all__ = ["MessageHandler", "store_errors_refused"]
 
 
-class Pipeline:
+class MessageHandler:
     """Handle the messages of inbound wires (`transports.inbound_port.Handler`)."""
 
     def __init__(
