@@ -513,7 +513,7 @@ class Intake:
         meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
-        call = self.endpoints[request.endpoint].aggregation.named(upstream, call, route.named)
+        call = self.endpoints[request.endpoint].merged.named(upstream, call, route.named)
         params, meta = for_server(upstream, conversation, call, None)
         return Prepared(exchange, params, meta, waits(upstream, conversation, call), trace)
 
@@ -529,7 +529,7 @@ async def relay(endpoint: Endpoint, call: Call) -> Route | None:
         Refused: the call names something that the session does not see, or its arguments are invalid.
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be reached.
     """
-    seen, only, servers = endpoint.visible.to(call.exchange.context), endpoint.visible.only, endpoint.aggregation
+    seen, only, servers = endpoint.visible.to(call.exchange.context), endpoint.visible.only, endpoint.merged
     method, named = METHODS.get(call.method), None
     if method is None:
         upstream = await endpoint.extensions.taker(call)

@@ -17,9 +17,9 @@ from gateway.protocol.listing import Called, Tools, owner_of
 from gateway.protocol.methods import REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.relay.admission import Admission, Route, VisibleServers
-from gateway.relay.aggregation import Aggregation
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
+from gateway.relay.merged_servers import MergedServers
 from gateway.relay.subscriptions import relay_changes
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.list_pages import asked_by_gateway, is_repeatable
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 class Endpoint:
     """Present the servers of one URL as one. A single server is relayed as it is; several are aggregated
-    (`aggregation`). Answers that combine several servers do not wait for late ones (`late`)."""
+    (`merged_servers`). Answers that combine several servers do not wait for late ones (`late`)."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Endpoint:
         *,
         admission: Admission,
         handles: ChildSessions,
-        aggregation: Aggregation,
+        merged: MergedServers,
         late: LateServers,
         extensions: ExtensionRelay,
     ) -> None:
         self.visible = visible
         self.admission = admission
         self.handles = handles
-        self.aggregation = aggregation
+        self.merged = merged
         self.late = late
         self.extensions = extensions
         """Relays the methods that MCP does not define."""
@@ -148,7 +148,7 @@ class Endpoint:
         depends on the apps that the session has opened, or if they open an app."""
         if route.named is None:
             return self.visible.only is not None
-        return not self.aggregation.opens_app(route.upstream, route.named)
+        return not self.merged.opens_app(route.upstream, route.named)
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """Return the servers that a session with this context sees here, by name."""
@@ -187,8 +187,8 @@ class Endpoint:
             return call.method in REPEATABLE
         upstream = self.visible.only
         if upstream is None:
-            upstream, named = self.aggregation.owner_by_name(call)
-            call = self.aggregation.named(upstream, call, named)
+            upstream, named = self.merged.owner_by_name(call)
+            call = self.merged.named(upstream, call, named)
         conversation = await upstream.conversation_for(call)
         return await is_repeatable(text_of(call.params, "name"), conversation)
 

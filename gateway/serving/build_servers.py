@@ -15,10 +15,10 @@ from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission, VisibleServers
-from gateway.relay.aggregation import Aggregation
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
+from gateway.relay.merged_servers import MergedServers
 from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, own_listeners
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
@@ -167,12 +167,12 @@ def _endpoints(
 
     def serving(some: Sequence[ConfiguredUpstream]) -> Endpoint:
         visible = VisibleServers(some, policy)
-        aggregation = Aggregation(visible, admission, late)
+        merged = MergedServers(visible, admission, late)
         return Endpoint(
             visible,
             admission=admission,
             handles=handles,
-            aggregation=aggregation,
+            merged=merged,
             late=late,
             extensions=ExtensionRelay(visible, admission, wait_s=late.wait_s),
         )

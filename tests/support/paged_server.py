@@ -19,8 +19,8 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission, VisibleServers
-from gateway.relay.aggregation import Aggregation
 from gateway.relay.late_servers import LateServers
+from gateway.relay.merged_servers import MergedServers
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
@@ -139,10 +139,12 @@ def admission_by(policies: dict[str, UpstreamSettings], audit: Audit | None = No
     return policy, Admission(policy, ToolCalls(policy, audit, Schemas(), settings, FACTS), audit, settings)
 
 
-def aggregation(*servers: PagedServer, policies: dict[str, UpstreamSettings] | None = None) -> Aggregation:
+def merged(*servers: PagedServer, policies: dict[str, UpstreamSettings] | None = None) -> MergedServers:
     """What serves all of them. `policies` are those of servers that have one."""
     policy, admission = admission_by({server.name: ruled() for server in servers} | (policies or {}))
-    return Aggregation(VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0))
+    return MergedServers(
+        VisibleServers(cast("Any", servers), policy), admission, LateServers(wait_s=WAIT_S, read_s=5.0)
+    )
 
 
 def a_call(method: str, *, live: Any = None, trust: str = "direct", **params: Any) -> Call:

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.relay.aggregation import Aggregation
+from gateway.relay.merged_servers import MergedServers
 from gateway.relay.open_apps import OpenApps
 from tests.requirements import requirement
-from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation, ruled
+from tests.support.paged_server import NamedSession, PagedServer, a_call, merged, ruled
 from transports.inbound_port import Refused
 
 pytestmark = [pytest.mark.anyio, requirement("ext.apps")]
@@ -23,14 +23,14 @@ def clock(name: str, *more: dict[str, Any]) -> PagedServer:
     return PagedServer(name, read, probed=[SHOW, TICK, ADMIN, *more])
 
 
-async def called(parts: Aggregation, tool: str, live: Any = None) -> tuple[str, bytes]:
+async def called(parts: MergedServers, tool: str, live: Any = None) -> tuple[str, bytes]:
     upstream, call = await parts.owner(a_call("tools/call", live=live, name=tool))
     return upstream.name, bytes(call.params["name"])
 
 
 async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
     plain = PagedServer("p", {}, probed=[{"name": "other"}, {"name": "tick"}])
-    parts = aggregation(plain, clock("c"))
+    parts = merged(plain, clock("c"))
     assert await called(parts, "tick") == ("c", b'"tick"'), "the other server has no app"
     assert await called(parts, "c__tick") == ("c", b'"tick"')
     for hidden in ("admin", "other", "none"):
@@ -39,7 +39,7 @@ async def test_an_app_calls_tools_by_the_names_of_its_server() -> None:
 
 
 async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_none_is_guessed() -> None:
-    parts, live = aggregation(clock("a"), clock("b", {"name": "more"})), cast("Any", NamedSession())
+    parts, live = merged(clock("a"), clock("b", {"name": "more"})), cast("Any", NamedSession())
     assert await called(parts, "more", live) == ("b", b'"more"')
     await parts.resources.owner(APP, a_call("resources/read", live=live, uri=APP))
     with pytest.raises(Refused, match="call a__tick or b__tick"):
@@ -55,7 +55,7 @@ async def test_of_two_servers_with_one_app_the_one_that_was_called_is_meant_and_
 
 async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_meant() -> None:
     other = [{"name": "show", "_meta": {"ui": {"resourceUri": "ui://other"}}}, TICK]
-    parts, live = aggregation(clock("a"), PagedServer("b", {}, probed=other)), cast("Any", NamedSession())
+    parts, live = merged(clock("a"), PagedServer("b", {}, probed=other)), cast("Any", NamedSession())
     with pytest.raises(Refused, match="call a__tick or b__tick"):
         await called(parts, "tick", live)
     await parts.resources.owner("ui://other", a_call("resources/read", live=live, uri="ui://other"))
@@ -64,7 +64,7 @@ async def test_of_two_servers_with_different_apps_the_one_whose_app_was_read_is_
 
 async def test_a_tool_that_policy_hides_does_not_make_a_name_ambiguous() -> None:
     hidden = ruled(hidden_tools=("tick",))
-    parts = aggregation(clock("a"), clock("b"), policies={"a": hidden})
+    parts = merged(clock("a"), clock("b"), policies={"a": hidden})
     assert await called(parts, "tick") == ("b", b'"tick"')
 
 
@@ -85,7 +85,7 @@ def test_only_apps_that_several_servers_have_are_followed_and_within_bounds() ->
 
 @requirement("fast.same")
 async def test_a_call_that_opens_an_app_which_two_servers_have_is_noted_each_time() -> None:
-    parts = aggregation(clock("a"), clock("b", {"name": "more"}))
+    parts = merged(clock("a"), clock("b", {"name": "more"}))
     reading = a_call("resources/read", live=cast("Any", NamedSession()), uri=APP)
     await parts.resources.owner(APP, reading)  # both are asked for theirs
     for tool, is_noted in (("show", True), ("tick", False), ("more", False)):

@@ -12,12 +12,12 @@ from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings, UpstreamSettings
 from gateway.policy.decisions import Policy
 from gateway.relay.admission import VisibleServers
-from gateway.relay.aggregation import Aggregation
+from gateway.relay.merged_servers import MergedServers
 from gateway.relay.resource_owner import InTurn
 from session_store import Context
 from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of
-from tests.support.paged_server import NamedSession, PagedServer, a_call, aggregation, ruled
+from tests.support.paged_server import NamedSession, PagedServer, a_call, merged, ruled
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.upstream_port import UpstreamUnavailable
@@ -29,7 +29,7 @@ def tools(*names: str, **more: Any) -> dict[str, Any]:
     return {"tools": [{"name": name} for name in names], **more}
 
 
-async def listed(parts: Aggregation, *, era: Era = Era.LEGACY, **params: Any) -> dict[str, Any]:
+async def listed(parts: MergedServers, *, era: Era = Era.LEGACY, **params: Any) -> dict[str, Any]:
     """The tools of all servers."""
     request = msgspec.structs.replace(a_call("tools/list", **params), era=era)
     await parts.merged_list(request)
@@ -56,7 +56,7 @@ def listing(name: str, *pages: list[str], **more: Any) -> PagedServer:
 async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> None:
     servers = [listing("a", ["x", "y"]), listing("b", ["x"])]
     for away in ([], [PagedServer("c", None), PagedServer("d", {})]):
-        result = await listed(aggregation(*away, *servers))
+        result = await listed(merged(*away, *servers))
         assert names(result) == ["a__x", "a__y", "b__x"] and "nextCursor" not in result
 
 
@@ -64,20 +64,20 @@ async def test_the_lists_of_all_servers_are_one_list_under_public_names() -> Non
 async def test_a_list_continues_at_the_servers_that_have_more_pages_and_every_page_has_the_same_scope() -> None:
     public = {"ttlMs": 5, "cacheScope": "public", "resultType": "complete"}
     one, two = listing("a", ["x"], ["y"], **public), listing("b", ["z"], **public)
-    parts = aggregation(one, two)
+    parts = merged(one, two)
     first = await listed(parts, era=Era.MODERN)
     assert names(first) == ["a__x", "b__z"] and one.asked == [("tools/list", "")]
     rest = await listed(parts, era=Era.MODERN, cursor=first["nextCursor"])
     assert names(rest) == ["a__y"] and "nextCursor" not in rest
     assert one.asked == [("tools/list", ""), ("tools/list", "2")] and two.asked == [("tools/list", "")]
     assert first["cacheScope"] == rest["cacheScope"] == "private"
-    assert (await listed(aggregation(two), era=Era.MODERN))["cacheScope"] == "public"
+    assert (await listed(merged(two), era=Era.MODERN))["cacheScope"] == "public"
 
 
 @pytest.mark.parametrize("cursor", ["again", "c" * 8_192, 7])
 async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_client(cursor: Any) -> None:
     endless = PagedServer("a", {("tools/list", at): tools("x", nextCursor=cursor) for at in ("", "again")})
-    parts = aggregation(endless, listing("b", ["y"], ["z"]), listing("c", ["w"]))
+    parts = merged(endless, listing("b", ["y"], ["z"]), listing("c", ["w"]))
     first = await listed(parts)
     assert names(first) == ["a__x", "b__y", "c__w"] and len(first["nextCursor"]) <= 4_096
     rest = await listed(parts, cursor=first["nextCursor"])
@@ -86,12 +86,12 @@ async def test_a_list_without_an_end_keeps_nothing_of_other_servers_from_a_clien
 
 async def test_a_cursor_that_is_not_of_the_gateway_is_refused() -> None:
     with pytest.raises(Refused, match="Invalid cursor"):
-        await aggregation(PagedServer("a", {}), PagedServer("b", {})).merged_list(a_call("tools/list", cursor="2"))
+        await merged(PagedServer("a", {}), PagedServer("b", {})).merged_list(a_call("tools/list", cursor="2"))
 
 
 async def test_a_public_name_belongs_to_one_server() -> None:
     one, two = PagedServer("a", {}), PagedServer("b", {})
-    parts = aggregation(one, two)
+    parts = merged(one, two)
     upstream, request = await parts.owner(a_call("tools/call", name="b__x"))
     assert cast("Any", upstream) is two and bytes(request.params["name"]) == b'"x"'
     for name in ("c__x", "x"):
@@ -108,7 +108,7 @@ async def test_a_public_name_belongs_to_one_server() -> None:
 async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> None:
     one, two = PagedServer("a", {}), PagedServer("b", None)
     request = a_call("logging/setLevel", level="debug")
-    await aggregation(one, two).send_to_all(request)
+    await merged(one, two).send_to_all(request)
     assert one.asked == [("logging/setLevel", "")] and request.exchange.is_over
 
 
@@ -126,7 +126,7 @@ def pages(*uris: str, templates: tuple[str, ...] = (), reads: tuple[str, ...] = 
     return listed | {(READ, uri): {"contents": [{"uri": uri, "text": "x"}]} for uri in (*uris, *reads)}
 
 
-async def owner(parts: Aggregation, uri: str, method: str = READ, **more: Any) -> str:
+async def owner(parts: MergedServers, uri: str, method: str = READ, **more: Any) -> str:
     return (await parts.resources.owner(uri, a_call(method, uri=uri, **more))).upstream.name
 
 
@@ -137,7 +137,7 @@ def requests(*servers: PagedServer) -> int:
 @requirement("ext.resource-owner")
 async def test_a_resource_on_a_later_page_is_found_and_costs_no_list_until_lists_change() -> None:
     one, two = PagedServer("a", pages("x://1")), PagedServer("b", pages("y://1", "y://2", "y://3"))
-    parts = aggregation(one, two)
+    parts = merged(one, two)
     assert await owner(parts, "y://3") == "b" and (LIST, "3") in two.asked
     asked = requests(one, two)
     assert await owner(parts, "y://3") == "b" and await owner(parts, "x://1") == "a"
@@ -149,7 +149,7 @@ async def test_a_resource_on_a_later_page_is_found_and_costs_no_list_until_lists
 
 async def test_pages_that_clients_ask_for_count() -> None:
     one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
-    parts = aggregation(one, two)
+    parts = merged(one, two)
     await parts.merged_list(a_call(LIST))
     asked = requests(one, two)
     assert await owner(parts, "y://1") == "b" and requests(one, two) == asked
@@ -160,7 +160,7 @@ async def test_pages_that_clients_ask_for_count() -> None:
 async def test_a_resource_that_nobody_lists_is_looked_for_at_a_few_servers_at_a_time(method: str) -> None:
     servers = [PagedServer(name, pages(reads=("z://1",) if name != "a" else ())) for name in "abcdef"]
     one, *_, six = servers
-    parts = aggregation(*servers)
+    parts = merged(*servers)
     found = await parts.resources.owner("z://1", wanted := a_call(method, uri="z://1"))
     assert found.upstream.name == "b" and (READ, "z://1") in one.asked and (READ, "z://1") not in six.asked
     assert (found.answer is not None) is (method == READ)
@@ -185,7 +185,7 @@ async def test_a_server_that_is_likelier_to_have_it_is_asked_first(
     one: Any, two: Any, tools: list[Any] | None, uri: str, found: str
 ) -> None:
     first, second = PagedServer("a", one), PagedServer("b", two, probed=tools)
-    assert await owner(aggregation(first, second), uri) == found
+    assert await owner(merged(first, second), uri) == found
     assert (READ, uri) not in first.asked
     assert tools is None or (not first.asked and not second.asked), "no list has an app"
 
@@ -196,24 +196,24 @@ async def test_what_servers_answer_for_a_missing_resource_is_not_an_answer_and_a
 ) -> None:
     one, two = PagedServer("a", pages()), PagedServer("b", pages(reads=("z://1",)))
     one.error = code
-    assert await owner(aggregation(one, two), "z://1") == found
+    assert await owner(merged(one, two), "z://1") == found
 
 
 async def test_a_resource_that_nobody_has_is_not_found_and_servers_without_resources_are_not_asked() -> None:
     one, two = PagedServer("a", pages()), PagedServer("b", pages("y://1"))
     one.declared = {"tools": {}}
-    assert await owner(aggregation(one, two), "y://1") == "b" and not one.asked
-    parts = aggregation(PagedServer("a", pages()), PagedServer("b", pages()))
+    assert await owner(merged(one, two), "y://1") == "b" and not one.asked
+    parts = merged(PagedServer("a", pages()), PagedServer("b", pages()))
     with pytest.raises(Refused, match="Resource not found: z://1"):
         await owner(parts, "z://1")
     with pytest.raises(UpstreamUnavailable, match="c did not answer in time"):
-        await owner(aggregation(PagedServer("a", pages()), PagedServer("c", None)), "z://1")
+        await owner(merged(PagedServer("a", pages()), PagedServer("c", None)), "z://1")
 
 
 async def test_a_server_whose_resource_policy_hides_does_not_have_it() -> None:
     hidden = ruled(resource_uris={"x://*": ItemSettings(direct_only=True)})
     one, two = PagedServer("a", pages("x://1", "x://2")), PagedServer("b", pages("x://1"))
-    parts = aggregation(one, two, policies={"a": hidden})
+    parts = merged(one, two, policies={"a": hidden})
     assert await owner(parts, "x://1") == "a"
     assert await owner(parts, "x://1", trust="sandboxed") == "b"
     one.asked.clear()
@@ -226,14 +226,14 @@ async def test_an_unlisted_resource_is_not_looked_for_where_policy_goes_by_lists
     restricted = ruled(resource_uris={"secret://*": ItemSettings(direct_only=True)})
     one, two = PagedServer("a", pages(reads=("z://1",))), PagedServer("b", pages())
     with pytest.raises(Refused):
-        await owner(aggregation(one, two, policies={"a": restricted}), "z://1")
+        await owner(merged(one, two, policies={"a": restricted}), "z://1")
     assert (READ, "z://1") not in one.asked
 
 
 async def test_of_two_servers_with_the_same_app_the_one_that_was_called_has_it() -> None:
     served = {("tools/list", ""): {"tools": [APP_TOOL]}}
     one, two = (PagedServer(name, pages() | served, probed=[APP_TOOL]) for name in "ab")
-    parts, live = aggregation(one, two), cast("Any", NamedSession())
+    parts, live = merged(one, two), cast("Any", NamedSession())
     await parts.merged_list(a_call("tools/list"))
     assert await owner(parts, "ui://t/app.html", live=live) == "a"
     await parts.owner(a_call("tools/call", live=live, name="b__t"))

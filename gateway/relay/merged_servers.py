@@ -24,10 +24,10 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 
-__all__ = ["Aggregation"]
+__all__ = ["MergedServers"]
 
 
-class Aggregation:
+class MergedServers:
     """Answer requests that concern all servers of an endpoint, and find the server of other requests."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, late: LateServers) -> None:
