@@ -63,7 +63,7 @@ from gateway.protocol.results import tool_error
 from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import Decided, FastPaths
-from gateway.relay.frame_form import Prepared
+from gateway.relay.frame_template import Prepared
 from gateway.relay.replies import CallReply
 from gateway.relay.server_requests import answer_with, asked_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream

@@ -1,9 +1,9 @@
 """Send and answer calls that repeat an earlier call, with the decision that was made on that one.
 
 A call that took the general way (`gateway.relay.call`) leaves a `FastPath` with the head of its request: the decision,
-and the form of its frame. `FastPath.begin` sends the next such call, if all that the decision depends on still holds.
-Its answer is written in the turn of the event loop in which the server answers. No rule of the general way is repeated
-here: what may have changed is asked from its owner, or its change has raised `LiveSession.version`.
+and the template of its frame. `FastPath.begin` sends the next such call, if all that the decision depends on still
+holds. Its answer is written in the turn of the event loop in which the server answers. No rule of the general way is
+repeated here: what may have changed is asked from its owner, or its change has raised `LiveSession.version`.
 
 A call with anything unusual takes the general way from its beginning, as long as its frame is not written. Afterwards
 it falls back (`FastCall.fall_back`): it becomes the exchange that the general way would have made, and goes on as that.
@@ -35,7 +35,7 @@ from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.admission import AdmittedTool, Route
-from gateway.relay.frame_form import FrameForm, Prepared
+from gateway.relay.frame_template import FrameTemplate, Prepared
 from gateway.relay.replies import record_whole
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
@@ -158,7 +158,7 @@ class FastPaths:
         prepared = self.way.prepared(decided, route, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
             return None
-        frame = FrameForm.of(prepared, who.correlation)
+        frame = FrameTemplate.of(prepared, who.correlation)
         if frame is None:
             return None
         usual_s = min(_USUAL_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
@@ -236,7 +236,7 @@ class FastPath:
         route: Route,
         who: RequestContext,
         request: Request,
-        frame: FrameForm,
+        frame: FrameTemplate,
         prepared: Prepared,
         usual_s: float,
     ) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.context.session_facts import CONTEXT_KEY
-from gateway.relay.frame_form import FrameForm, Prepared
+from gateway.relay.frame_template import FrameTemplate, Prepared
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call
 from transports.jsonrpc import Object, encode
@@ -59,7 +59,7 @@ def test_frames_are_those_of_an_exchange(
         more.pop(name, None)
     params.pop("arguments", None)
     fixed = raws({"name": "tool%d", **params, **({} if arguments is None else {"arguments": {}})})
-    form = FrameForm.of(Prepared(exchange, fixed, meta_of(more, first, tokens and tokens[0]), None), first)
+    form = FrameTemplate.of(Prepared(exchange, fixed, meta_of(more, first, tokens and tokens[0]), None), first)
     if form is None:
         return
     given = fixed if arguments is None else fixed | raws({"arguments": arguments})
@@ -75,7 +75,7 @@ TRACES = [f"00-{each * 32}-{each * 16}-00" for each in "12"]
 def test_a_usual_request_has_a_form(token: str | None, first: str, then: str) -> None:
     meta = meta_of({"a": "100 %", "traceparent": first}, "0" * 32, token)
     prepared = Prepared(a_call(), raws({"name": "t", "arguments": {}}), meta, None, first)
-    form = FrameForm.of(prepared, "0" * 32)
+    form = FrameTemplate.of(prepared, "0" * 32)
     assert form is not None
     frame = msgspec.json.decode(form.frame(5, b'{"b":"%s"}', "1" * 32, then.encode()))
     assert frame["params"]["_meta"]["traceparent"] == then
@@ -97,4 +97,4 @@ def test_a_usual_request_has_a_form(token: str | None, first: str, then: str) ->
 def test_a_request_in_which_the_places_are_not_clear_has_none(
     params: dict[str, object], more: dict[str, object]
 ) -> None:
-    assert FrameForm.of(Prepared(a_call(), raws(params), meta_of(more, "0" * 32), None), "0" * 32) is None
+    assert FrameTemplate.of(Prepared(a_call(), raws(params), meta_of(more, "0" * 32), None), "0" * 32) is None

@@ -1,4 +1,4 @@
-"""Make frames for a server from a form with holes for number, arguments, correlation id and trace. Pure."""
+"""Make frames for a server from a template with holes for number, arguments, correlation id and trace. Pure."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from transports.jsonrpc import Object
 
-__all__ = ["FrameForm", "Prepared"]
+__all__ = ["FrameTemplate", "Prepared"]
 
 _NUMBER: Final = 7_770_777
 _ARGUMENTS: Final = b'{"the":"arguments"}'
@@ -27,17 +27,17 @@ class Prepared(NamedTuple):
     trace: str = ""
 
 
-class FrameForm:
+class FrameTemplate:
     """A frame with holes. Filled, it equals the frame that `Exchange.frame` makes with the same values."""
 
-    __slots__ = ("_form",)
+    __slots__ = ("_template",)
 
-    def __init__(self, form: bytes) -> None:
-        self._form = form
+    def __init__(self, template: bytes) -> None:
+        self._template = template
 
     @classmethod
-    def of(cls, prepared: Prepared, correlation: str) -> "FrameForm | None":
-        """Return the form of a request that has this correlation id. None if the holes cannot be located for certain.
+    def of(cls, prepared: Prepared, correlation: str) -> "FrameTemplate | None":
+        """Return the template of a request with this correlation id. None if the holes cannot be located for certain.
         The number of the request is also its progress token for the server, if it has one."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
         params, holes = prepared.params, 0
@@ -57,10 +57,10 @@ class FrameForm:
             frame = frame.replace(trace.encode(), _TRACE)
         if (frame.count(number), frame.count(_ARGUMENTS), frame.count(known)) != (numbers, holes, 1):
             return None
-        form = frame.replace(b"%", b"%%").replace(number, b"%(n)d").replace(_TRACE, b"%(t)b")
-        return cls(form.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
+        template = frame.replace(b"%", b"%%").replace(number, b"%(n)d").replace(_TRACE, b"%(t)b")
+        return cls(template.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
-        """Return the frame with these values in the holes. `arguments` must not have a line break. A form without
+        """Return the frame with these values in the holes. `arguments` must not have a line break. A template without
         arguments ignores them."""
-        return self._form % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}
+        return self._template % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}
