@@ -131,7 +131,7 @@ class Frozen(BaseModel):
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
 _OF_EACH_REQUEST: Final = frozenset({"content-length", "traceparent"})
-"""Requests that differ in these alone are taken for alike (`transports.inbound.remembered_heads`)."""
+"""Requests that differ in these alone are taken for alike (`transports.inbound.head_cache`)."""
 
 
 def fault_of_header(name: str) -> str:

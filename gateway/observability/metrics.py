@@ -16,8 +16,8 @@ from gateway.errors import ArgumentFault
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.hand_over import OUTCOMES as HAND_OVERS
+from transports.inbound.head_cache import OUTCOMES
 from transports.inbound.limits import Limited, Refusals
-from transports.inbound.remembered_heads import OUTCOMES
 
 __all__ = [
     "BUCKETS_S",

@@ -26,9 +26,9 @@ from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_
 from gateway.serving.workers import bound_socket, inherited_listener, report_ready, url_of, worker_number
 from transports.inbound.connections import Connections
 from transports.inbound.hand_over import MOST_MOVES, TAKEN
+from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http_connection import http_connections
 from transports.inbound.limits import room_for_connections
-from transports.inbound.remembered_heads import ConnectionMemory
 from transports.tasks import Tasks
 
 __all__ = ["HandedConnections", "opened", "serve"]

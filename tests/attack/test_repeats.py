@@ -9,7 +9,7 @@ import pytest
 from tests.attack.fuzz.repeats import Conversation, conversation, differences
 from tests.requirements import requirement
 from transports.inbound.begun_post import BegunPost
-from transports.inbound.remembered_heads import RememberedHeads
+from transports.inbound.head_cache import RememberedHeads
 
 pytestmark = requirement("hot.memory")
 

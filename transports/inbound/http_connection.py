@@ -17,8 +17,8 @@ from transports.inbound.connections import Connections, CycleTransport, Leaving,
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.hand_over import HandOver, Siblings
+from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.limits import Limited
-from transports.inbound.remembered_heads import ConnectionMemory
 from transports.inbound.repeats import Repeats
 
 __all__ = ["HeadBytes", "HttpConnection", "http_connections"]

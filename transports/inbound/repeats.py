@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.event_stream import stream_headers, whole_stream
-from transports.inbound.remembered_heads import (
+from transports.inbound.head_cache import (
     MAX_HEAD_BYTES,
     REPEATS,
     ConnectionMemory,

@@ -15,6 +15,7 @@ from transports.era import LEGACY, MODERN
 from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
+from transports.inbound.head_cache import REPEATS
 from transports.inbound.http import (
     ClientWatch,
     Guard,
@@ -30,7 +31,6 @@ from transports.inbound.http import (
 from transports.inbound.limits import MAX_LABEL_CHARS, Bodies, HeldBody, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import BATCHES, Head, Posts, Sizes, check_post, check_version, is_batch, preflight
-from transports.inbound.remembered_heads import REPEATS
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame

@@ -21,9 +21,9 @@ from uvicorn.server import ServerState
 
 from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.connections import Connections
+from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.limits import Limits
-from transports.inbound.remembered_heads import REPEATS, ConnectionMemory
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = [

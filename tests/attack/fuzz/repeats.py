@@ -19,10 +19,10 @@ from uvicorn.server import ServerState
 from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.connections import Connections
 from transports.inbound.event_stream import StreamTimes
+from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.http_connection import HttpConnection
 from transports.inbound.limits import Bodies, Limits
-from transports.inbound.remembered_heads import ConnectionMemory
 from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.reply_queue import Frame, ReplyQueue

@@ -12,10 +12,10 @@ import pytest
 from tests.requirements import requirement
 from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.event_stream import StreamTimes
+from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts, Sizes
-from transports.inbound.remembered_heads import REPEATS, ConnectionMemory
 from transports.inbound.repeats import Repeats
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, Request
 from transports.reply_queue import Frame, ReplyQueue

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.remembered_heads import (
+from transports.inbound.head_cache import (
     LEAST_MEMORY_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADS,

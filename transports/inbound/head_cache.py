@@ -113,7 +113,7 @@ class Template(msgspec.Struct, frozen=True):
         return 2_500 + 2 * sum(map(len, self.parts)) + 120 * self.headers
 
 
-class Found(msgspec.Struct, Generic[T], frozen=True):
+class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
     """A repeated head: what is known of it, its size and that of its body in bytes, and its trace."""
 
     known: "KnownHead[T]"
@@ -232,11 +232,11 @@ class RememberedHeads(Generic[T]):
     def __len__(self) -> int:
         return len(self._known)
 
-    def match(self, data: bytes) -> Found[T] | None:
+    def match(self, data: bytes) -> HeadMatch[T] | None:
         """Return the remembered head with which these bytes begin; None if it is not known or not complete."""
         last = self._last
         if last is not None and (read := last.template.read(data)) is not None:
-            return Found(last, *read)
+            return HeadMatch(last, *read)
         end = data.find(_END, 0, MAX_HEAD_BYTES)
         key = self._key(data[: end + len(_END)]) if end >= 0 else None
         if key is None:
@@ -245,7 +245,7 @@ class RememberedHeads(Generic[T]):
         if known is None or (read := known.template.read(data)) is None:
             return None
         self._keep(key, known)
-        return Found(known, *read)
+        return HeadMatch(known, *read)
 
     def _key(self, head: bytes) -> _Key | None:
         cut = _cut(head)
