@@ -19,7 +19,7 @@ from transports.inbound.h11_connection import H11Connection
 from transports.inbound.hand_over import HandOver, Siblings
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.limits import Limited
-from transports.inbound.repeats import Repeats
+from transports.inbound.repeated_requests import RepeatedRequests
 
 __all__ = ["HeadBytes", "HttpConnection", "http_connections"]
 
@@ -117,7 +117,7 @@ class HttpConnection(HttpToolsProtocol):
         if hand_over is not None and hand_over.moves:
             self._heads = 1  # it has had a request, so that it may be idle for as long as any other
         self.access_log = False  # even if its logger has listeners: requests with remembered heads are not logged
-        self._repeats = Repeats(self, memory)
+        self._repeated = RepeatedRequests(self, memory)
 
     # -- the connection
 
@@ -125,7 +125,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         where = (self.client[0] if self.client else "", self.scheme or "")
         # Among workers, the first request of a connection decides which of them gets it. So no heads are shared.
-        self._repeats.come_from(where if self._hand_over is None else (*where, str(id(self))))
+        self._repeated.come_from(where if self._hand_over is None else (*where, str(id(self))))
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
         if not self._is_watched():
             self.transport.abort()
@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.leave(self)
-        self._repeats.forget()
+        self._repeated.forget()
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
@@ -154,7 +154,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._last_words is not None or self._leaving.has_begun or self.transport.is_closing():
             self._leaving.drop(len(data), self.flow)
             return
-        if not self._repeats.take(data):
+        if not self._repeated.take(data):
             self.parse(data)
 
     def parse(self, data: bytes) -> None:
@@ -216,7 +216,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_body = True
         self._body_bytes = self._overhead = 0
         super().on_headers_complete()
-        self._repeats.parsed(self.scope, self.headers)
+        self._repeated.parsed(self.scope, self.headers)
 
     def _check_head(self) -> None:
         method, version = self.parser.get_method().decode("ascii"), self.parser.get_http_version()
@@ -255,7 +255,7 @@ class HttpConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         cycle.transport = self._of_cycles
-        super()._start_asgi_task(cycle, self._repeats.app(app))
+        super()._start_asgi_task(cycle, self._repeated.app(app))
 
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
@@ -291,7 +291,7 @@ class HttpConnection(HttpToolsProtocol):
     # -- the end
 
     def shutdown(self) -> None:
-        self._repeats.give_up()
+        self._repeated.give_up()
         super().shutdown()
 
     def _close_after_response(self) -> None:
@@ -357,19 +357,19 @@ class HttpConnection(HttpToolsProtocol):
             return Phase.LEAVING, 0
         if self.flow.read_paused or self._last_words is not None:
             return Phase.BUSY, 0
-        heads, received = self._heads + self._repeats.requests, self._repeats.received
+        heads, received = self._heads + self._repeated.requests, self._repeated.received
         if self._in_head or not heads:
             return Phase.HEAD, heads
         if self._in_body or received is not None:
             return Phase.BODY, (heads << 40) + ((self._body_bytes if received is None else received) >> _PROGRESS_BITS)
-        return (Phase.BUSY if self._is_answering() or self._repeats.is_answering else Phase.IDLE), heads
+        return (Phase.BUSY if self._is_answering() or self._repeated.is_answering else Phase.IDLE), heads
 
     def unsent(self) -> int:
         return self.transport.get_write_buffer_size()
 
     def cut(self, kind: Limited | None) -> None:
-        if self._repeats.received is not None:
-            self._repeats.give_up()
+        if self._repeated.received is not None:
+            self._repeated.give_up()
         if kind is Limited.WRITE_TIME or self._leaving.has_begun:
             if kind is not None:
                 self._others.refusals[kind] += 1
@@ -392,7 +392,7 @@ def _too_long(limit: int) -> BadRequest:
 
 def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
     """Hand a connection to h11, which reads it from the beginning of `head` on."""
-    connection._repeats.forget()
+    connection._repeated.forget()
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state
     successor = H11Connection(config, state, app_state, connection.loop, connections=others)

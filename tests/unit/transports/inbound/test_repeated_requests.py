@@ -16,7 +16,7 @@ from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts, Sizes
-from transports.inbound.repeats import Repeats
+from transports.inbound.repeated_requests import RepeatedRequests
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, Request
 from transports.reply_queue import Frame, ReplyQueue
 
@@ -47,7 +47,7 @@ class Wire:
         self.parsed: list[bytes] = []
         self.finished: list[BegunPost] = []
         self.counts = Counter[str]()
-        self.repeats = Repeats(self, ConnectionMemory(self.counts, lambda: self.serves, Limits()))
+        self.repeats = RepeatedRequests(self, ConnectionMemory(self.counts, lambda: self.serves, Limits()))
         self.replies = ReplyQueue()
         self.answer: Any = SimpleNamespace(
             is_doubtful=False, headers=[], replies=self.replies, cancel=lambda reason: None, done=self.done

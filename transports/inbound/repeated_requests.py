@@ -28,7 +28,7 @@ from transports.inbound.response_heads import JsonHeads, StreamHeads, whole_body
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
 
-__all__ = ["Repeats"]
+__all__ = ["RepeatedRequests"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ServerState(Protocol):
 
 
 class Connection(Protocol):
-    """The parts of a client's connection that `Repeats` uses."""
+    """The parts of a client's connection that `RepeatedRequests` uses."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -65,7 +65,7 @@ class Connection(Protocol):
         """Return True if every request has its answer, no byte of a next one has arrived, and one may come."""
 
 
-class Repeats:
+class RepeatedRequests:
     """Serve the requests of one connection that repeat an earlier head, one at a time. Without `memory`, none are."""
 
     __slots__ = (
