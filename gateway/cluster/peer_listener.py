@@ -1,8 +1,8 @@
 """Serve the requests that other replicas forward to this one, the owner of their sessions.
 
-A POST is begun on arrival, without a task and without ASGI. A call that differs from an earlier one with the same HTTP
-head only in id, progress token and arguments takes the fast path. An answer that is one small JSON message is sent as
-one frame. The endpoint's ASGI app serves all else, in a task. `peer_requests.py` is the sender's side.
+A POST is started on arrival, without a task and without ASGI. A call that differs from an earlier one with the same
+HTTP head only in id, progress token and arguments takes the fast path. An answer that is one small JSON message is sent
+as one frame. The endpoint's ASGI app serves all else, in a task. `peer_requests.py` is the sender's side.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from gateway.cluster.ownership import Forwarded
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal
-from transports.inbound.begun_post import BegunPost, RepeatedHead
-from transports.inbound.begun_post import Endpoint as Beginning
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.posts import Head, Posts, is_batch
+from transports.inbound.started_post import Endpoint as Beginning
+from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Memory, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
@@ -116,10 +116,10 @@ class PeerListener:
                 logger.exception("a forwarded request failed")
                 call.end(b"r", Refusal.SEEN.value.encode())
 
-    def _learn(self, repeated: RepeatedHead, begun: BegunPost) -> None:
+    def _learn(self, repeated: RepeatedHead, post: StartedPost) -> None:
         """Let calls like a POST that was answered in one piece take the fast path from now on. Channels keep more heads
         than may have fast paths. So the head that got its first one earliest loses all of its paths."""
-        if not repeated.learn(begun) or repeated in self._with_paths:
+        if not repeated.learn(post) or repeated in self._with_paths:
             return
         if len(self._with_paths) >= _MOST_WITH_PATHS:
             oldest = next(iter(self._with_paths))
@@ -133,9 +133,9 @@ async def _nothing() -> None:
 
 
 class KnownCommon:
-    """The facts about all calls with one HTTP head. `head` is None if such calls cannot be begun on arrival, or if the
-    head is refused: then the endpoint's app answers. `repeated` keeps the fast paths of the head; None until the second
-    call."""
+    """The facts about all calls with one HTTP head. `head` is None if such calls cannot be started on arrival, or if
+    the head is refused: then the endpoint's app answers. `repeated` keeps the fast paths of the head; None until the
+    second call."""
 
     __slots__ = ("_principal", "common", "endpoint", "has_come", "head", "repeated")
 
@@ -197,7 +197,7 @@ class ForwardedPost:
     """One forwarded request, while its endpoint serves it. `start` begins it. `learn` gets each POST that was answered
     in one piece, with the fast paths of its head."""
 
-    __slots__ = """_agreeing _begun _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
+    __slots__ = """_agreeing _post _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
         _known _learn _response _tasks""".split()
 
     def __init__(
@@ -207,7 +207,7 @@ class ForwardedPost:
         known: KnownCommon,
         endpoint: Endpoint,
         tasks: Tasks,
-        learn: Callable[[RepeatedHead, BegunPost], None],
+        learn: Callable[[RepeatedHead, StartedPost], None],
     ) -> None:
         self._call = call
         self._known = known
@@ -216,8 +216,8 @@ class ForwardedPost:
         self._tasks = tasks
         self._learn = learn
         self._context = Context()
-        self._fast: CallInFlight | None = None  # in place of `_begun`, while the request is on the fast path
-        self._begun: BegunPost | None = None
+        self._fast: CallInFlight | None = None  # in place of `_post`, while the request is on the fast path
+        self._post: StartedPost | None = None
         self._agreeing: asyncio.Future[None] | None = None
         self._has_started = self._is_waiting = self._is_given = False
         self._gone: asyncio.Future[None] | None = None
@@ -234,11 +234,11 @@ class ForwardedPost:
         if head is None or call.goes_on or is_batch(call.body):
             self._finish()
             return
-        self._begun = begun = self._context.run(BegunPost, self._endpoint, self._endpoint.posts, head, call.body, [])
-        if begun.has_failed or begun.is_no_request:
+        self._post = post = self._context.run(StartedPost, self._endpoint, self._endpoint.posts, head, call.body, [])
+        if post.has_failed or post.is_no_request:
             self._finish()
         else:
-            begun.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
+            post.wait(lambda work: self._context.run(self._tasks.spawn, work)).add_done_callback(self._waited)
             asyncio.get_running_loop().call_soon(self._wait)  # after all steps that need no waiting
 
     def _begin_fast(self) -> bool:
@@ -270,8 +270,8 @@ class ForwardedPost:
 
     def _wait(self) -> None:
         """Tell the sender that the request has to wait: it is not sent to a server yet, even if this process dies."""
-        begun = self._begun
-        if begun is None or begun.answer is not None or begun.has_failed:
+        post = self._post
+        if post is None or post.answer is not None or post.has_failed:
             return  # the request is over, or about to be
         if not self._has_started and not self._is_waiting:
             self._is_waiting = True
@@ -299,50 +299,50 @@ class ForwardedPost:
         try:
             head = known.head_of(self._facts, known.forwarded(self._facts, self.started))
             assert known.repeated is not None and head is not None
-            self._begun = begun = self._context.run(known.repeated.resumed, call.body, head, began, become)
+            self._post = post = self._context.run(known.repeated.resumed, call.body, head, began, become)
         except Exception:  # the call was sent, so it must not begin again
             logger.exception("a call cannot go on in the usual way")
             call.end(b"r", Refusal.SEEN.value.encode())
             return
-        assert begun.answer is not None
-        self._context.run(begun.answer.replies.when_ready, self._ready, begun.quiet_at or 0.0)
+        assert post.answer is not None
+        self._context.run(post.answer.replies.when_ready, self._ready, post.quiet_at or 0.0)
 
     # -- the answer, where it is one small message
 
     def _waited(self, _: asyncio.Task[None]) -> None:
-        begun = self._begun
-        if begun is None:
+        post = self._post
+        if post is None:
             return
-        if begun.answer is None or not begun.quiet_at or begun.answer.replies.first is not None:
+        if post.answer is None or not post.quiet_at or post.answer.replies.first is not None:
             self._answer()
         else:
-            begun.answer.replies.when_ready(self._ready, begun.quiet_at)
+            post.answer.replies.when_ready(self._ready, post.quiet_at)
 
     def _ready(self, is_quiet: bool) -> None:
         """Answer, because a frame has come, or none for too long (`is_quiet`), or none will."""
-        if self._begun is None:
+        if self._post is None:
             return  # a task serves the request by now
         if is_quiet:
-            self._begun.went_quiet()
+            self._post.went_quiet()
         self._answer()
 
     def _answer(self) -> None:
-        begun = self._begun
-        assert begun is not None
+        post = self._post
+        assert post is not None
         try:
-            whole = _whole(begun)
+            whole = _whole(post)
         except Exception:
             logger.exception("an answer cannot be sent at once")
             whole = None
         if whole is None:
             self._finish()
             return
-        self._begun = None
+        self._post = None
         self._call.end(b"a", whole)
         try:
-            begun.answered()
+            post.answered()
             if (repeated := self._known.repeated) is not None:
-                self._learn(repeated, begun)
+                self._learn(repeated, post)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
@@ -356,21 +356,21 @@ class ForwardedPost:
             self._gone.set_result(None)
         if self._fast is not None:
             self._fast.fall_back()
-        if self._begun is not None:
+        if self._post is not None:
             self._finish()
 
     def _finish(self) -> None:
-        begun, self._begun = self._begun, None
-        self._context.run(self._tasks.spawn, self._serve(begun))
+        post, self._post = self._post, None
+        self._context.run(self._tasks.spawn, self._serve(post))
 
-    async def _serve(self, begun: BegunPost | None) -> None:
+    async def _serve(self, post: StartedPost | None) -> None:
         known, call = self._known, self._call
         try:
             scope = known.scope(self._facts, known.forwarded(self._facts, self.started))
-            if begun is None:
+            if post is None:
                 await self._endpoint(scope, self._receive, self._send)
             else:
-                await begun.finish(scope, self._receive, self._send)
+                await post.finish(scope, self._receive, self._send)
         except OwnedByPeer:
             call.end(b"m")
         except Exception:
@@ -423,13 +423,13 @@ class ForwardedPost:
             self._response = b""
 
 
-def _whole(begun: BegunPost) -> bytes | None:
+def _whole(post: StartedPost) -> bytes | None:
     """Return the frame for an answer that has come, and is one small JSON message. None: any other answer."""
-    answer = begun.answer
+    answer = post.answer
     frame = None if answer is None else answer.replies.first
-    if answer is None or frame is None or not frame.final or not begun.quiet_at or answer.is_doubtful:
+    if answer is None or frame is None or not frame.final or not post.quiet_at or answer.is_doubtful:
         return None
-    return None if len(frame.data) > SMALL_BYTES else _answer_of(begun.status(frame), frame.data, answer.headers)
+    return None if len(frame.data) > SMALL_BYTES else _answer_of(post.status(frame), frame.data, answer.headers)
 
 
 def _answer_of(status: int, message: bytes, headers: HeaderList) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.attack.fuzz.repeats import Conversation, conversation, differences
 from tests.requirements import requirement
-from transports.inbound.begun_post import BegunPost
 from transports.inbound.head_cache import RememberedHeads
+from transports.inbound.started_post import StartedPost
 
 pytestmark = requirement("hot.memory")
 
@@ -114,12 +114,12 @@ def test_small_and_large_bodies_are_for_the_parser() -> None:
 
 
 def test_the_comparison_finds_a_body_that_is_read_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = BegunPost.__init__
+    begin = StartedPost.__init__
 
-    def wrong(self: BegunPost, endpoint: Any, posts: Any, head: Any, body: bytes, shared: Any) -> None:
+    def wrong(self: StartedPost, endpoint: Any, posts: Any, head: Any, body: bytes, shared: Any) -> None:
         begin(self, endpoint, posts, head, body.replace(b"echo", b"ecxo"), shared)
 
-    monkeypatch.setattr(BegunPost, "__init__", wrong)
+    monkeypatch.setattr(StartedPost, "__init__", wrong)
     assert differences(Conversation(pieces=(request("now"),) * 3, requests=3))[0] != []
 
 

@@ -15,8 +15,8 @@ from weakref import WeakSet, WeakValueDictionary
 
 import msgspec
 
-from transports.inbound.begun_post import RepeatedHead
 from transports.inbound.limits import SMALL_BODY_BYTES, Limits
+from transports.inbound.started_post import RepeatedHead
 from transports.inbound_port import HeaderList
 
 __all__ = [

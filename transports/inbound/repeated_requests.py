@@ -1,7 +1,7 @@
 """Serve the requests of one connection that repeat an earlier head, without parser and ASGI.
 
 `HttpConnection` reads everything else. A request that turns out to be unusual goes on in the usual way, with parser and
-ASGI: its bytes are parsed, and the task that this starts takes over the steps that were begun.
+ASGI: its bytes are parsed, and the task that this starts takes over the steps that were started.
 docs/adr/0012-the-http-edge.md
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol
 
-from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.event_stream import stream_headers, whole_stream
 from transports.inbound.head_cache import (
     MAX_HEAD_BYTES,
@@ -25,6 +24,7 @@ from transports.inbound.head_cache import (
     SharedHeads,
 )
 from transports.inbound.response_heads import JsonHeads, StreamHeads, whole_body
+from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
 
@@ -69,8 +69,8 @@ class RepeatedRequests:
     """Serve the requests of one connection that repeat an earlier head, one at a time. Without `memory`, none are."""
 
     __slots__ = (
-        *("_begun", "_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known"),
-        *("_memory", "_missing", "_new", "_resumed", "_stream", "_trace", "requests"),
+        *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_memory"),
+        *("_missing", "_new", "_resumed", "_started", "_stream", "_trace", "requests"),
     )
 
     def __init__(self, connection: Connection, memory: ConnectionMemory | None) -> None:
@@ -88,10 +88,10 @@ class RepeatedRequests:
         self._body: bytes | bytearray = b""
         self._trace = b""
         self._head_bytes = self._missing = 0
-        self._begun: BegunPost | None = None
-        self._fast: CallInFlight | None = None  # in place of `_begun`, while the request is on the fast path
+        self._started: StartedPost | None = None
+        self._fast: CallInFlight | None = None  # in place of `_started`, while the request is on the fast path
         self._context: Context | None = None
-        self._resumed: BegunPost | None = None  # the POST that the next task takes over
+        self._resumed: StartedPost | None = None  # the POST that the next task takes over
 
     def come_from(self, where: tuple[str, ...]) -> None:
         """Share remembered heads with the other connections from `where`: the client's address, and the scheme."""
@@ -108,13 +108,13 @@ class RepeatedRequests:
     @property
     def is_answering(self) -> bool:
         """Return True while a request is served here."""
-        return self._begun is not None or self._fast is not None
+        return self._started is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
         """Read data that has arrived. Return False if it is for the parser, which has all bytes before it."""
         if self._missing:
             return self._take_body(data)
-        if self._begun is not None or self._fast is not None:
+        if self._started is not None or self._fast is not None:
             self.give_up("pipelined")
             return False
         self._new = None
@@ -187,58 +187,58 @@ class RepeatedRequests:
         assert self._known is not None
         # The context of a request, as its task would have one: log lines have the correlation id from there.
         self._context = context = Context()
-        self._begun = begun = context.run(self._known.remembered.begin, body, self._trace)
-        if begun is None or begun.is_no_request:
+        self._started = started = context.run(self._known.remembered.begin, body, self._trace)
+        if started is None or started.is_no_request:
             self._resume("no_request")
-        elif begun.has_failed:
-            self._go_on(begun)
+        elif started.has_failed:
+            self._go_on(started)
         else:
             # In a task of its own, with the context of the request.
-            waiting = begun.wait(functools.partial(self._spawn, context=context))
-            waiting.add_done_callback(functools.partial(self._waited, begun))
+            waiting = started.wait(functools.partial(self._spawn, context=context))
+            waiting.add_done_callback(functools.partial(self._waited, started))
 
-    def _waited(self, begun: BegunPost, waiting: asyncio.Task[None]) -> None:
+    def _waited(self, started: StartedPost, waiting: asyncio.Task[None]) -> None:
         """Go on after the handler's decision, unless another task has taken over the request."""
-        if begun is self._begun:
-            self._go_on(begun)
+        if started is self._started:
+            self._go_on(started)
 
-    def _go_on(self, begun: BegunPost) -> None:
+    def _go_on(self, started: StartedPost) -> None:
         """Go on with the answer, whose frames may still be missing, or with the failure of the request."""
-        if begun.answer is None:
+        if started.answer is None:
             assert self._known is not None
-            if not begun.is_elsewhere:
+            if not started.is_elsewhere:
                 self._heads.forget(self._known.template)  # the next one is served from its beginning
             self._resume("refused")
-        elif not begun.quiet_at:
+        elif not started.quiet_at:
             self._resume("streamed")
-        elif begun.answer.replies.first is not None:
-            self._answer(begun)
+        elif started.answer.replies.first is not None:
+            self._answer(started)
         else:
-            begun.answer.replies.when_ready(functools.partial(self._ready, begun), begun.quiet_at)
+            started.answer.replies.when_ready(functools.partial(self._ready, started), started.quiet_at)
 
-    def _ready(self, begun: BegunPost, is_quiet: bool) -> None:  # the queue calls it
+    def _ready(self, started: StartedPost, is_quiet: bool) -> None:  # the queue calls it
         """Go on with an answer: a frame has come, or none came in time (`is_quiet`), or none will come."""
-        if begun is not self._begun:
+        if started is not self._started:
             return  # a task has taken it over
         if is_quiet:
-            begun.went_quiet()
-        self._answer(begun)
+            started.went_quiet()
+        self._answer(started)
 
-    def _answer(self, begun: BegunPost) -> None:
+    def _answer(self, started: StartedPost) -> None:
         """Write the answer if all its frames have arrived; else finish the request with parser and ASGI."""
         connection, parts = self._connection, None
-        if begun.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
-            parts = self._whole(begun)
+        if started.quiet_at and not connection.flow.write_paused and not connection.transport.is_closing():
+            parts = self._whole(started)
         if parts is None:
             self._resume("streamed")
             return
         assert self._known is not None
         known = self._known.remembered
-        self._begun = self._context = None
+        self._started = self._context = None
         self._write("direct", *parts)
         try:
-            begun.answered()
-            known.learn(begun)
+            started.answered()
+            known.learn(started)
         except Exception:
             logger.exception("an answer was sent, and could not be recorded")
 
@@ -308,19 +308,19 @@ class RepeatedRequests:
         try:
             assert self._known is not None
             known = self._known.remembered
-            self._begun = begun = context.run(known.resumed, body, known.head_with(self._trace), began, become)
+            self._started = started = context.run(known.resumed, body, known.head_with(self._trace), began, become)
         except Exception:  # the call was sent, so it cannot begin again: its client learns that there is no answer
             logger.exception("a call cannot go on in the usual way")
             self._context = None
             self._clear()
             self._connection.transport.close()
             return
-        assert begun.answer is not None
-        context.run(begun.answer.replies.when_ready, functools.partial(self._ready, begun), begun.quiet_at or 0.0)
+        assert started.answer is not None
+        context.run(started.answer.replies.when_ready, functools.partial(self._ready, started), started.quiet_at or 0.0)
 
-    def _whole(self, begun: BegunPost) -> tuple[bytes, bytes] | None:
+    def _whole(self, started: StartedPost) -> tuple[bytes, bytes] | None:
         """Return the head and the body of a response whose frames have all arrived; None if it cannot be made here."""
-        answer = begun.answer
+        answer = started.answer
         frame = None if answer is None else answer.replies.first
         if answer is None or frame is None or answer.is_doubtful:
             return None
@@ -328,10 +328,10 @@ class RepeatedRequests:
         try:
             if frame.final:
                 size = len(frame.data)
-                head = self._json.head(begun.status(frame), defaults, begun.json_headers(answer), size)
+                head = self._json.head(started.status(frame), defaults, started.json_headers(answer), size)
                 return None if head is None else (head, frame.data)
-            head = self._stream.head(defaults, begun.stream_headers(answer))
-            events = None if head is None else begun.stream(answer)
+            head = self._stream.head(defaults, started.stream_headers(answer))
+            events = None if head is None else started.stream(answer)
             return None if head is None or events is None else (head, whole_body(events))
         except Exception:
             logger.exception("an answer cannot be written at once")
@@ -356,20 +356,20 @@ class RepeatedRequests:
             return
         if self._fast is not None:
             self._fast.fall_back()
-        if self._begun is not None:
+        if self._started is not None:
             self._resume(why)
 
     def _resume(self, why: Outcome) -> None:
-        """Parse the request's bytes. The task that this starts takes over the steps that were begun."""
+        """Parse the request's bytes. The task that this starts takes over the steps that were started."""
         assert self._memory is not None
         self._memory.counts[why] += 1
-        self._resumed, self._begun = self._begun, None
+        self._resumed, self._started = self._started, None
         context, self._context = self._context or Context(), None
         context.run(self._connection.parse, self._take_bytes())
         if self._resumed is not None:
-            logger.error("a request that was begun cannot be parsed")
-            begun, self._resumed = self._resumed, None
-            self._spawn(_logged(begun.drop()))
+            logger.error("a request that was started cannot be parsed")
+            started, self._resumed = self._resumed, None
+            self._spawn(_logged(started.drop()))
 
     def _take_bytes(self) -> bytes:
         data = self._first + self._body if self._body else self._first
@@ -381,12 +381,12 @@ class RepeatedRequests:
         self._first = self._body = b""
 
     def app(self, app: Any) -> Any:
-        """Return the ASGI app for a request that starts: `app`, or the one that finishes a begun request."""
-        begun, self._resumed = self._resumed, None
-        return app if begun is None else begun.finish
+        """Return the ASGI app for a request that starts: `app`, or the one that finishes a started request."""
+        started, self._resumed = self._resumed, None
+        return app if started is None else started.finish
 
     def forget(self) -> None:
-        """Forget all heads, because the connection has ended. A begun request goes on as if its client had left."""
+        """Forget all heads, because the connection has ended. A started request goes on as if its client had left."""
         if self._missing:
             self._missing = 0
             self._clear()

@@ -13,7 +13,6 @@ import msgspec
 
 from transports.era import LEGACY, MODERN
 from transports.inbound.batch import Batches, BatchResponse
-from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.event_stream import KEEPALIVE_S, StreamTimes, follow, next_or_quiet, stream_answer
 from transports.inbound.head_cache import REPEATS
 from transports.inbound.http import (
@@ -31,6 +30,7 @@ from transports.inbound.http import (
 from transports.inbound.limits import MAX_LABEL_CHARS, Bodies, HeldBody, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import BATCHES, Head, Posts, Sizes, check_post, check_version, is_batch, preflight
+from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
@@ -70,8 +70,8 @@ class StreamableHttp:
         self._times = times
         self._forwarder = forwarder
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, begun: BegunPost | None = None) -> None:
-        """Serve a request. `begun` is a POST of which some steps were taken before."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, started: StartedPost | None = None) -> None:
+        """Serve a request. `started` is a POST of which some steps were taken before."""
         held: HeldBody | None = None
         headers: dict[str, str] = {}
         try:
@@ -81,9 +81,9 @@ class StreamableHttp:
                 send = readable_by(send, headers["origin"])
             head = self.posts.head(scope, headers)
             body = b""
-            if begun is not None:
+            if started is not None:
                 await receive()  # the body, which was read already, or the end of the connection
-                body = begun.body
+                body = started.body
             elif scope["method"] == "POST":
                 check_post(headers)
                 held = HeldBody(self._bodies, lambda: head.client)
@@ -91,7 +91,7 @@ class StreamableHttp:
                 if read is None:
                     return
                 body = read
-            await self._serve_somewhere(scope, head, body, receive, send, begun)
+            await self._serve_somewhere(scope, head, body, receive, send, started)
         except Refused as refused:
             await self._refuse(send, headers, refused)
         except OwnedByPeer:
@@ -102,8 +102,8 @@ class StreamableHttp:
         finally:
             if held is not None:
                 held.give_back()
-            if begun is not None:
-                await begun.drop()
+            if started is not None:
+                await started.drop()
 
     async def _refuse(
         self, send: Send, headers: Mapping[str, str], why: Refused, request_id: bytes = b"null", again: bool = False
@@ -117,13 +117,13 @@ class StreamableHttp:
             await self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes))
 
     async def _serve_somewhere(
-        self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None
+        self, scope: Scope, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None
     ) -> None:
         """Serve the request here or at the owner of its session. Forwarded requests are not forwarded again."""
         for _ in range(_MOST_TRIES):
             try:
                 if scope["method"] == "POST":
-                    self._offer(scope, head, is_plain=await self._post(head, body, receive, send, begun))
+                    self._offer(scope, head, is_plain=await self._post(head, body, receive, send, started))
                 else:
                     await self._serve(scope["method"], head, receive, send)
                 return
@@ -134,7 +134,7 @@ class StreamableHttp:
                 if there is None:
                     self._offer(scope, head, is_plain=scope.get("mcp.relayed", False))
                     return
-                send, begun = there, None
+                send, started = there, None
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
         if not head.again:
             raise _moved()
@@ -163,19 +163,19 @@ class StreamableHttp:
 
     # -- POST
 
-    async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, begun: BegunPost | None) -> bool:
+    async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None) -> bool:
         """Answer a POST. Return True if it was a request, and its answer ended with a message that is no error."""
         if len(body) > LARGE_BYTES:
             await others_first()
-        if begun is None and is_batch(body):
+        if started is None and is_batch(body):
             await self._batch(head, body, send)
             return False
-        message = self.posts.read(body) if begun is None else begun.read()
+        message = self.posts.read(body) if started is None else started.read()
         if len(body) > LARGE_BYTES:
             await others_first()
         try:
-            request = self.posts.request(head, message, len(body)) if begun is None else begun.request()
-            return await self._message(request, message, receive, send, begun)
+            request = self.posts.request(head, message, len(body)) if started is None else started.request()
+            return await self._message(request, message, receive, send, started)
         except Refused as refused:
             await self._refuse(send, head.headers, refused, _id_of(message), again=head.again)
         except InvalidMessage as error:
@@ -191,11 +191,11 @@ class StreamableHttp:
         return False
 
     async def _message(
-        self, request: Request, message: Message, receive: Receive, send: Send, begun: BegunPost | None
+        self, request: Request, message: Message, receive: Receive, send: Send, started: StartedPost | None
     ) -> bool:
         if message.is_request:
-            calling = self.call(request) if begun is None else begun.called()
-            return await self._answer(request, calling, receive, send, None if begun is None else begun.quiet_at)
+            calling = self.call(request) if started is None else started.called()
+            return await self._answer(request, calling, receive, send, None if started is None else started.quiet_at)
         if message.is_response:
             await self._handler.respond(request)
             await send_status(send, 202)
@@ -237,7 +237,7 @@ class StreamableHttp:
         """Return the times of an event stream that the client can resume; None if the client cannot resume one."""
         return self._times if request.era is LEGACY and request.protocol_version >= _PRIMING else None
 
-    # -- for POSTs that are begun where their bytes arrive (`BegunPost`)
+    # -- for POSTs that are started where their bytes arrive (`StartedPost`)
 
     async def call(self, request: Request) -> Answer:
         """Give a request to the handler."""
@@ -260,9 +260,9 @@ class StreamableHttp:
         """Return the HTTP status of a JSON answer."""
         return status_of(frame.error_code) if request.era is MODERN else 200
 
-    async def finish(self, begun: BegunPost, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a POST in the usual way, without repeating the steps that `begun` has taken."""
-        await self(scope, receive, send, begun)
+    async def finish(self, started: StartedPost, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a POST in the usual way, without repeating the steps that `started` has taken."""
+        await self(scope, receive, send, started)
 
     async def _batch(self, head: Head, body: bytes, send: Send) -> None:
         if head.headers.get(VERSION_HEADER, BATCHES) != BATCHES:

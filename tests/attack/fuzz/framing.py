@@ -181,7 +181,7 @@ class _Repeated:
 
 
 class _Begun:
-    """One request with such a head, as `BegunPost`."""
+    """One request with such a head, as `StartedPost`."""
 
     has_failed = is_no_request = is_doubtful = False
     quiet_at = math.inf

@@ -216,7 +216,7 @@ async def test_a_fault_in_writing_an_answer_at_once_has_it_written_in_the_usual_
         forwarded: Any = None
 
     found = Begun()
-    monkeypatch.setattr(peer_listener, "BegunPost", lambda *_: found)
+    monkeypatch.setattr(peer_listener, "StartedPost", lambda *_: found)
     found.answer.replies.push(Frame(b"{}", final=True))
     async with sender(posts=SimpleNamespace(checked_head=lambda _: Head())) as (other, _):
         call = other.ask()

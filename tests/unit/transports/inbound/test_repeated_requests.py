@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.begun_post import BegunPost, RepeatedHead
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts, Sizes
 from transports.inbound.repeated_requests import RepeatedRequests
+from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, Request
 from transports.reply_queue import Frame, ReplyQueue
 
@@ -45,7 +45,7 @@ class Wire:
         self.default_headers: list[tuple[bytes, bytes]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.parsed: list[bytes] = []
-        self.finished: list[BegunPost] = []
+        self.finished: list[StartedPost] = []
         self.counts = Counter[str]()
         self.repeats = RepeatedRequests(self, ConnectionMemory(self.counts, lambda: self.serves, Limits()))
         self.replies = ReplyQueue()
@@ -73,8 +73,8 @@ class Wire:
     def times_of(self, request: Request) -> StreamTimes | None:
         return StreamTimes()
 
-    async def finish(self, begun: BegunPost, scope: Any, receive: Any, send: Any) -> None:
-        self.finished.append(begun)
+    async def finish(self, started: StartedPost, scope: Any, receive: Any, send: Any) -> None:
+        self.finished.append(started)
 
     def is_between_requests(self) -> bool:
         return True
@@ -150,7 +150,7 @@ async def test_a_fault_at_the_end_of_an_answer_harms_nobody(wire: Wire, caplog: 
 async def test_what_cannot_be_written_at_once_goes_on_with_what_was_begun(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BegunPost, "status", lambda self, frame: 1 / 0)
+    monkeypatch.setattr(StartedPost, "status", lambda self, frame: 1 / 0)
     wire.replies.push(FINAL)
     assert wire.take()
     await wire.settled()

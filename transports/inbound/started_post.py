@@ -30,13 +30,13 @@ from transports.inbound_port import (
 from transports.jsonrpc import Message, is_one_value
 from transports.reply_queue import Frame
 
-__all__ = ["BegunPost", "Endpoint", "RepeatedHead"]
+__all__ = ["Endpoint", "RepeatedHead", "StartedPost"]
 
 
 class Endpoint(Protocol):
-    """The part of an endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves begun POSTs."""
+    """The part of an endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves started POSTs."""
 
-    async def finish(self, begun: "BegunPost", scope: Scope, receive: Receive, send: Send) -> None: ...
+    async def finish(self, started: "StartedPost", scope: Scope, receive: Receive, send: Send) -> None: ...
     async def call(self, request: Request) -> Answer: ...
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None: ...
     def quiet_after_s(self, request: Request) -> float: ...
@@ -103,17 +103,17 @@ class RepeatedHead:
                 return None
         return None
 
-    def learn(self, begun: "BegunPost") -> bool:
-        """Make a fast path for further calls like `begun`, which was answered in one piece. Return True if there is a
+    def learn(self, started: "StartedPost") -> bool:
+        """Make a fast path for further calls like `started`, which was answered in one piece. Return True if there is a
         new path."""
-        decided, now = begun.decided, monotonic()
+        decided, now = started.decided, monotonic()
         if now - self._learned_at >= _CREDIT_BACK_S:
             self._credit = max(1, self._credit)
-        if decided is None or not self._credit or any(_is_like(known, begun.body) for known, _ in self._paths):
+        if decided is None or not self._credit or any(_is_like(known, started.body) for known, _ in self._paths):
             return False
         request, path_for = decided
         assert request.message is not None
-        template = CallTemplate.of(begun.body, request.message, request.params, self._posts.read)
+        template = CallTemplate.of(started.body, request.message, request.params, self._posts.read)
         path = None if template is None else path_for(request, self._endpoint.quiet_after_s(request))
         self._credit -= 1
         self._learned_at = now
@@ -134,12 +134,12 @@ class RepeatedHead:
         """Set the function that counts the bytes held for fast paths; a negative number gives bytes back."""
         self._hold = hold
 
-    def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "BegunPost":
+    def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
         """Return a POST that leaves the fast path, to be finished with the answer that `become` makes of its request.
         `head` is the POST's own head, `began` the time when it arrived (monotonic clock)."""
         request = self._posts.request(head, self._posts.read(body), len(body))
         request = replace(request, arrived_at=began)
-        return BegunPost.of(self._endpoint, body, request, become, self.shared)
+        return StartedPost.of(self._endpoint, body, request, become, self.shared)
 
     @classmethod
     def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
@@ -153,14 +153,14 @@ class RepeatedHead:
         kept = replace(head, headers=headers, raw_headers=mirrored, memory=Memory())
         return cls(endpoint, posts, kept, shared)
 
-    def begin(self, body: bytes, trace: bytes = b"") -> "BegunPost | None":
+    def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":
         """Begin to serve a POST with this head, and with that `traceparent` if there is one.
 
         Return None, and do nothing, if the POST has to be served in the usual way. Raises nothing.
         """
         if is_batch(body):
             return None
-        return BegunPost(self._endpoint, self._posts, self.head_with(trace), body, self.shared)
+        return StartedPost(self._endpoint, self._posts, self.head_with(trace), body, self.shared)
 
     def head_with(self, trace: bytes) -> Head:
         """Return the head with that `traceparent`, if there is one."""
@@ -175,7 +175,7 @@ def _is_like(template: CallTemplate, body: bytes) -> bool:
     return holes is not None and (not holes[2] or is_one_value(holes[2]))
 
 
-class BegunPost:
+class StartedPost:
     """Begin to serve one POST, and keep the result of each step. `answer` is None until there is one. `quiet_at` is the
     time (monotonic clock) at which an answer without a frame becomes an event stream: 0 for at once. It is None without
     an answer."""
@@ -265,18 +265,20 @@ class BegunPost:
         request: Request,
         become: Callable[[Request], Answer],
         shared: HeaderList,
-    ) -> "BegunPost":
-        """Return a POST that was begun on the fast path. `become` makes the handler's answer of its request, or raises
-        `OwnedByPeer`."""
-        begun = cls.__new__(cls)
-        begun._endpoint, begun._shared, begun.body = endpoint, shared, body
-        begun._message, begun._request = request.message, request
-        begun.answer = begun.quiet_at = begun._calling = begun._waiting = begun._failure = begun._peer = None
+    ) -> "StartedPost":
+        """Return a POST that was started on the fast path. `become` makes the handler's answer of its request, or
+        raises `OwnedByPeer`."""
+        started = cls.__new__(cls)
+        started._endpoint, started._shared, started.body = endpoint, shared, body
+        started._message, started._request = request.message, request
+        started.answer = started.quiet_at = started._calling = started._waiting = started._failure = started._peer = (
+            None
+        )
         try:
-            begun._has(become(request), request.arrived_at)
+            started._has(become(request), request.arrived_at)
         except OwnedByPeer as elsewhere:
-            begun._fail(elsewhere)
-        return begun
+            started._fail(elsewhere)
+        return started
 
     @property
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
