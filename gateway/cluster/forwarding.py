@@ -24,8 +24,8 @@ from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.tracing import PEER_HEADER
 from gateway.policy.rate_limits import RateLimits
 from session_store import Session, StoreUnavailable
+from transports.inbound.connection_handover import ANSWERED_BY
 from transports.inbound.event_stream import continued
-from transports.inbound.hand_over import ANSWERED_BY
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import HeaderList, Refused, Request
 from transports.peer_frames import LogLimit

@@ -15,7 +15,7 @@ import msgspec
 from gateway.errors import ArgumentFault
 from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
-from transports.inbound.hand_over import OUTCOMES as HAND_OVERS
+from transports.inbound.connection_handover import OUTCOMES as HAND_OVERS
 from transports.inbound.head_cache import OUTCOMES
 from transports.inbound.limits import Limited, Refusals
 

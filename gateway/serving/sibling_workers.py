@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from transports.inbound.hand_over import GIVEN, KEPT, RETURNED
+from transports.inbound.connection_handover import GIVEN, KEPT, RETURNED
 
 __all__ = ["Inboxes", "Received", "SiblingWorkers", "inherited_siblings"]
 

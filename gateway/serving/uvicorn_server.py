@@ -24,8 +24,8 @@ from gateway.serving.greeting import Welcome, farewell
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
 from gateway.serving.workers import bound_socket, inherited_listener, report_ready, url_of, worker_number
+from transports.inbound.connection_handover import MOST_MOVES, TAKEN
 from transports.inbound.connections import Connections
-from transports.inbound.hand_over import MOST_MOVES, TAKEN
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http_connection import http_connections
 from transports.inbound.limits import room_for_connections

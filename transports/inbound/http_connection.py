@@ -13,10 +13,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from transports.inbound.connection_handover import ConnectionHandover, Siblings
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
-from transports.inbound.hand_over import HandOver, Siblings
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.limits import Limited
 from transports.inbound.repeated_requests import RepeatedRequests
@@ -84,7 +84,7 @@ class LastRequest(Exception):
 
 class HttpConnection(HttpToolsProtocol):
     """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` replaces the peer's address on a
-    Unix socket. Without `memory`, no head is remembered. Without `hand_over`, the connection stays in this process."""
+    Unix socket. Without `memory`, no head is remembered. Without `handover`, the connection stays in this process."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class HttpConnection(HttpToolsProtocol):
         connections: Connections,
         place: str = "",
         memory: ConnectionMemory | None = None,
-        hand_over: HandOver | None = None,
+        handover: ConnectionHandover | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = connections.limits
@@ -113,8 +113,8 @@ class HttpConnection(HttpToolsProtocol):
         """A last response, to be written after those in progress, before the end. Once set, nothing is read."""
         self._of_cycles: asyncio.Transport
         self._leaving = Leaving()
-        self._hand_over = hand_over
-        if hand_over is not None and hand_over.moves:
+        self._handover = handover
+        if handover is not None and handover.moves:
             self._heads = 1  # it has had a request, so that it may be idle for as long as any other
         self.access_log = False  # even if its logger has listeners: requests with remembered heads are not logged
         self._repeated = RepeatedRequests(self, memory)
@@ -125,7 +125,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", transport))
         where = (self.client[0] if self.client else "", self.scheme or "")
         # Among workers, the first request of a connection decides which of them gets it. So no heads are shared.
-        self._repeated.come_from(where if self._hand_over is None else (*where, str(id(self))))
+        self._repeated.come_from(where if self._handover is None else (*where, str(id(self))))
         self._of_cycles = cast("asyncio.Transport", CycleTransport(self.transport, self._close_after_response))
         if not self._is_watched():
             self.transport.abort()
@@ -269,9 +269,9 @@ class HttpConnection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif self._last_words is not None:
             self._leave(self._last_words)
-        elif self._hand_over is None or self._running is None:
+        elif self._handover is None or self._running is None:
             self.flow.resume_reading()
-        elif (sibling := self._hand_over.place_for(self._running.scope)) is None:
+        elif (sibling := self._handover.place_for(self._running.scope)) is None:
             self.flow.resume_reading()
         else:
             # What the client sends from now on is for the other process to read. First the response is written.
@@ -282,7 +282,7 @@ class HttpConnection(HttpToolsProtocol):
         """Hand the connection to a sibling process, if it is between requests; else read on."""
         if self.transport.is_closing():
             return
-        if self._hand_over is not None and self.is_between_requests() and self._hand_over.give(self.transport, sibling):
+        if self._handover is not None and self.is_between_requests() and self._handover.give(self.transport, sibling):
             self._others.leave(self)
             self.transport.abort()  # closes the descriptor here, and sends nothing
         else:
@@ -423,7 +423,7 @@ def http_connections(
             _loop,
             connections=connections,
             memory=memory,
-            hand_over=None if siblings is None else HandOver(siblings, moves),
+            handover=None if siblings is None else ConnectionHandover(siblings, moves),
         )
 
     return made

@@ -14,8 +14,8 @@ import pytest
 from gateway.serving.sibling_workers import Inboxes, SiblingWorkers, inherited_siblings
 from gateway.serving.uvicorn_server import HandedConnections
 from tests.requirements import requirement
+from transports.inbound.connection_handover import MOST_MOVES
 from transports.inbound.connections import Connections
-from transports.inbound.hand_over import MOST_MOVES
 from transports.inbound.limits import Limits
 
 pytestmark = [pytest.mark.anyio, requirement("rep.workers")]

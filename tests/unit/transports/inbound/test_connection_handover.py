@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.hand_over import ANSWERED_BY, MOST_MOVES, HandOver
+from transports.inbound.connection_handover import ANSWERED_BY, MOST_MOVES, ConnectionHandover
 
 pytestmark = requirement("rep.workers")
 
@@ -33,14 +33,14 @@ def transport(*, unsent: int = 0, **info: Any) -> asyncio.Transport:
     [({ANSWERED_BY: "one"}, 1), ({ANSWERED_BY: "of another machine"}, None), ({ANSWERED_BY: ""}, None), ({}, None)],
 )
 def test_it_goes_to_the_sibling_that_answered(scope: dict[str, str], place: int | None) -> None:
-    assert HandOver(others([])).place_for(scope) == place
+    assert ConnectionHandover(others([])).place_for(scope) == place
 
 
 def test_it_moves_a_few_times_and_then_stays() -> None:
     got: list[tuple[int, ...]] = []
     moved = []
     for moves in range(MOST_MOVES + 2):
-        connection = HandOver(others(got), moves)
+        connection = ConnectionHandover(others(got), moves)
         if (place := connection.place_for({ANSWERED_BY: "one"})) is not None:
             assert connection.give(transport(), place)
             moved.append(moves)
@@ -51,5 +51,5 @@ def test_it_moves_a_few_times_and_then_stays() -> None:
 def test_it_stays_while_a_part_of_it_is_in_this_process() -> None:
     got: list[tuple[int, ...]] = []
     for stays in (transport(unsent=1), transport(sslcontext=object())):
-        assert not HandOver(others(got)).give(stays, 1)
+        assert not ConnectionHandover(others(got)).give(stays, 1)
     assert got == []

@@ -7,7 +7,17 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-__all__ = ["ANSWERED_BY", "GIVEN", "KEPT", "MOST_MOVES", "OUTCOMES", "RETURNED", "TAKEN", "HandOver", "Siblings"]
+__all__ = [
+    "ANSWERED_BY",
+    "GIVEN",
+    "KEPT",
+    "MOST_MOVES",
+    "OUTCOMES",
+    "RETURNED",
+    "TAKEN",
+    "ConnectionHandover",
+    "Siblings",
+]
 
 ANSWERED_BY: Final = "mcp.answered_by"
 """The key in the scope of a request that holds the name of the process to which it was forwarded."""
@@ -34,7 +44,7 @@ class Siblings(Protocol):
         """Send a connected socket, which has moved so often, to a sibling. Return False if this process keeps it."""
 
 
-class HandOver:
+class ConnectionHandover:
     """Choose the sibling to which one connection moves, and send it there. `moves` is how often it has moved."""
 
     __slots__ = ("_siblings", "moves")
