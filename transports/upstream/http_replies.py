@@ -15,7 +15,7 @@ import msgspec
 
 from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
-from transports.upstream.unreadable import LineBudget, log_line, meant_by
+from transports.upstream.non_messages import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 
 __all__ = ["LEAST_S", "MOST_S", "ReplyReader", "StreamPlace", "error_text", "pause_s", "skim"]

@@ -20,7 +20,7 @@ from transports.mirrored_headers import argument_headers, encode_value, unknown_
 from transports.sse import TooLarge
 from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, skim
-from transports.upstream.unreadable import LineBudget
+from transports.upstream.non_messages import LineBudget
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
 
 __all__ = ["HttpLink", "HttpUpstream"]
