@@ -165,18 +165,18 @@ class Memory:
 class Offer:
     """Hold the handler's offer, made for one request, to send further calls like it on the fast path."""
 
-    __slots__ = ("decided", "path_for")
+    __slots__ = ("decision", "path_for")
 
     def __init__(self) -> None:
-        self.decided: Any = None
+        self.decision: Any = None
         """The handler's decision on the request, for its own further steps. None: it makes no offer."""
         self.path_for: Callable[[Request, float], CallPath | None] | None = None
         """The function that makes the fast path, once this call was answered in one piece. Its arguments are a request,
         and the seconds after which an unanswered call gets an event stream. None: further calls go to the handler."""
 
-    def prepare(self, decided: Any) -> None:
+    def prepare(self, decision: Any) -> None:
         """Keep the handler's decision on the request."""
-        self.decided = decided
+        self.decision = decision
 
     def make(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
         """Make the offer: keep the function that makes the fast path."""

@@ -62,7 +62,7 @@ from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.results import tool_error
 from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.fast_path import Decided, FastPaths
+from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
 from gateway.relay.replies import CallReply
 from gateway.relay.server_requests import answer_with, asked_of, for_server, fresh, start, waits
@@ -251,7 +251,7 @@ class Calls:
             # The result of a call that announces a workspace tells what became of it, so it is unlike other results.
             if said is None and resolved is not None and request.offer is not None:
                 like = functools.partial(clients.exchange, resolved)
-                request.offer.prepare(Decided(resolved, resolved.live.version, headers, like, self._resolver))
+                request.offer.prepare(CallDecision(resolved, resolved.live.version, headers, like, self._resolver))
             return await self._intake.accept(exchange, request, who, params, headers)
         except Refused as refused:
             if resolved is None or not resolved.opened:
@@ -385,8 +385,8 @@ class Intake:
                 await self._relay_again(request, call)
             else:
                 route, offer = await self._relay(request, call), request.offer
-                if route is not None and offer is not None and offer.decided is not None:
-                    offer.make(functools.partial(self._paths.of, offer.decided, route, who, request.params))
+                if route is not None and offer is not None and offer.decision is not None:
+                    offer.make(functools.partial(self._paths.of, offer.decision, route, who, request.params))
         except BaseException as error:
             if not self._answer_failure(call, error):
                 if isinstance(error, Refused) and reply.live is not None:
@@ -504,10 +504,10 @@ class Intake:
         return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_repeat(route)
 
     def prepared(
-        self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
+        self, decision: CallDecision, route: Route, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
         """Return the request for the server with these params, as the earlier decision makes it. Send nothing."""
-        exchange, conversation, upstream = decided.exchange_for(request, who), route.held_conversation, route.upstream
+        exchange, conversation, upstream = decision.exchange_for(request, who), route.held_conversation, route.upstream
         assert conversation is not None
         meta = self._meta(request.params, exchange, who.correlation)
         meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)

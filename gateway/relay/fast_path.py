@@ -53,7 +53,7 @@ from transports.inbound_port import (
 from transports.jsonrpc import Object, encode_result, splice
 from transports.reply_queue import Frame
 
-__all__ = ["Decided", "FastCall", "FastPath", "FastPaths"]
+__all__ = ["CallDecision", "FastCall", "FastPath", "FastPaths"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ _USUAL_S: Final = 1.0
 """Seconds without an answer after which a call falls back. A shorter limit of the call (late, slow) comes first."""
 
 
-class Decided(NamedTuple):
+class CallDecision(NamedTuple):
     """The decision on a call, for later calls that differ in id, arguments and progress token only. It has the session
     and its version, the headers that tell the client its session, a function that makes the exchange of such a call,
     and the resolver that has found the session."""
@@ -87,7 +87,7 @@ class GeneralWay(Protocol):
         ...
 
     def prepared(
-        self, decided: Decided, route: Route, request: Request, who: RequestContext, params: Object
+        self, decision: CallDecision, route: Route, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
         """Return the request for the server with these params. Nothing is sent or counted."""
         ...
@@ -124,14 +124,14 @@ class FastPaths:
 
     def of(
         self,
-        decided: Decided,
+        decision: CallDecision,
         route: Route,
         who: RequestContext,
         accepted: Object,
         request: Request,
         quiet_after_s: float,
     ) -> "FastPath | None":
-        """Return a path for calls like this request, which was decided on as `decided` says and sent by `route`. None
+        """Return a path for calls like this request, which was decided on as `decision` says and sent by `route`. None
         if such calls must take the general way. `accepted`: the params that were decided on. `quiet_after_s`: seconds
         without an answer after which the client needs an event stream."""
         if accepted != request.params:
@@ -140,29 +140,29 @@ class FastPaths:
             return None
         if request.forwarded is not None and self.log.tracing is not None:
             return None  # the span of the sending replica says whether the call is recorded
-        resolved, conversation = decided.resolved, route.held_conversation
+        resolved, conversation = decision.resolved, route.held_conversation
         if conversation is None or not isinstance(route.admitted, AdmittedTool):
             return None
-        if _lasts_s(request, who, decided) <= 0 or not route.leads_to(conversation, request.era):
+        if _lasts_s(request, who, decision) <= 0 or not route.leads_to(conversation, request.era):
             return None
         live = resolved.live
         if (
-            live.version != decided.version
-            or not decided.resolver.holds(live)
+            live.version != decision.version
+            or not decision.resolver.holds(live)
             or live.frames is not None
             or not conversation.has_nothing_but_calls(live)
         ):
             return None
         if not self.way.may_repeat(request, route) or not _may_skip_checks(request, route.admitted):
             return None
-        prepared = self.way.prepared(decided, route, request, who, request.params)
+        prepared = self.way.prepared(decision, route, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
             return None
         frame = FrameTemplate.of(prepared, who.correlation)
         if frame is None:
             return None
         usual_s = min(_USUAL_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
-        return FastPath(self, decided, route, who, request, frame, prepared, usual_s)
+        return FastPath(self, decision, route, who, request, frame, prepared, usual_s)
 
     def ended(self, call: "FastCall") -> None:
         """Have a call that went well recorded, in the next turn of the event loop."""
@@ -188,12 +188,12 @@ class FastPaths:
                 logger.exception("a call was answered, and could not be recorded")
 
 
-def _lasts_s(request: Request, who: RequestContext, decided: Decided) -> float:
+def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> float:
     """Return for how many seconds the same bytes are from the same caller, and for the same session while it lives."""
-    resolved = decided.resolved
+    resolved = decision.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
-    return min(who.until - time(), decided.resolver.same_session_for_s(request, who, resolved))
+    return min(who.until - time(), decision.resolver.same_session_for_s(request, who, resolved))
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
@@ -225,14 +225,14 @@ def _as_given(arguments: bytes) -> bytes:
 class FastPath:
     """Send calls that repeat an earlier one, with the decision on that one (`transports.inbound_port.CallPath`)."""
 
-    __slots__ = """_check _client _conversation _decided _frame _has_ids _has_trace _is_forwarded _principal _resolver
+    __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _principal _resolver
         _route _tracing _usual_s _waits _who __weakref__ era events facts facts_version headers is_over is_shaped live
         loop paths server tool translate until version""".split()
 
     def __init__(
         self,
         paths: FastPaths,
-        decided: Decided,
+        decision: CallDecision,
         route: Route,
         who: RequestContext,
         request: Request,
@@ -243,17 +243,17 @@ class FastPath:
         bridge, conversation = prepared.exchange.bridge, route.held_conversation
         assert isinstance(route.admitted, AdmittedTool) and conversation is not None
         self.paths = paths
-        self._decided = decided
+        self._decision = decision
         self._route = route
         self._who = who
         self._is_forwarded = request.forwarded is not None
         # The replica that forwards a call has already counted it against its sender's rate.
         self._principal, self._client = None if self._is_forwarded else who.principal, request.client
-        self.until = monotonic() + _lasts_s(request, who, decided)
+        self.until = monotonic() + _lasts_s(request, who, decision)
         self.facts = route.upstream.known
         self.facts_version = self.facts.version
-        self._resolver = decided.resolver
-        self.headers = decided.headers
+        self._resolver = decision.resolver
+        self.headers = decision.headers
         # Weak, because an idle connection must not keep a conversation that its session gave up.
         self._conversation = weakref.ref(conversation)
         self._frame = frame
@@ -268,7 +268,7 @@ class FastPath:
         self._usual_s = usual_s
         self.tool = route.admitted
         self._check = self.tool.checker(request.check_mirrored) if "arguments" in request.params else _as_given
-        self.live = decided.resolved.live
+        self.live = decision.resolved.live
         self.version = self.live.version
         self.era = request.era
         # A result that is not complete needs the shape, which only the general way applies.
@@ -329,7 +329,7 @@ class FastPath:
     def let_go(self) -> None:
         """Drop all that belongs to the session, which has ended: the connection may stay idle for long."""
         self.is_over = True
-        del self.live, self.tool, self._check, self._decided, self._frame, self._route, self._waits
+        del self.live, self.tool, self._check, self._decision, self._frame, self._route, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
         """Read the session's record again, once for all calls that wait for it."""
@@ -354,7 +354,7 @@ class FastPath:
         params = request.params
         if "arguments" in params:
             params = params | {"arguments": msgspec.Raw(self._check(bytes(params["arguments"])))}
-        prepared = self.paths.way.prepared(self._decided, self._route, request, who, params)
+        prepared = self.paths.way.prepared(self._decision, self._route, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
         answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)
         self.tool.begins(exchange)
