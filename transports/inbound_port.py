@@ -17,8 +17,8 @@ __all__ = [
     "EventSource",
     "Forwarder",
     "Handler",
+    "HandlerCache",
     "HeaderList",
-    "Memory",
     "Offer",
     "OwnedByPeer",
     "PeerAnswer",
@@ -143,7 +143,7 @@ class CallPath(Protocol):
         call, whose `connection` is a `WaitingConnection`."""
 
 
-class Memory:
+class HandlerCache:
     """Keep what the handler learned from one request for the next requests with the same head.
 
     These requests come from one address and have the same headers, except `traceparent`. Several may be served at
@@ -193,9 +193,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     forwarded to a process that was lost, and may have taken effect. `body_bytes` are held in memory until the request
     is answered. `check_mirrored(schema, params)` raises `Refused` if arguments of a tool call disagree with the headers
     that mirror them. It is called only after the caller is known to see the tool. `vouched_for` is the authenticated
-    caller of a request from within the process; None for any other. `memory` is None unless the connection repeats the
-    head. `offer` is None unless the connection can send similar calls on the fast path. Those differ from this one
-    only in id, arguments and progress token.
+    caller of a request from within the process; None for any other. `handler_cache` is None unless the connection
+    repeats the head. `offer` is None unless the connection can send similar calls on the fast path. Those differ from
+    this one only in id, arguments and progress token.
     """
 
     era: Era
@@ -215,7 +215,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 0
     check_mirrored: Callable[[Any, Object], None] | None = None
     vouched_for: Any = None
-    memory: Memory | None = None
+    handler_cache: HandlerCache | None = None
     offer: Offer | None = None
 
 

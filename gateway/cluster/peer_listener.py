@@ -35,7 +35,7 @@ from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.posts import Head, Posts, is_batch
 from transports.inbound.started_post import Endpoint as Beginning
 from transports.inbound.started_post import RepeatedHead, StartedPost
-from transports.inbound_port import Answer, CallInFlight, HeaderList, Memory, OwnedByPeer, Refused, Request
+from transports.inbound_port import Answer, CallInFlight, HandlerCache, HeaderList, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
 from transports.tasks import Tasks
@@ -161,7 +161,7 @@ class KnownCommon:
     def comes(self) -> None:
         """Record that a call with this head is about to begin. The second call sets `repeated`."""
         if self.has_come and self.repeated is None and self.head is not None and self.endpoint is not None:
-            self.head = msgspec.structs.replace(self.head, memory=Memory())
+            self.head = msgspec.structs.replace(self.head, handler_cache=HandlerCache())
             self.repeated = RepeatedHead(self.endpoint, self.endpoint.posts, self.head, [])
         self.has_come = True
 

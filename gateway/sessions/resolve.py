@@ -221,22 +221,22 @@ class SessionResolver:
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
     """Keep the route to a session's owner with the head of a request: later requests need no look at the store. The
     owner decides if the session is still its own and this caller's. Return the route with that memory."""
-    if request.memory is None or not names_token(request):
+    if request.handler_cache is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory(), until=who.until)
-    request.memory.keep((request.era, replace(route, is_read=False)))
+    request.handler_cache.keep((request.era, replace(route, is_read=False)))
     return route
 
 
 def _route_before(request: Request, who: RequestContext) -> Route | None:
     """Return the route to the session's owner that an earlier request of that caller with the same head has kept; None
     if there is none."""
-    if request.memory is None or request.memory.kept is None:
+    if request.handler_cache is None or request.handler_cache.kept is None:
         return None
-    era, route = request.memory.kept
+    era, route = request.handler_cache.kept
     if era is not request.era or (route.principal, route.granted) != (who.principal, who.claims):
         return None
     is_stale = route.memory is None or route.memory.is_stale
     if is_stale:
-        request.memory.keep(None)
+        request.handler_cache.keep(None)
     return None if is_stale else replace(route, until=who.until)

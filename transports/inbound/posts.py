@@ -26,7 +26,7 @@ from transports.inbound.modern import (
     check_request,
     names_version,
 )
-from transports.inbound_port import HeaderList, Memory, Offer, Refused, Request
+from transports.inbound_port import HandlerCache, HeaderList, Offer, Refused, Request
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
@@ -178,7 +178,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     forwarded: Any = None
     again: bool = False
     vouched_for: Any = None
-    memory: Memory | None = None
+    handler_cache: HandlerCache | None = None
 
 
 class Posts:
@@ -272,8 +272,8 @@ class Posts:
             body_bytes=body_bytes,
             check_mirrored=functools.partial(check_param_headers, head.raw_headers) if is_modern_call else None,
             vouched_for=head.vouched_for,
-            memory=head.memory,
-            offer=None if head.memory is None else Offer(),
+            handler_cache=head.handler_cache,
+            offer=None if head.handler_cache is None else Offer(),
         )
 
 

@@ -21,8 +21,8 @@ from transports.inbound_port import (
     AnsweringConnection,
     CallInFlight,
     CallPath,
+    HandlerCache,
     HeaderList,
-    Memory,
     OwnedByPeer,
     PeerAnswer,
     Request,
@@ -150,7 +150,7 @@ class RepeatedHead:
         mirrored = [header for header in head.raw_headers if header[0].lower().startswith(MIRRORED)]
         origin = headers.get("origin")
         shared = [] if origin is None else origin_headers(origin)
-        kept = replace(head, headers=headers, raw_headers=mirrored, memory=Memory())
+        kept = replace(head, headers=headers, raw_headers=mirrored, handler_cache=HandlerCache())
         return cls(endpoint, posts, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":

@@ -307,10 +307,10 @@ class _Handler:
     @staticmethod
     def _check_memory(request: Request) -> None:
         """What is kept of a head is there for the next request with that head, and for no other one."""
-        if request.memory is not None:
+        if request.handler_cache is not None:
             head = sorted((name, value) for name, value in request.headers.items() if name != "traceparent")
-            assert request.memory.kept in (None, head)
-            request.memory.kept = head
+            assert request.handler_cache.kept in (None, head)
+            request.handler_cache.kept = head
 
     def refused(self, headers: Any, refused: Refused, *, again: bool = False) -> Refused:
         self.note("refused", refused.status, refused.code, str(refused))

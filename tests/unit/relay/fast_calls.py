@@ -24,7 +24,7 @@ from gateway.relay.replies import CallReply
 from gateway.serving.app import create_app
 from session_store import Principal
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
-from transports.inbound_port import Answer, CallInFlight, CallPath, Memory, Offer, Request
+from transports.inbound_port import Answer, CallInFlight, CallPath, HandlerCache, Offer, Request
 from transports.jsonrpc import Message, Object, decode_object, encode, parse
 from transports.reply_queue import Frame
 from transports.upstream.stdio import StdioLink
@@ -46,7 +46,7 @@ class Calls:
     def __init__(self, handler: MessageHandler, like: Request, lives: LiveSessions) -> None:
         self.lives = lives
         self._handler_of_messages = handler
-        self._like = replace(like, memory=Memory())
+        self._like = replace(like, handler_cache=HandlerCache())
         self._ids = itertools.count(100)
         self.live: LiveSession | None = None
 

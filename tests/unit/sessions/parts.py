@@ -24,7 +24,7 @@ from gateway.upstreams.prestart import PrestartedProcesses
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.testing import ALICE, BOB, FakeClock, a_session
 from transports.era import Era
-from transports.inbound_port import Memory, Refused, Request
+from transports.inbound_port import HandlerCache, Refused, Request
 
 FOR_ALICE: Final = RequestContext(ALICE, None, "")
 FOR_BOB: Final = RequestContext(BOB, None, "")
@@ -38,14 +38,19 @@ def request(
     client: str = "tests",
     meta: Mapping[str, Any] | None = None,
     secure: bool = False,
-    memory: Memory | None = None,
+    handler_cache: HandlerCache | None = None,
     **headers: Any,
 ) -> Request:
     """A request of a client that brings nothing back by itself. `mcp_session_id="x"` is the header of that name."""
     named = {"user-agent": "curl/8.5.0"} | {name.replace("_", "-"): value for name, value in headers.items()}
     told = {"io.modelcontextprotocol/clientInfo": {"name": client}} if era is Era.MODERN and client else {}
     return Request(
-        era=era, endpoint=endpoint, headers=named, meta={**told, **(meta or {})}, secure=secure, memory=memory
+        era=era,
+        endpoint=endpoint,
+        headers=named,
+        meta={**told, **(meta or {})},
+        secure=secure,
+        handler_cache=handler_cache,
     )
 
 

@@ -26,7 +26,7 @@ from tests.requirements import requirement
 from tests.support.waiting import at_once
 from tests.unit.sessions.parts import FOR_ALICE, FOR_BOB, NOBODY, Parts, Unreliable, refused, replicas, request
 from transports.era import Era
-from transports.inbound_port import Memory, OwnedByPeer, Refused, Request
+from transports.inbound_port import HandlerCache, OwnedByPeer, Refused, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +104,7 @@ async def test_a_legacy_message_without_a_session_is_refused() -> None:
 async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_owner_is_silent() -> None:
     owner, other = replicas(clustered=True, store=Unreliable)
     live = (await owner.resume_or_open(request(MODERN))).live
-    asked = replace(by_token(other, live), memory=Memory())
+    asked = replace(by_token(other, live), handler_cache=HandlerCache())
 
     async def route(who: RequestContext, asked: Request = asked) -> Route:
         with pytest.raises(OwnedByPeer) as elsewhere:
