@@ -15,11 +15,11 @@ __all__ = [
     "Answer",
     "Carried",
     "EventSource",
+    "FastPathOffer",
     "Forwarder",
     "Handler",
     "HandlerCache",
     "HeaderList",
-    "Offer",
     "OwnedByPeer",
     "PeerAnswer",
     "Refused",
@@ -162,7 +162,7 @@ class HandlerCache:
         self.kept = kept
 
 
-class Offer:
+class FastPathOffer:
     """Hold the handler's offer, made for one request, to send further calls like it on the fast path."""
 
     __slots__ = ("decision", "path_for")
@@ -216,7 +216,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     check_mirrored: Callable[[Any, Object], None] | None = None
     vouched_for: Any = None
     handler_cache: HandlerCache | None = None
-    offer: Offer | None = None
+    offer: FastPathOffer | None = None
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):

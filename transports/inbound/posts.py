@@ -26,7 +26,7 @@ from transports.inbound.modern import (
     check_request,
     names_version,
 )
-from transports.inbound_port import HandlerCache, HeaderList, Offer, Refused, Request
+from transports.inbound_port import FastPathOffer, HandlerCache, HeaderList, Refused, Request
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
@@ -273,7 +273,7 @@ class Posts:
             check_mirrored=functools.partial(check_param_headers, head.raw_headers) if is_modern_call else None,
             vouched_for=head.vouched_for,
             handler_cache=head.handler_cache,
-            offer=None if head.handler_cache is None else Offer(),
+            offer=None if head.handler_cache is None else FastPathOffer(),
         )
 
 

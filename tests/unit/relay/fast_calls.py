@@ -24,7 +24,7 @@ from gateway.relay.replies import CallReply
 from gateway.serving.app import create_app
 from session_store import Principal
 from tests.support.mcp_clients import ACCEPT, modern_body, modern_headers
-from transports.inbound_port import Answer, CallInFlight, CallPath, HandlerCache, Offer, Request
+from transports.inbound_port import Answer, CallInFlight, CallPath, FastPathOffer, HandlerCache, Request
 from transports.jsonrpc import Message, Object, decode_object, encode, parse
 from transports.reply_queue import Frame
 from transports.upstream.stdio import StdioLink
@@ -59,7 +59,7 @@ class Calls:
     def request(self, client_id: int | str, params: Object) -> Request:
         """One more call under that id, with these params as well."""
         message = Message(jsonrpc="2.0", id=client_id, method="tools/call")
-        return replace(self._like, message=message, params=self._like.params | params, offer=Offer())
+        return replace(self._like, message=message, params=self._like.params | params, offer=FastPathOffer())
 
     async def begun(self, request: Request) -> CallReply:
         """The reply to a call, which is sent."""

@@ -27,7 +27,7 @@ from tests.requirements import requirement
 from tests.support.too_deep import TOO_DEEP
 from tests.unit.calls.parts import turns, until
 from tests.unit.relay.fast_calls import ARGUMENTS, Calls, Fast, answer_of, warm
-from transports.inbound_port import Offer, Refused
+from transports.inbound_port import FastPathOffer, Refused
 from transports.jsonrpc import encode
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import Link, LinkClosed
@@ -251,7 +251,7 @@ async def test_no_path_is_made_of_a_call_whose_head_does_not_say_for_good_who_ca
     assert calls.path(request) is not None
     nameless = {name: value for name, value in request.headers.items() if "session" not in name}
     assert calls.path(replace(request, headers=nameless)) is None
-    expiring = replace(request, vouched_for=Authenticated(ANONYMOUS), offer=Offer())
+    expiring = replace(request, vouched_for=Authenticated(ANONYMOUS), offer=FastPathOffer())
     await answer_of(await calls.begun(expiring))
     assert calls.path_for is not None and calls.path(expiring) is None
 
