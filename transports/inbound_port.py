@@ -86,7 +86,7 @@ class OwnedByPeer(Exception):
         self.route = route
 
 
-Holes = tuple[bytes, bytes, bytes]
+CallValues = tuple[bytes, bytes, bytes]
 """The JSON texts that differ between otherwise equal tool calls: the id, the progress token, and the arguments (not
 checked to be JSON). Token and arguments are empty if such calls have none."""
 
@@ -136,7 +136,12 @@ class CallPath(Protocol):
     """Set once the path sends no more calls."""
 
     def begin(
-        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+        self,
+        connection: AnsweringConnection,
+        body: bytes,
+        values: CallValues,
+        trace: bytes = b"",
+        correlation: str = "",
     ) -> CallInFlight | None:
         """Send the call with this body and `traceparent`. Return None, and do nothing, if the handler has to serve it.
         `correlation` is the correlation id from the process that has forwarded the call. It is empty for a client's own

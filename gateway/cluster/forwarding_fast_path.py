@@ -18,7 +18,7 @@ from gateway.cluster.peer_requests import PeerRequests
 from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.policy.rate_limits import RateLimits
-from transports.inbound_port import Answer, AnsweringConnection, Holes, OwnedByPeer, Request
+from transports.inbound_port import Answer, AnsweringConnection, CallValues, OwnedByPeer, Request
 from transports.jsonrpc import is_one_value
 from transports.peer_channel import PeerCall
 
@@ -45,7 +45,12 @@ class ForwardingPath:
         self.is_over = False
 
     def begin(
-        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+        self,
+        connection: AnsweringConnection,
+        body: bytes,
+        values: CallValues,
+        trace: bytes = b"",
+        correlation: str = "",
     ) -> "ForwardedCall | None":
         """Send a call to the owner. None: nothing was done, and the call has to take the general way."""
         route, peers = self._route, self._peers
@@ -53,7 +58,7 @@ class ForwardingPath:
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
             self.is_over = True
             return None
-        if holes[2] and not is_one_value(holes[2]):
+        if values[2] and not is_one_value(values[2]):
             return None
         traceparent = trace.decode()
         correlation = trace_id_of(traceparent) if traceparent else new_correlation_id()

@@ -44,8 +44,8 @@ from transports.era import LEGACY
 from transports.inbound_port import (
     Answer,
     AnsweringConnection,
+    CallValues,
     HeaderList,
-    Holes,
     Refused,
     Request,
     WaitingConnection,
@@ -284,7 +284,7 @@ class FastPath:
         self,
         connection: AnsweringConnection,
         body: bytes,
-        holes: Holes,
+        values: CallValues,
         trace: bytes = b"",
         correlation: str = "",
         *,
@@ -301,13 +301,15 @@ class FastPath:
         if now - live.read_at >= AGING_AFTER_S and not self._resolver.still_serves(live):
             waits = not arrived_at and not self._is_forwarded  # a forwarding replica would have to be told of the wait
             return (
-                _CallBehindRead(self, cast("WaitingConnection", connection), body, holes, trace, now) if waits else None
+                _CallBehindRead(self, cast("WaitingConnection", connection), body, values, trace, now)
+                if waits
+                else None
             )
         if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or (self._waits and self._waits()):
             return None
         correlation, trace = self._ids(trace, correlation) if self._has_ids else (new_correlation_id(), trace)
         try:
-            arguments = self._check(holes[2])
+            arguments = self._check(values[2])
         except (ValueError, msgspec.MsgspecError, RecursionError, Refused, InvalidArguments):
             return None  # the general way says why
         rates, session_id = paths.rates, live.session.id
@@ -317,7 +319,7 @@ class FastPath:
             return None
         number = conversation.next_number()
         began = arrived_at or now
-        call = FastCall(self, connection, conversation, holes, number, correlation, began, began + self._usual_s)
+        call = FastCall(self, connection, conversation, values, number, correlation, began, began + self._usual_s)
         if not conversation.send_fast(number, self._frame.frame(number, arguments, correlation, trace), call):
             rates.give_back(self._principal, self._client, session_id)
             return None
@@ -379,13 +381,13 @@ class _CallBehindRead:
         path: FastPath,
         connection: WaitingConnection,
         body: bytes,
-        holes: Holes,
+        values: CallValues,
         trace: bytes,
         arrived_at: float,
     ) -> None:
         self._path = path
         self._connection: WaitingConnection | None = connection
-        self._body, self._holes, self._trace, self._arrived_at = body, holes, trace, arrived_at
+        self._body, self._values, self._trace, self._arrived_at = body, values, trace, arrived_at
         path.read_again().add_done_callback(self._read)
 
     def _read(self, _: object) -> None:
@@ -393,7 +395,7 @@ class _CallBehindRead:
         if connection is None:
             return
         try:
-            call = self._path.begin(connection, self._body, self._holes, self._trace, arrived_at=self._arrived_at)
+            call = self._path.begin(connection, self._body, self._values, self._trace, arrived_at=self._arrived_at)
         except Exception:
             logger.exception("a call cannot be sent on the fast path")
             call = None
@@ -415,7 +417,7 @@ class FastCall(msgspec.Struct, eq=False):
     path: FastPath
     connection: AnsweringConnection
     conversation: Conversation
-    holes: Holes
+    values: CallValues
     number: int
     correlation: str
     began: float
@@ -427,7 +429,7 @@ class FastCall(msgspec.Struct, eq=False):
     @property
     def progress_token(self) -> bytes:
         """Return the client's progress token as JSON; empty if it wants no progress."""
-        return self.holes[1]
+        return self.values[1]
 
     def emit(self, frame: bytes) -> None:
         """Send the client a message that belongs to this call: with the answer, if that comes in the same turn of the
@@ -451,7 +453,7 @@ class FastCall(msgspec.Struct, eq=False):
             ):
                 answer = path.translate(data)
                 if answer is not None and (not path.is_shaped or is_complete(answer)) and outcome_of(answer) is OK:
-                    frame = encode_result(self.holes[0], answer)
+                    frame = encode_result(self.values[0], answer)
                     if self.progress is None:
                         is_answered = self.connection.answer_fast(frame, path.headers)
                     else:
@@ -476,7 +478,7 @@ class FastCall(msgspec.Struct, eq=False):
     def _record(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
         """Keep the frames for replay (`Answer.record_at_hand`)."""
         path = self.path
-        return record_whole(path.events, path.live.session, self.number, self.conversation.name, self.holes[0], frames)
+        return record_whole(path.events, path.live.session, self.number, self.conversation.name, self.values[0], frames)
 
     def fall_back(self) -> None:
         """Go on as the exchange that the general way would have made. Do nothing if the call has fallen back already,

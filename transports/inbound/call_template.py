@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from transports.inbound_port import Holes
+from transports.inbound_port import CallValues
 from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, encode
 
 __all__ = ["MAX_BODY_BYTES", "MAX_KEPT_BYTES", "CallTemplate"]
@@ -98,7 +98,7 @@ class CallTemplate:
             before, pieces[place], pieces[place + 1] if has_arguments else b"", after, has_arguments=has_arguments
         )
 
-    def fit(self, body: bytes) -> Holes | None:
+    def fit(self, body: bytes) -> CallValues | None:
         """Return the id, the progress token and the arguments in a body; None if the body does not fit the template."""
         found = [b"", b""]
         begin, end = 0, len(body)

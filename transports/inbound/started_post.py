@@ -90,9 +90,9 @@ class RepeatedHead:
     ) -> CallInFlight | None:
         """Send a call on the fast path, if it is like an earlier call. Return None, and do nothing, if none fits."""
         for place, (template, path) in enumerate(self._paths):
-            if (holes := template.fit(body)) is None:
+            if (values := template.fit(body)) is None:
                 continue
-            if (call := path.begin(connection, body, holes, trace, correlation)) is not None:
+            if (call := path.begin(connection, body, values, trace, correlation)) is not None:
                 if place:
                     self._paths.insert(0, self._paths.pop(place))
                 self._credit = _MOST_CREDIT
@@ -171,8 +171,8 @@ class RepeatedHead:
 def _is_like(template: CallTemplate, body: bytes) -> bool:
     """Return True if a body fits the template, and its arguments are one JSON value. A template without a token also
     fits bodies with a token behind the arguments. It then takes both for the arguments: these are not one value."""
-    holes = template.fit(body)
-    return holes is not None and (not holes[2] or is_one_value(holes[2]))
+    values = template.fit(body)
+    return values is not None and (not values[2] or is_one_value(values[2]))
 
 
 class StartedPost:

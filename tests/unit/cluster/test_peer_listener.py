@@ -25,7 +25,7 @@ from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts as RealPosts
 from transports.inbound.posts import Sizes
-from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, OwnedByPeer, Refused, Request
+from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, OwnedByPeer, Refused, Request
 from transports.peer_channel import PeerCall, PeerChannel, PeerConnectionLost, open_channel
 from transports.peer_frames import SMALL_BYTES
 from transports.reply_queue import Frame, ReplyQueue
@@ -235,7 +235,7 @@ class FastApp(App):
     def __init__(self) -> None:
         super().__init__(None, RealPosts("/mcp", Guard(), Sizes(Limits(), Refusals())))
         self.general: list[Request] = []
-        self.begun: list[tuple[Holes, bytes, str]] = []
+        self.begun: list[tuple[CallValues, bytes, str]] = []
         self.falls_back = 0
         self.connection: AnsweringConnection | None = None
         self.replies = ReplyQueue()
@@ -252,10 +252,15 @@ class FastApp(App):
         return cast("Answer", self.answer)
 
     def begin(
-        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+        self,
+        connection: AnsweringConnection,
+        body: bytes,
+        values: CallValues,
+        trace: bytes = b"",
+        correlation: str = "",
     ) -> CallInFlight:
         self.connection = connection
-        self.begun.append((holes, trace, correlation))
+        self.begun.append((values, trace, correlation))
         return self
 
     def fall_back(self) -> None:

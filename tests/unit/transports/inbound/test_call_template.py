@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.requirements import requirement
 from transports.inbound.call_template import MAX_BODY_BYTES, MAX_KEPT_BYTES, CallTemplate
-from transports.inbound_port import Holes
+from transports.inbound_port import CallValues
 from transports.jsonrpc import Object, decode_object, encode, parse
 
 pytestmark = requirement("fast.same")
@@ -85,7 +85,7 @@ def rest_of(params: Object) -> Any:
     return rest, [(key, bytes(value)) for key, value in meta.items() if key != "progressToken"]
 
 
-def check_fit(known: bytes, body: bytes, holes: Holes) -> None:
+def check_fit(known: bytes, body: bytes, holes: CallValues) -> None:
     """What fits is the same call, with what stands in the holes, unless the arguments are not one value."""
     client_id, token, arguments = holes
     before = parse(known)

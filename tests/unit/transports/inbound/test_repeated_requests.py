@@ -17,7 +17,7 @@ from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import Posts, Sizes
 from transports.inbound.repeated_requests import RepeatedRequests
 from transports.inbound.started_post import RepeatedHead, StartedPost
-from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, Holes, Request
+from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, Request
 from transports.reply_queue import Frame, ReplyQueue
 
 pytestmark = [pytest.mark.anyio, requirement("hot.memory")]
@@ -228,7 +228,7 @@ class Path:
 
     def __init__(self) -> None:
         self.takes, self.is_over = True, False
-        self.begun: list[Holes] = []
+        self.begun: list[CallValues] = []
         self.made_of: list[Request] = []
         self.connection: Any = None
         self.leaves = 0
@@ -238,11 +238,16 @@ class Path:
         return self
 
     def begin(
-        self, connection: AnsweringConnection, body: bytes, holes: Holes, trace: bytes = b"", correlation: str = ""
+        self,
+        connection: AnsweringConnection,
+        body: bytes,
+        values: CallValues,
+        trace: bytes = b"",
+        correlation: str = "",
     ) -> CallInFlight | None:
         self.connection = connection
         if self.takes:
-            self.begun.append(holes)
+            self.begun.append(values)
         return self if self.takes else None
 
     def fall_back(self) -> None:
