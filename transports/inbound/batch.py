@@ -17,7 +17,7 @@ from transports.inbound.event_stream import KEEPALIVE_S, Stream
 from transports.inbound.http import Send, send_json, send_status
 from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound.modern import VERSION_KEY, names_version
-from transports.inbound.posts import BATCHES, Sizes
+from transports.inbound.posts import BATCHES, LengthChecks
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import (
@@ -144,9 +144,9 @@ class BatchResponse:
 class Batches:
     """Answer batches of a limited number of messages."""
 
-    def __init__(self, handler: Handler, sizes: Sizes, limits: Limits, refusals: Refusals) -> None:
+    def __init__(self, handler: Handler, lengths: LengthChecks, limits: Limits, refusals: Refusals) -> None:
         self._handler = handler
-        self._sizes = sizes
+        self._lengths = lengths
         self._most = limits.batch_messages
         self._refusals = refusals
 
@@ -195,7 +195,7 @@ class Batches:
         refused: Refused
         try:
             data = bytes(part)
-            message = self._sizes.parse(data)
+            message = self._lengths.parse(data)
             answer = await self._one(message, msgspec.structs.replace(request, body_bytes=len(data)), client)
         except Refused as error:
             refused = error
@@ -223,7 +223,7 @@ class Batches:
         params = message.params_object() if message.method is not msgspec.UNSET else {}
         if "_meta" in params and names_version(decode_meta(params["_meta"])):
             raise Refused(400, INVALID_REQUEST, f"A message whose _meta has {VERSION_KEY} must not be part of a batch.")
-        self._sizes.check(params, None)
+        self._lengths.check(params, None)
         request = msgspec.structs.replace(request, message=message, params=params)
         if message.is_notification:
             await self._handler.notify(request)

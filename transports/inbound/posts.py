@@ -30,7 +30,17 @@ from transports.inbound_port import FastPathOffer, HandlerCache, HeaderList, Ref
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
-__all__ = ["BATCHES", "VOUCHED_FOR", "Head", "Posts", "Sizes", "check_post", "check_version", "is_batch", "preflight"]
+__all__ = [
+    "BATCHES",
+    "VOUCHED_FOR",
+    "Head",
+    "LengthChecks",
+    "Posts",
+    "check_post",
+    "check_version",
+    "is_batch",
+    "preflight",
+]
 
 BATCHES: Final = "2025-03-26"
 """The only revision with batches. It is also the revision of a request that names none."""
@@ -82,7 +92,7 @@ class _Meta(msgspec.Struct):
     progressToken: Any = None
 
 
-class Sizes:
+class LengthChecks:
     """Check the lengths of parts of messages against the limits, and count the refusals."""
 
     def __init__(self, limits: Limits, refusals: Refusals) -> None:
@@ -184,10 +194,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class Posts:
     """Read the requests of one endpoint."""
 
-    def __init__(self, endpoint: str, guard: Guard, sizes: Sizes) -> None:
+    def __init__(self, endpoint: str, guard: Guard, lengths: LengthChecks) -> None:
         self._endpoint = endpoint
         self._guard = guard
-        self._sizes = sizes
+        self._lengths = lengths
 
     def checked_head(self, scope: Scope) -> Head:
         """Check the head of a POST, and return it. Raises `Refused` if every POST with this head is refused."""
@@ -214,7 +224,7 @@ class Posts:
     def read(self, body: bytes) -> Message:
         """Read the message in a body that is no batch. Raises `Refused` (400) if the body is no message."""
         try:
-            return self._sizes.parse(body)
+            return self._lengths.parse(body)
         except InvalidMessage as error:
             raise Refused(400, error.code, str(error)) from None
 
@@ -230,9 +240,9 @@ class Posts:
         if head.era is not MODERN and not names_version(meta):
             if message.method != "initialize":  # this negotiates the version in its body: its header does not count
                 check_version(head.headers)
-            self._sizes.check(params, known)
+            self._lengths.check(params, known)
             return self.of_head(head, LEGACY, message, params, known, body_bytes=body_bytes)
-        self._sizes.check(params, known)
+        self._lengths.check(params, known)
         if message.is_response:
             raise Refused(400, INVALID_REQUEST, "Responses are not accepted: this revision has no server requests.")
         if message.is_notification:

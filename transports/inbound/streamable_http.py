@@ -29,7 +29,7 @@ from transports.inbound.http import (
 )
 from transports.inbound.limits import MAX_LABEL_CHARS, Bodies, HeldBody, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
-from transports.inbound.posts import BATCHES, Head, Posts, Sizes, check_post, check_version, is_batch, preflight
+from transports.inbound.posts import BATCHES, Head, LengthChecks, Posts, check_post, check_version, is_batch, preflight
 from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
@@ -64,9 +64,9 @@ class StreamableHttp:
         self._guard = guard
         self._body_limit = limits.body_bytes
         self._bodies = bodies
-        sizes = Sizes(limits, refusals)
-        self.posts = Posts(endpoint, guard, sizes)
-        self._batches = Batches(handler, sizes, limits, refusals)
+        lengths = LengthChecks(limits, refusals)
+        self.posts = Posts(endpoint, guard, lengths)
+        self._batches = Batches(handler, lengths, limits, refusals)
         self._times = times
         self._forwarder = forwarder
 

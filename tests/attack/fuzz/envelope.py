@@ -17,7 +17,7 @@ from tests.attack.fuzz.transport import loop
 from transports.era import Era
 from transports.inbound.batch import Batches, BatchResponse
 from transports.inbound.limits import Limits
-from transports.inbound.posts import Sizes
+from transports.inbound.posts import LengthChecks
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import (
     INVALID_REQUEST,
@@ -239,7 +239,7 @@ class _Handler:
 def check_batch(data: bytes) -> None:
     """A batch: each of its messages is answered once, or all of it refused."""
     limits = Limits()
-    made = Batches(cast("Any", _Handler()), Sizes(limits, Counter[Any]()), limits, Counter[Any]())
+    made = Batches(cast("Any", _Handler()), LengthChecks(limits, Counter[Any]()), limits, Counter[Any]())
     request = Request(era=Era.LEGACY, endpoint="/mcp", headers={}, protocol_version="2025-03-26")
     sent: list[bytes] = []
 

@@ -23,8 +23,8 @@ from transports.inbound import event_stream
 from transports.inbound.event_stream import Stream
 from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
+from transports.inbound.posts import LengthChecks
 from transports.inbound.posts import Posts as RealPosts
-from transports.inbound.posts import Sizes
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, OwnedByPeer, Refused, Request
 from transports.peer_channel import PeerCall, PeerChannel, PeerConnectionLost, open_channel
 from transports.peer_frames import SMALL_BYTES
@@ -233,7 +233,7 @@ class FastApp(App):
     is_over = False
 
     def __init__(self) -> None:
-        super().__init__(None, RealPosts("/mcp", Guard(), Sizes(Limits(), Refusals())))
+        super().__init__(None, RealPosts("/mcp", Guard(), LengthChecks(Limits(), Refusals())))
         self.general: list[Request] = []
         self.begun: list[tuple[CallValues, bytes, str]] = []
         self.falls_back = 0

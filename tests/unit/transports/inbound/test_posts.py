@@ -11,8 +11,8 @@ from transports.inbound.http import Guard, header_map
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.posts import (
     Head,
+    LengthChecks,
     Posts,
-    Sizes,
     check_post,
     check_version,
     era_of,
@@ -30,7 +30,7 @@ BOTH = "application/json, text/event-stream"
 
 
 def posts() -> Posts:
-    return Posts("/mcp", Guard(), Sizes(Limits(), Refusals()))
+    return Posts("/mcp", Guard(), LengthChecks(Limits(), Refusals()))
 
 
 def head(**headers: str) -> Head:

@@ -14,7 +14,7 @@ from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.limits import Limits, Refusals
-from transports.inbound.posts import Posts, Sizes
+from transports.inbound.posts import LengthChecks, Posts
 from transports.inbound.repeated_requests import RepeatedRequests
 from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, Request
@@ -97,7 +97,7 @@ class Wire:
 
     def learn(self) -> None:
         """Have the head remembered."""
-        posts = Posts("/mcp", Guard(), Sizes(Limits(), Refusals()))
+        posts = Posts("/mcp", Guard(), LengthChecks(Limits(), Refusals()))
         scope: dict[str, Any] = {"headers": HEADERS, "client": None}
         head = posts.head(scope, {"host": "a"})
         for _ in range(2):
