@@ -39,7 +39,7 @@ from session_store import Purpose, Task
 from transports.era import LEGACY, MODERN
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import Addresses, HttpSse
-from transports.inbound.limits import Bodies, Limited
+from transports.inbound.limits import BodyBudget, Limited
 from transports.inbound.streamable_http import StreamableHttp
 
 __all__ = ["build_http"]
@@ -50,8 +50,8 @@ def build_http(
 ) -> Http:
     """Build the endpoints of clients, and the part that forwards requests to the replica that owns their session."""
     options, cluster = base.settings.gateway, base.cluster
-    bodies = Bodies(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
-    handler, tasks = _message_handler(base, callers, sessions, servers, resolution, bodies)
+    body_budget = BodyBudget(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
+    handler, tasks = _message_handler(base, callers, sessions, servers, resolution, body_budget)
     envelopes = Envelopes(base.ring, base.clock, peer_tls(options.peer_tls))
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
     forwarder = None
@@ -71,7 +71,7 @@ def build_http(
             handler,
             path,
             guard=callers.guard,
-            bodies=bodies,
+            body_budget=body_budget,
             limits=base.limits,
             refusals=base.metrics.limited,
             times=StreamTimes(options.limits.priming_after_s, options.limits.poll_after_s),
@@ -95,7 +95,7 @@ def _message_handler(
     sessions: SessionParts,
     servers: Servers,
     resolution: Resolution,
-    bodies: Bodies,
+    body_budget: BodyBudget,
 ) -> tuple[MessageHandler, TaskParts]:
     """Build the parts that serve each request, and those that keep the tasks made of slow calls."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.events
@@ -117,7 +117,7 @@ def _message_handler(
         settings=options.tasks,
         maker=parts.maker,
         made=parts.made,
-        results=ResultCalls(parts.table, base.backend.bus, Outcomes(bodies, options.limits.in_flight_bytes)),
+        results=ResultCalls(parts.table, base.backend.bus, Outcomes(body_budget, options.limits.in_flight_bytes)),
         handles=handles,
         intake=intake,
         endpoints=endpoints,

@@ -21,7 +21,7 @@ __all__ = [
     "MAX_ID_CHARS",
     "MAX_LABEL_CHARS",
     "SMALL_BODY_BYTES",
-    "Bodies",
+    "BodyBudget",
     "HeldBody",
     "Limited",
     "Limits",
@@ -114,7 +114,7 @@ SMALL_BODY_BYTES: Final = 64 << 10
 """Bodies up to this size are not counted: the limits of connections and calls bound them well enough."""
 
 
-class Bodies:
+class BodyBudget:
     """Count the bytes of all request bodies in this process, and refuse bodies beyond `most`. A body counts from its
     first bytes until its request is answered. That may take minutes, and in the handshake era it outlives the
     connection. One network may hold half of `most`, so that it leaves room for others."""
@@ -155,12 +155,12 @@ class Bodies:
 
 
 class HeldBody:
-    """Count the bytes of one request's body in `Bodies`. `network` is called once, when the first bytes are counted."""
+    """Count the bytes of one request's body in `BodyBudget`. `network` is called once, before the first are counted."""
 
-    __slots__ = ("_bodies", "_counted_as", "_network", "_taken")
+    __slots__ = ("_body_budget", "_counted_as", "_network", "_taken")
 
-    def __init__(self, bodies: Bodies, network: Callable[[], str]) -> None:
-        self._bodies = bodies
+    def __init__(self, body_budget: BodyBudget, network: Callable[[], str]) -> None:
+        self._body_budget = body_budget
         self._network = network
         self._counted_as = ""
         self._taken = 0
@@ -171,13 +171,13 @@ class HeldBody:
             return
         if not self._taken:
             self._counted_as = self._network()
-        self._bodies.take(self._counted_as, size - self._taken, self._taken)
+        self._body_budget.take(self._counted_as, size - self._taken, self._taken)
         self._taken = size
 
     def give_back(self) -> None:
         """Release the bytes, because the request is answered, or will not be."""
         if self._taken:
-            self._bodies.give_back(self._counted_as, self._taken)
+            self._body_budget.give_back(self._counted_as, self._taken)
             self._taken = 0
 
 

@@ -27,7 +27,7 @@ from transports.inbound.http import (
     send_refusal,
     send_status,
 )
-from transports.inbound.limits import MAX_LABEL_CHARS, Bodies, HeldBody, Limits, Refusals
+from transports.inbound.limits import MAX_LABEL_CHARS, BodyBudget, HeldBody, Limits, Refusals
 from transports.inbound.modern import VERSION_HEADER, status_of
 from transports.inbound.posts import BATCHES, Head, LengthChecks, Posts, check_post, check_version, is_batch, preflight
 from transports.inbound.started_post import RepeatedHead, StartedPost
@@ -54,7 +54,7 @@ class StreamableHttp:
         endpoint: str,
         *,
         guard: Guard,
-        bodies: Bodies,
+        body_budget: BodyBudget,
         limits: Limits,
         refusals: Refusals,
         times: StreamTimes,
@@ -63,7 +63,7 @@ class StreamableHttp:
         self._handler = handler
         self._guard = guard
         self._body_limit = limits.body_bytes
-        self._bodies = bodies
+        self._body_budget = body_budget
         lengths = LengthChecks(limits, refusals)
         self.posts = Posts(endpoint, guard, lengths)
         self._batches = Batches(handler, lengths, limits, refusals)
@@ -86,7 +86,7 @@ class StreamableHttp:
                 body = started.body
             elif scope["method"] == "POST":
                 check_post(headers)
-                held = HeldBody(self._bodies, lambda: head.client)
+                held = HeldBody(self._body_budget, lambda: head.client)
                 read = await read_body(receive, headers, self._body_limit, functools.partial(self._admit, head), held)
                 if read is None:
                     return

@@ -33,7 +33,7 @@ from gateway.tasks.made.task_exchange import RequestedExchange
 from gateway.tasks.made.task_table import TaskTable, topic_of
 from gateway.tasks.task_encoding import legacy_outcome
 from session_store import Bus, StoreUnavailable, Task
-from transports.inbound.limits import SMALL_BODY_BYTES, Bodies
+from transports.inbound.limits import SMALL_BODY_BYTES, BodyBudget
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 from transports.tasks import Tasks
@@ -67,8 +67,8 @@ class Outcomes:
     """Keeps the outcomes that calls wait for. At most `most` bytes of them wait until the client of one session reads
     them. `bodies` limits the bytes of all sessions."""
 
-    def __init__(self, bodies: Bodies, most: int) -> None:
-        self._bodies = bodies
+    def __init__(self, body_budget: BodyBudget, most: int) -> None:
+        self._body_budget = body_budget
         self._most = most
         self._shared: WeakValueDictionary[str, SharedOutcome] = WeakValueDictionary()
         self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
@@ -79,7 +79,7 @@ class Outcomes:
 
     def room_of(self, live: LiveSession) -> "Room":
         """Return the room (limit in bytes) for outcomes that the client of that session has not read."""
-        return self._rooms.setdefault(live, Room(self._bodies, live.session.counted_as, self._most))
+        return self._rooms.setdefault(live, Room(self._body_budget, live.session.counted_as, self._most))
 
 
 class SharedOutcome:
@@ -117,9 +117,9 @@ class Room:
     room.
     """
 
-    def __init__(self, bodies: Bodies, counted_as: str, most: int) -> None:
+    def __init__(self, body_budget: BodyBudget, counted_as: str, most: int) -> None:
         self.turn = asyncio.Lock()
-        self._bodies = bodies
+        self._body_budget = body_budget
         self._counted_as = counted_as
         self._most = most
         self._taken = 0
@@ -138,13 +138,13 @@ class Room:
         if call.is_over:
             return
         counted = size if size > SMALL_BODY_BYTES else 0
-        self._bodies.take(self._counted_as, counted, 0)
+        self._body_budget.take(self._counted_as, counted, 0)
         self._taken += size
         call.when_done(functools.partial(self._give_back, size, counted))
         call.settle(message)
 
     def _give_back(self, size: int, counted: int) -> None:
-        self._bodies.give_back(self._counted_as, counted)
+        self._body_budget.give_back(self._counted_as, counted)
         self._taken -= size
         self._freed.set()
 

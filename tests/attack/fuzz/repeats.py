@@ -22,7 +22,7 @@ from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.http_connection import HttpConnection
-from transports.inbound.limits import Bodies, Limits
+from transports.inbound.limits import BodyBudget, Limits
 from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.reply_queue import Frame, ReplyQueue
@@ -375,7 +375,7 @@ async def hear(said: Conversation, *, remembers: bool) -> Heard:
         cast("Handler", handler),
         "/mcp",
         guard=Guard(),
-        bodies=Bodies(1 << 20, limited, lambda who: Refused(429, -32000, who)),
+        body_budget=BodyBudget(1 << 20, limited, lambda who: Refused(429, -32000, who)),
         limits=LIMITS,
         refusals=limited,
         times=StreamTimes(priming_after_s=5.0),

@@ -21,7 +21,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of
 from tests.unit.calls.parts import Server, turns
 from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs
-from transports.inbound.limits import Bodies
+from transports.inbound.limits import BodyBudget
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 
@@ -38,7 +38,7 @@ class Scene:
 
     def __init__(self, store: Store, replica: Replica, running: RunningTask) -> None:
         self.replica, self.running, self.store = replica, running, store
-        self.bodies = Bodies(1 << 30, Counter(), too_much_in_flight)
+        self.bodies = BodyBudget(1 << 30, Counter(), too_much_in_flight)
         self.results = ResultCalls(replica.table, store.backend.bus, Outcomes(self.bodies, MOST))
         client = msgspec.structs.replace(store.session.client, initialize_params=CLIENT)
         session = msgspec.structs.replace(store.session, id="another session", client=client)
