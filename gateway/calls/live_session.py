@@ -83,7 +83,7 @@ class LiveSession(Usage):
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
         _exchanges failed failures frames _happened lost new_process _paths read_at return_watch session state
-        subscription_relays subscriptions version""".split()
+        gateway_subscriptions subscriptions version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -94,7 +94,7 @@ class LiveSession(Usage):
         self.version = 0
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
-        self.subscription_relays: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
+        self.gateway_subscriptions: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
         self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
         # The streams of a modern session do not outlive a connection.
         self.state = LiveState.LIVE if session.era == Era.MODERN else LiveState.OPENING

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
+from gateway.bridge.gateway_subscriptions import caller_in, caller_of
 from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
 from gateway.bridge.legacy_task import LegacyTaskBridge, asking_for_task
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import is_input_required
-from gateway.bridge.subscription_relay import caller_in, caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange

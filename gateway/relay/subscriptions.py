@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bridge.subscription_relay import (
+from gateway.bridge.gateway_subscriptions import (
     caller_of,
     child_of,
     everything,
-    subscription_relay_for,
-    subscription_relay_of,
+    gateway_subscription_for,
+    gateway_subscription_of,
 )
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
@@ -71,18 +71,18 @@ async def relay_changes(
     Raises:
         UpstreamUnavailable, LinkClosed: the subscription failed.
     """
-    before = subscription_relay_of(live, upstream.name)
+    before = gateway_subscription_of(live, upstream.name)
     if before is not None and not before.has_ended and not anew:
         return
     # Set before any await, so that only one of several calls at the same time subscribes.
-    relay = live.subscription_relays[upstream.name] = subscription_relay_for(live)
+    relay = live.gateway_subscriptions[upstream.name] = gateway_subscription_for(live)
     relay.when_gone(functools.partial(_with_the_next_start, upstream, live, correlation))
     if before is not None:
         relay.follow(before)
     is_sent = False
     try:
         capabilities = await upstream.capabilities()
-        if live.subscription_relays.get(upstream.name) is not relay:
+        if live.gateway_subscriptions.get(upstream.name) is not relay:
             return  # the subscriptions have changed meanwhile
         wanted = _wanted(upstream, live, capabilities)
         relay.ask_for(wanted)
@@ -90,15 +90,15 @@ async def relay_changes(
             conversation = upstream.conversation(live, Era.MODERN, correlation)
             await conversation.start(relay, listen_params(wanted), caller_of(live).meta(""))
             is_sent = True
-            if live.subscription_relays.get(upstream.name) is not relay:
+            if live.gateway_subscriptions.get(upstream.name) is not relay:
                 relay.withdraw()
     finally:
         if not is_sent:
             relay.end()
-            if live.subscription_relays.get(upstream.name) is relay:
-                del live.subscription_relays[upstream.name]
+            if live.gateway_subscriptions.get(upstream.name) is relay:
+                del live.gateway_subscriptions[upstream.name]
                 if before is not None and before.has_ended:
-                    live.subscription_relays[upstream.name] = before  # so that the next subscription knows of the gap
+                    live.gateway_subscriptions[upstream.name] = before  # so that the next subscription knows of the gap
 
 
 def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
@@ -123,7 +123,7 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     False if `relay_changes` would subscribe to nothing."""
     if not live.session.initialized:
         return False
-    relay = subscription_relay_of(live, upstream.name)
+    relay = gateway_subscription_of(live, upstream.name)
     if relay is not None:
         return relay.has_ended or not relay.is_confirmed
     is_notified = upstream.notifies and bool(_wanted(upstream, live, upstream.declared))
@@ -138,7 +138,7 @@ def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mappi
 
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
     """Wait `CONFIRM_S` at most until the server has a legacy client's subscription, so that a call is sent after it."""
-    relay = subscription_relay_of(live, upstream.name)
+    relay = gateway_subscription_of(live, upstream.name)
     if relay is not None and not relay.is_confirmed:
         await relay.settled(CONFIRM_S)
 

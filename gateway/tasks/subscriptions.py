@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.subscription_relay import RelayedReplies
+from gateway.bridge.gateway_subscriptions import RelayedReplies
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
-from gateway.bridge.subscription_relay import caller_of
+from gateway.bridge.gateway_subscriptions import caller_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import Calls, CallWatch
 from gateway.calls.lifecycles import Deadlines

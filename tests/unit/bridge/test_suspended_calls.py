@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.bridge import round_trips, suspended_calls
+from gateway.bridge.gateway_subscriptions import gateway_subscription_for
 from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBridge
-from gateway.bridge.subscription_relay import subscription_relay_for
 from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -209,5 +209,5 @@ async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
 @requirement("spec.complete")
 def test_no_request_of_a_client_cancels_a_subscription_of_the_gateway() -> None:
     live = a_live()
-    one, other = (subscription_relay_for(live).client_id for _ in range(2))
+    one, other = (gateway_subscription_for(live).client_id for _ in range(2))
     assert isinstance(one, str) and one != other, "no count, and no text that stays the same"

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.bridge.gateway_subscriptions import gateway_subscription_for
 from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
-from gateway.bridge.subscription_relay import subscription_relay_for
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
@@ -94,7 +94,7 @@ class Parts:
 
     def subscribe(self, server: Server) -> None:
         """The server has the subscription of the session."""
-        relay = self.live.subscription_relays[server.name] = subscription_relay_for(self.live)
+        relay = self.live.gateway_subscriptions[server.name] = gateway_subscription_for(self.live)
         relay.takes_acknowledgement()
 
     def call(self, method: str = "tools/call", *, era: Era = Era.LEGACY, **params: Any) -> Call:
@@ -136,7 +136,7 @@ async def test_a_path_between_eras_is_not_taken_while_its_server_has_to_be_asked
     conversation = cast("Any", server)
     has_to_wait = waits(route.upstream, conversation, parts.call())
     assert has_to_wait is not None and not has_to_wait()
-    parts.live.subscription_relays["s"].fail(-32014, "it exited")
+    parts.live.gateway_subscriptions["s"].fail(-32014, "it exited")
     assert has_to_wait(), "the subscription that has ended is made again before it"
     server._is_asked = True
     assert has_to_wait(), "its era has to be asked for"

@@ -98,7 +98,7 @@ async def test_of_two_calls_at_the_same_time_one_subscribes(client: Client, repl
     await turns()
     client.server.is_known.set()
     await turns()
-    assert client.server.started == [client.live.subscription_relays["s"]]
+    assert client.server.started == [client.live.gateway_subscriptions["s"]]
     client.server.started[0].takes_acknowledgement()
     await asyncio.gather(*calls)
 
@@ -107,7 +107,7 @@ async def test_one_that_fails_leaves_the_place_to_the_next_call(client: Client) 
     client.server.is_away = True
     with pytest.raises(UpstreamUnavailable):
         await client.calls()
-    assert not client.live.subscription_relays
+    assert not client.live.gateway_subscriptions
 
 
 @requirement("spec.relayed-changes")

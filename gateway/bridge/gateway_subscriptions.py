@@ -16,14 +16,14 @@ from transports.jsonrpc import Object, encode, encode_notification, parse, splic
 from transports.reply_queue import Frame, ReplyQueue
 
 __all__ = [
+    "GatewaySubscription",
     "RelayedReplies",
-    "SubscriptionRelay",
     "caller_in",
     "caller_of",
     "child_of",
     "everything",
-    "subscription_relay_for",
-    "subscription_relay_of",
+    "gateway_subscription_for",
+    "gateway_subscription_of",
 ]
 
 _LISTEN: Final = "subscriptions/listen"
@@ -64,7 +64,7 @@ def everything(uris: Iterable[str]) -> Filter:
     return Filter(kinds=frozenset(row.flag for row in CHANGES.values() if row.flag), uris=frozenset(uris))
 
 
-class SubscriptionRelay(Exchange):
+class GatewaySubscription(Exchange):
     """A `subscriptions/listen` of the gateway at a modern server, on behalf of a legacy client.
 
     Legacy clients get notifications without a request. `is_waited_for`: calls wait for the acknowledgement. `may_miss`:
@@ -78,7 +78,7 @@ class SubscriptionRelay(Exchange):
         self.is_waited_for = True
         self._send = live.send_to_client
         self._settled = asyncio.Event()
-        self._before: SubscriptionRelay | None = None
+        self._before: GatewaySubscription | None = None
         self._is_withdrawn = False
         self._when_gone: Callable[[], None] | None = None
         self.acknowledged_here(self._confirmed)
@@ -87,7 +87,7 @@ class SubscriptionRelay(Exchange):
         """Set the part of the filter that the server supports."""
         self._part = part
 
-    def follow(self, before: "SubscriptionRelay") -> None:
+    def follow(self, before: "GatewaySubscription") -> None:
         """Replace an earlier subscription. If the server has acknowledged the earlier one, keep it until the server has
         this one, so that no change is missed."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
@@ -147,13 +147,13 @@ class SubscriptionRelay(Exchange):
             before.withdraw()
 
 
-def subscription_relay_of(live: LiveSession, upstream: str) -> SubscriptionRelay | None:
+def gateway_subscription_of(live: LiveSession, upstream: str) -> GatewaySubscription | None:
     """Return the session's subscription at that server, which may have ended; None if there is none."""
-    relay = live.subscription_relays.get(upstream)
-    return relay if isinstance(relay, SubscriptionRelay) else None
+    relay = live.gateway_subscriptions.get(upstream)
+    return relay if isinstance(relay, GatewaySubscription) else None
 
 
-def subscription_relay_for(live: LiveSession) -> SubscriptionRelay:
+def gateway_subscription_for(live: LiveSession) -> GatewaySubscription:
     """Return a new subscription, not sent yet. Its notifications go to the legacy client's standalone stream."""
 
     def receive(frame: Frame) -> None:
@@ -169,7 +169,7 @@ def subscription_relay_for(live: LiveSession) -> SubscriptionRelay:
             plain["_meta"] = msgspec.Raw(encode(meta))
         live.send_to_client(encode_notification(str(message.method), splice(encode(plain)) if plain else None))
 
-    relay = SubscriptionRelay(live, RelayedReplies(receive))
+    relay = GatewaySubscription(live, RelayedReplies(receive))
     return relay
 
 
