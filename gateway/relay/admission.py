@@ -127,7 +127,7 @@ Admitted = AdmittedTool | Object
 """The decision on an admitted request: the tool that it calls, or else its params for the server."""
 
 
-class _Missing(msgspec.Struct, frozen=True):
+class _ListNeeded(msgspec.Struct, frozen=True):
     """A list that has to be requested from the server for a decision. If `name` is not empty, the decision looks it up
     in that list."""
 
@@ -142,23 +142,23 @@ class _Lists(msgspec.Struct, frozen=True):
     conversation: Conversation | None
     asked: Mapping[str, Listed]
 
-    def tools(self, name: str) -> Tools | _Missing:
+    def tools(self, name: str) -> Tools | _ListNeeded:
         """Return the server's tools, or what to request first: no list is known, or none that has `name`."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
 
-    def names(self, method: str, name: str) -> Names | _Missing:
+    def names(self, method: str, name: str) -> Names | _ListNeeded:
         """Return the names in another list, or what to request first: no list is known, or none that has `name`."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
 
-    def _having(self, method: str, name: str) -> Listed | _Missing:
+    def _having(self, method: str, name: str) -> Listed | _ListNeeded:
         if method in self.asked:
             return self.asked[method]
         found = self.upstream.inventory.known(method, self.conversation)
-        return _Missing(method, name) if found is None or (name and name not in found) else found
+        return _ListNeeded(method, name) if found is None or (name and name not in found) else found
 
 
 class Admission:
@@ -184,7 +184,7 @@ class Admission:
             await upstream.facts()
         known_by = upstream.held_for(call.exchange, call.era)
         asked: dict[str, Listed] = {}
-        while isinstance(found := self._decide(upstream, known_by, call, asked), _Missing):
+        while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
             conversation = await upstream.conversation_for(call)
             asked[found.method] = await upstream.inventory.listed(found.method, conversation, found.name)
         return found
@@ -195,7 +195,7 @@ class Admission:
         conversation: Conversation | None,
         call: Call,
         asked: Mapping[str, Listed],
-    ) -> Admitted | _Missing:
+    ) -> Admitted | _ListNeeded:
         """Return the decision on a request, or the list that has to be requested first.
 
         `asked` has the lists that were requested for this decision: a name that they lack does not exist. Other lists
@@ -210,7 +210,7 @@ class Admission:
         if method == "tools/call":
             name = text_of(call.params, "name")
             tools = lists.tools(name if "tools" in restricted else "")
-            return tools if isinstance(tools, _Missing) else self._tool_call(upstream, tools, name, call)
+            return tools if isinstance(tools, _ListNeeded) else self._tool_call(upstream, tools, name, call)
         if not row.named:
             return call.params
         missing = None
@@ -263,10 +263,10 @@ class Admission:
         decision = self._calls.decide(upstream.name, tools, context, session, name)
         return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
 
-    def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
+    def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
         """Decide on a request that names a tool without calling it. Return the list that is missing, if one is."""
         tools = lists.tools(name)
-        if isinstance(tools, _Missing):
+        if isinstance(tools, _ListNeeded):
             return tools
         decision = self._policy.decide(call.exchange.context, server, name, tools.operation(name))
         if name not in tools or not decision.allowed:
@@ -279,21 +279,21 @@ class Admission:
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
-    def _compare_resources(self, lists: _Lists) -> _Missing | None:
+    def _compare_resources(self, lists: _Lists) -> _ListNeeded | None:
         """Compare the patterns for resources with the server's resources and templates (`_compare`). Return a list that
         has to be requested first, if one is missing."""
         if not self._refuses_unmatched:
             return None
         resources = lists.names("resources/list", "")
-        if isinstance(resources, _Missing):
+        if isinstance(resources, _ListNeeded):
             return resources
         templates = lists.names("resources/templates/list", "")
-        if isinstance(templates, _Missing):
+        if isinstance(templates, _ListNeeded):
             return templates
         self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates))
         return None
 
-    def _completion(self, server: str, lists: _Lists, call: Call) -> _Missing | None:
+    def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | None:
         """Decide on a completion by its prompt or resource. Return the list that is missing, if one is."""
         restricted = self._policy.restricts(server)
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
@@ -306,9 +306,9 @@ class Admission:
             raise Refused(200, INVALID_PARAMS, "params.ref must name a prompt, or a resource by its URI")
         return None
 
-    def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> _Missing | None:
+    def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
         prompts = lists.names("prompts/list", name)
-        if isinstance(prompts, _Missing):
+        if isinstance(prompts, _ListNeeded):
             return prompts
         if "prompts" in lists.upstream.unreviewed:
             self._compare(lists.upstream, "prompts", prompts)
@@ -316,12 +316,12 @@ class Admission:
             raise unknown_prompt(name)
         return None
 
-    def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _Missing | None:
+    def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _ListNeeded | None:
         context = call.exchange.context
         if "resources" in lists.upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
             return missing
         resources = lists.names("resources/list", uri)
-        if isinstance(resources, _Missing):
+        if isinstance(resources, _ListNeeded):
             return resources
         if uri in resources:
             if not self._policy.why_listed_uri_hidden(context, server, uri):
@@ -329,7 +329,7 @@ class Admission:
         elif self._policy.allows_uri(context, server, uri):
             # An unlisted resource has to match a listed template that the session sees.
             templates = lists.names("resources/templates/list", uri)
-            if isinstance(templates, _Missing):
+            if isinstance(templates, _ListNeeded):
                 return templates
             seen = (t for t in templates if not self._policy.why_listed_uri_hidden(context, server, t))
             if matches_any_template(uri, seen):

@@ -54,10 +54,10 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import ReplyQueue
 
-__all__ = ["ModernClients", "ModernResults"]
+__all__ = ["ModernClients", "ResultShaper"]
 
 
-class ModernResults:
+class ResultShaper:
     """Turn the results of servers into those for modern clients. `result_meta` is the setting of that name."""
 
     def __init__(self, carriers: Carriers, seal: RequestStateSeal, tasks: ModernTasks, *, result_meta: bool) -> None:
@@ -133,7 +133,7 @@ class ModernClients:
         result_meta: bool,
     ) -> None:
         self._tasks = tasks
-        self._results = ModernResults(carriers, seal, tasks, result_meta=result_meta)
+        self._results = ResultShaper(carriers, seal, tasks, result_meta=result_meta)
         self._intake = intake
         self.resolver = resolver
         self._carriers = carriers

@@ -114,7 +114,7 @@ def for_server(
         refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
     if asked is not None:
-        bridge = KeptResult(upstream, asked, conversation, bridge)
+        bridge = ResultCaching(upstream, asked, conversation, bridge)
     if bridge is not exchange.bridge:
         exchange.use_bridge(bridge)
     return params, meta
@@ -180,7 +180,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     params = {key: value for key, value in params.items() if key != "_meta"}
     if meta := _meta_for(conversation, call):
         params = params | {"_meta": msgspec.Raw(encode(meta))}
-    keeping = None if asked is None else KeptResult(upstream, asked, conversation)
+    keeping = None if asked is None else ResultCaching(upstream, asked, conversation)
     message = await conversation.ask(method, encode(params))
     if keeping is not None:
         keeping.keep(call.live, message)
@@ -253,7 +253,7 @@ def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, st
     return encode(live.session.id) + context, live.session.id
 
 
-class KeptResult:
+class ResultCaching:
     """Cache the result of a call as its server has sent it, on its way to the client (`gateway.calls.exchange.Bridge`).
     The bridge `then`, if there is one, translates it afterwards."""
 
