@@ -26,12 +26,12 @@ __all__ = [
     "HOLD",
     "JSON_TYPE",
     "CallFacts",
-    "Common",
     "Envelopes",
     "Nonce",
     "Refusal",
-    "decode_common",
+    "SharedFacts",
     "decode_facts",
+    "decode_shared_facts",
     "is_event_stream",
 ]
 
@@ -48,7 +48,7 @@ GREETING: Final = "greeting"
 """The path of a request that only checks that a replica answers. Paths of endpoints begin with a slash."""
 
 HOLD: Final = "hold"
-"""The path of a request to claim no session of a replica for a while. `Common.session` then names that replica."""
+"""The path of a request to claim no session of a replica for a while. `SharedFacts.session` then names that replica."""
 
 JSON_TYPE: Final = (b"content-type", b"application/json")
 """The header of an answer that is one JSON message."""
@@ -66,7 +66,7 @@ class Refusal(enum.StrEnum):
     """A copy of it was accepted."""
 
 
-class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Facts that all calls with one HTTP head on one connection share. `path` is the path of an endpoint. `granted` has
     the claims of the client's credential. `again`: a lost process had the request, which may have taken effect."""
 
@@ -83,7 +83,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     @classmethod
     def of(
         cls, route: Route, path: str, headers: HeaderList, *, secure: bool, method: str = "POST", again: bool = False
-    ) -> "Common":
+    ) -> "SharedFacts":
         """Return the shared facts of requests to that path with these headers, in the session of `route`."""
         return cls(
             session=route.session.id,
@@ -116,7 +116,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_commons = msgspec.msgpack.Decoder(Common)
+_shared_facts = msgspec.msgpack.Decoder(SharedFacts)
 _facts = msgspec.msgpack.Decoder(CallFacts)
 
 
@@ -125,10 +125,10 @@ def is_event_stream(headers: HeaderList) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-def decode_common(packed: bytes) -> Common:
+def decode_shared_facts(packed: bytes) -> SharedFacts:
     """Decode the facts that a peer's calls share. Raises `PeerFault`: they cannot be read."""
     try:
-        return _commons.decode(packed)
+        return _shared_facts.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise PeerFault("what calls have in common cannot be read") from None
 

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from msgspec.structs import replace
 
-from gateway.cluster.envelope import Common
+from gateway.cluster.envelope import SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.forwarding_fast_path import ForwardingPath
 from gateway.cluster.liveness import Outcome
@@ -150,7 +150,7 @@ class Forwarder:
             # Each request has its own `traceparent`.
             headers = (header for header in request.headers.items() if header[0] != "traceparent")
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            common = Common.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
+            common = SharedFacts.of(route, request.endpoint, self._for_owner(raw), secure=request.secure)
             memory.keep_common(common.packed())
         channel = self._peers.channel_to(route)
         if channel is None:
@@ -165,7 +165,7 @@ class Forwarder:
         return ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
-        common = Common.of(
+        common = SharedFacts.of(
             route,
             scope["path"].removeprefix(scope.get("root_path", "")),
             self._for_owner(scope["headers"]),

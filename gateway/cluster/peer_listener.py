@@ -20,11 +20,11 @@ from gateway.cluster.envelope import (
     HOLD,
     JSON_TYPE,
     CallFacts,
-    Common,
     Envelopes,
     Refusal,
-    decode_common,
+    SharedFacts,
     decode_facts,
+    decode_shared_facts,
     is_event_stream,
 )
 from gateway.cluster.ownership import Forwarded
@@ -40,7 +40,7 @@ from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
 from transports.tasks import Tasks
 
-__all__ = ["ForwardedPost", "KnownCommon", "PeerListener"]
+__all__ = ["DefinedHead", "ForwardedPost", "PeerListener"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ class PeerListener:
         finally:
             await self._tasks.close()
 
-    def _define(self, packed: bytes) -> "KnownCommon":
-        common = decode_common(packed)
-        endpoint = self._endpoints.get(common.path)
-        known = KnownCommon(common, endpoint)
-        if endpoint is not None and common.method == "POST" and not common.again:
+    def _define(self, packed: bytes) -> "DefinedHead":
+        shared = decode_shared_facts(packed)
+        endpoint = self._endpoints.get(shared.path)
+        known = DefinedHead(shared, endpoint)
+        if endpoint is not None and shared.method == "POST" and not shared.again:
             facts = CallFacts(-1, -1, "", "", 0.0)
             with contextlib.suppress(Refused):
                 known.head = endpoint.posts.checked_head(known.scope(facts, known.forwarded(facts, _nothing)))
@@ -100,13 +100,13 @@ class PeerListener:
 
     def _begin(self, call: Call) -> None:
         facts = decode_facts(call.facts)
-        known: KnownCommon = call.definition
+        known: DefinedHead = call.definition
         if (refusal := self._envelopes.accept(call.nonce, facts)) is not None:
             call.end(b"r", refusal.value.encode())
-        elif known.common.path == GREETING:
+        elif known.shared.path == GREETING:
             call.end(b"a")
-        elif known.common.path == HOLD:
-            call.end(b"a" if self._hold(known.common.session) else b"m")
+        elif known.shared.path == HOLD:
+            call.end(b"a" if self._hold(known.shared.session) else b"m")
         elif known.endpoint is None:
             call.end(b"r", Refusal.INVALID.value.encode())
         else:
@@ -132,29 +132,29 @@ async def _nothing() -> None:
     """Do nothing: this head is only checked, and no sender waits."""
 
 
-class KnownCommon:
+class DefinedHead:
     """The facts about all calls with one HTTP head. `head` is None if such calls cannot be started on arrival, or if
     the head is refused: then the endpoint's app answers. `repeated` keeps the fast paths of the head; None until the
     second call."""
 
-    __slots__ = ("_principal", "common", "endpoint", "has_come", "head", "repeated")
+    __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
 
-    def __init__(self, common: Common, endpoint: Endpoint | None) -> None:
-        self.common = common
+    def __init__(self, shared: SharedFacts, endpoint: Endpoint | None) -> None:
+        self.shared = shared
         self.endpoint = endpoint
         self.head: Head | None = None
         self.has_come = False
         self.repeated: RepeatedHead | None = None
-        self._principal = Principal(issuer=common.issuer, subject=common.subject)
+        self._principal = Principal(issuer=shared.issuer, subject=shared.subject)
 
     def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
         """Return the facts about a call that its sender has verified. `started` is called before a server gets it."""
         return Forwarded(
-            session_id=self.common.session,
+            session_id=self.shared.session,
             principal=self._principal,
             epoch=facts.epoch,
             version=facts.version,
-            granted=self.common.granted,
+            granted=self.shared.granted,
             started=started,
         )
 
@@ -176,20 +176,20 @@ class KnownCommon:
 
     def scope(self, facts: CallFacts, forwarded: Forwarded) -> dict[str, Any]:
         """Return the ASGI scope of one call. `mcp.forwarded` holds the facts that the sender has verified."""
-        common = self.common
-        headers: HeaderList = [*common.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
+        shared = self.shared
+        headers: HeaderList = [*shared.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
         if facts.traceparent:
             headers.append((b"traceparent", facts.traceparent.encode()))
         return {
             "type": "http",
-            "method": common.method,
-            "path": common.path,
+            "method": shared.method,
+            "path": shared.path,
             "root_path": "",
-            "scheme": "https" if common.secure else "http",
+            "scheme": "https" if shared.secure else "http",
             "headers": headers,
             "client": None,
             "mcp.forwarded": forwarded,
-            "mcp.again": common.again,
+            "mcp.again": shared.again,
         }
 
 
@@ -204,7 +204,7 @@ class ForwardedPost:
         self,
         call: Call,
         facts: CallFacts,
-        known: KnownCommon,
+        known: DefinedHead,
         endpoint: Endpoint,
         tasks: Tasks,
         learn: Callable[[RepeatedHead, StartedPost], None],

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.cluster.envelope import COPIES_S, HOLD, Common, Envelopes, Refusal
+from gateway.cluster.envelope import COPIES_S, HOLD, Envelopes, Refusal, SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Lease, Outcome, decide
@@ -64,7 +64,7 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
     """A client's request, its route, and the facts that the owner gets beside its body."""
 
     route: Route
-    common: Common
+    common: SharedFacts
     body: bytes
 
 
@@ -380,7 +380,7 @@ class PeerRequests:
 
     async def _held_by(self, peer: Peer) -> bool:
         channel = await self._channels.open(peer)
-        asking = Common(path=HOLD, session=self._cluster.replica).packed()
+        asking = SharedFacts(path=HOLD, session=self._cluster.replica).packed()
         call = channel.ask(asking, self._envelopes.facts(None), b"")
         try:
             return (await call.next())[0] == b"h"

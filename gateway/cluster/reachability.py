@@ -10,7 +10,7 @@ import contextlib
 import logging
 from typing import Final
 
-from gateway.cluster.envelope import GREETING, Common, Envelopes
+from gateway.cluster.envelope import GREETING, Envelopes, SharedFacts
 from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
 from transports.peer_channel import (
@@ -41,7 +41,7 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
     try:
         async with asyncio.timeout(_PATIENCE_S):
             channel = await open_channel(address, replica, envelopes.peer_keys, envelopes.tls)
-            greeting = channel.ask(Common(path=GREETING, session="").packed(), envelopes.facts(None), b"")
+            greeting = channel.ask(SharedFacts(path=GREETING, session="").packed(), envelopes.facts(None), b"")
             kind, _ = await greeting.next()
     except PeerUnproven as unproven:
         return unproven.why

@@ -6,12 +6,12 @@ import pytest
 from gateway.cluster.envelope import (
     COPIES_S,
     VALID_S,
-    Common,
     Envelopes,
     Nonce,
     Refusal,
-    decode_common,
+    SharedFacts,
     decode_facts,
+    decode_shared_facts,
 )
 from gateway.cluster.ownership import Route
 from session_store import KeyRing
@@ -38,7 +38,7 @@ class Door:
 def test_what_is_said_of_a_request_arrives() -> None:
     route = Route(a_session(FakeClock()), ALICE, None)
     headers = [(b"accept", b"application/json")]
-    common = decode_common(Common.of(route, "/mcp", headers, secure=True, method="GET", again=True).packed())
+    common = decode_shared_facts(SharedFacts.of(route, "/mcp", headers, secure=True, method="GET", again=True).packed())
     assert (common.session, common.subject, common.path) == (route.session.id, ALICE.subject, "/mcp")
     assert (common.method, common.headers, common.secure, common.again) == ("GET", headers, True, True)
     facts = decode_facts(Door().envelopes.facts(route, "00-1-2-01", (ONE, 7)))
@@ -51,7 +51,7 @@ def test_what_is_said_of_a_request_arrives() -> None:
 @requirement("id.purpose", "rep.any")
 @pytest.mark.parametrize("packed", [b"", b"\xff", b"{}", msgspec.msgpack.encode([1, 2])])
 def test_what_cannot_be_read_is_a_fault(packed: bytes) -> None:
-    for decode in (decode_common, decode_facts):
+    for decode in (decode_shared_facts, decode_facts):
         with pytest.raises(PeerFault):
             decode(packed)
 

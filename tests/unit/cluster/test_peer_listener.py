@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gateway.cluster import peer_listener
-from gateway.cluster.envelope import CallFacts, Common, Envelopes
+from gateway.cluster.envelope import CallFacts, Envelopes, SharedFacts
 from gateway.cluster.ownership import RouteMemory
 from gateway.cluster.peer_listener import PeerListener
 from gateway.observability.request_log import CORRELATION_HEADER
@@ -79,7 +79,7 @@ class Sender:
         facts = self._envelopes.facts(None)
         if expires:
             facts = Envelopes(KeyRing.ephemeral(), lambda: 0.0).facts(None)
-        return self._channel.ask(Common(path=path, **{"session": "s", **common}).packed(), facts, body)
+        return self._channel.ask(SharedFacts(path=path, **{"session": "s", **common}).packed(), facts, body)
 
 
 @contextlib.asynccontextmanager
@@ -297,7 +297,7 @@ def kept(session: str = "s") -> RouteMemory:
     """What calls with one head have in common, for the channel to keep."""
     memory = RouteMemory()
     headers = [(b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream")]
-    memory.keep_common(Common(session=session, path="/mcp", headers=[(b"host", b"localhost"), *headers]).packed())
+    memory.keep_common(SharedFacts(session=session, path="/mcp", headers=[(b"host", b"localhost"), *headers]).packed())
     return memory
 
 

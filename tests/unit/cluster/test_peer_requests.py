@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.cluster import peer_requests
-from gateway.cluster.envelope import COPIES_S, Common, Envelopes, Nonce, Refusal, decode_common, decode_facts
+from gateway.cluster.envelope import COPIES_S, Envelopes, Nonce, Refusal, SharedFacts, decode_facts, decode_shared_facts
 from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.lease import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Outcome
@@ -78,7 +78,7 @@ class Call:
 
     def ask(self, definition: bytes, facts: bytes, body: bytes) -> "Call":
         self.facts.append(facts)
-        self.common = decode_common(definition)
+        self.common = decode_shared_facts(definition)
         return self
 
     @property
@@ -163,7 +163,7 @@ class Asked:
 
     async def outcome(self, begun: Any = None) -> Outcome:
         route = Route(a_session(FakeClock()), ALICE, None, begun=begun)
-        request = ForwardedRequest(route, Common.of(route, "/mcp", [], secure=False), b"{}")
+        request = ForwardedRequest(route, SharedFacts.of(route, "/mcp", [], secure=False), b"{}")
         async with asyncio.timeout(60):
             return await self.requests.ask(Peer("peer", "a:1"), request, self.reply)
 
