@@ -21,7 +21,7 @@ from gateway.sessions.opening import SessionOpener
 from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
-from gateway.sessions.returns import Returns
+from gateway.sessions.returns import ReturnTracker
 from gateway.sessions.session_keys import session_key
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -112,7 +112,7 @@ def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers)
         cluster=base.cluster,
         clock=base.clock,
     )
-    returns = Returns(settings, base.backend.flags, base.audit)
+    returns = ReturnTracker(settings, base.backend.flags, base.audit)
     aliases = Aliases(settings, carriers, returns, servers.endpoints)
     lookup = SessionLookup(store, carriers, base.audit)
     resolver = SessionResolver(

@@ -54,7 +54,7 @@ from gateway.serving.parts import (
 )
 from gateway.serving.paths import served_paths
 from gateway.serving.readiness import Readiness, ServingState
-from gateway.sessions.returns import Returns
+from gateway.sessions.returns import ReturnTracker
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
@@ -219,7 +219,7 @@ def _replica(
     servers: Servers,
     drain: Drain,
     environments: SessionEnvironments,
-    returns: Returns,
+    returns: ReturnTracker,
     tasks: TaskParts,
 ) -> Replica:
     """Build the part that answers operators' questions about this process."""

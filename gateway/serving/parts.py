@@ -44,7 +44,7 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
-from gateway.sessions.returns import Returns
+from gateway.sessions.returns import ReturnTracker
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.recovery import TaskRecovery
@@ -175,7 +175,7 @@ class Resolution:
     carriers: Carriers
     resolver: SessionResolver
     initializer: InitializeResolver
-    returns: Returns
+    returns: ReturnTracker
     streams: HttpSseSessions
     prestart: PrestartPool
 

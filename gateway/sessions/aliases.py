@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from gateway.config.sessions import SessionSettings
 from gateway.sessions.carriers import Carriers, asks_for_new, modern_client
 from gateway.sessions.known_clients import agent_of, known
-from gateway.sessions.returns import Returns, client_key
+from gateway.sessions.returns import ReturnTracker, client_key
 from gateway.sessions.session_keys import key_alias
 from session_store import Principal
 from transports.era import Era
@@ -33,7 +33,7 @@ class Aliases:
     """
 
     def __init__(
-        self, settings: SessionSettings, carriers: Carriers, returns: Returns, endpoints: Container[str]
+        self, settings: SessionSettings, carriers: Carriers, returns: ReturnTracker, endpoints: Container[str]
     ) -> None:
         default = settings.default_session
         self._has_default = default is not False

@@ -16,7 +16,7 @@ from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.returns import ASKED_AGAIN_S, Returns
+from gateway.sessions.returns import ASKED_AGAIN_S, ReturnTracker
 from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
@@ -37,7 +37,7 @@ class SessionResolver:
         attacher: SessionAttacher,
         opener: SessionOpener,
         aliases: Aliases,
-        returns: Returns,
+        returns: ReturnTracker,
     ) -> None:
         self._store = store
         self._lookup = lookup

@@ -25,7 +25,7 @@ from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import ExpiringFlags, Principal, StoreUnavailable
 from transports.inbound_port import Request
 
-__all__ = ["ADVICE", "ASKED_AGAIN_S", "ClientKey", "Returns", "UnreturningClient", "client_key", "together"]
+__all__ = ["ADVICE", "ASKED_AGAIN_S", "ClientKey", "ReturnTracker", "UnreturningClient", "client_key", "together"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class _Watch:
             self.openings.returned()
 
 
-class Returns:
+class ReturnTracker:
     """Watches whether clients come back to new sessions. `clock` is monotonic, `wall` in seconds since the epoch."""
 
     def __init__(
