@@ -15,9 +15,7 @@ __all__ = [
     "SCANNED_AT_ONCE",
     "SENT_AT_ONCE",
     "is_large",
-    "others_first",
-    "run_steps",
-    "run_steps_with_pauses",
+    "let_others_run",
     "slices",
 ]
 
@@ -47,7 +45,7 @@ def is_large(params: Mapping[str, msgspec.Raw]) -> bool:
     return False
 
 
-async def others_first() -> None:
+async def let_others_run() -> None:
     """Let other tasks run before work on something large."""
     await asyncio.sleep(0)
 

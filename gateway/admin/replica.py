@@ -39,7 +39,7 @@ from gateway.version import __version__
 from session_store import TimelinePart
 from session_store.redaction import scrubbed_start, scrubbed_text
 from session_store.session import redact
-from transports.work_steps import SCANNED_AT_ONCE, others_first, slices
+from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
 
 __all__ = ["QUESTIONS", "Replica", "ReplicaCounts", "ReplicaSources"]
 
@@ -206,7 +206,7 @@ class Replica:
                     held.in_flight += in_flight_of(live)
                     held.suspended += suspended_of(live)
                 _count_processes(live.conversations.values(), held.processes)
-            await others_first()
+            await let_others_run()
         for upstream in self.upstreams:
             _count_processes(upstream.shared, held.processes)
         return held
@@ -219,7 +219,7 @@ class Replica:
             for live in some:
                 for one in live.conversations.values():
                     links.setdefault(one.name, []).append((redact(live.session.id), one))
-            await others_first()
+            await let_others_run()
         for upstream in self.upstreams:
             links[upstream.name] += [("", one) for one in upstream.shared]
         return [_part_of_server(upstream, links[upstream.name]) for upstream in self.upstreams]

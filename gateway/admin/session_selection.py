@@ -22,7 +22,7 @@ from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
 from session_store import Session
 from session_store.session import redact
-from transports.work_steps import SCANNED_AT_ONCE, others_first, slices
+from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
 
 __all__ = [
     "ListingPage",
@@ -170,7 +170,7 @@ async def listing_page(live: LiveSessions, query: SessionQuery, now: Callable[[]
             if not one.ended:
                 selection.add(one.session, part_of(one), one)
         selection.first()
-        await others_first()
+        await let_others_run()
     rows = [
         ListingRow(id=one.session.id, place=place, row=row_of(one.session, part_of(one), now()))
         for place, one in (selection.first() if query.limit else ())

@@ -25,7 +25,7 @@ from session_store import (
 from session_store.ports.timelines import MAX_ENTRIES, TimelineKind
 from session_store.redaction import scrubbed_start
 from session_store.session import redact
-from transports.work_steps import others_first, slices
+from transports.work_steps import let_others_run, slices
 
 __all__ = ["INITIALIZED_AGAIN", "Timelines", "head_of"]
 
@@ -254,7 +254,7 @@ class Timelines:
             finally:
                 for name in parts:
                     del self._written[name]
-            await others_first()
+            await let_others_run()
 
     def _names(self, *, ended_only: bool) -> list[str]:
         return [name for name, waiting in self._waiting.items() if waiting.ended or not ended_only]

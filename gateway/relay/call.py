@@ -77,7 +77,15 @@ from transports.inbound.limits import SMALL_BODY_BYTES, Limited
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
-from transports.work_steps import is_large, others_first, run_steps, run_steps_with_pauses
+from transports.work_steps import (
+    at_once,
+    in_turns,
+    is_large,
+    let_others_run,
+    others_first,
+    run_steps,
+    run_steps_with_pauses,
+)
 
 __all__ = ["Calls", "Clients", "Found", "Intake", "Senders", "relay"]
 
@@ -579,7 +587,7 @@ async def _send(
         checked = await run_steps_with_pauses(checked) if is_large(call.params) else run_steps(checked)
     call = call.with_params(checked)
     if is_large(call.params):
-        await others_first()
+        await let_others_run()
     await upstream.era_for(call.era)
     asked = asked_of(upstream, call, call.method, call.params)
     kept = None if asked is None else fresh(upstream, call, asked)

@@ -17,7 +17,7 @@ from gateway.policy.quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
-from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE, others_first, slices
+from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE, let_others_run, slices
 
 __all__ = ["ENDED", "SessionLifecycle"]
 
@@ -180,7 +180,7 @@ class SessionLifecycle:
             finally:
                 for live in used[written:]:  # the store does not answer
                     live.keep_use()
-            await others_first()
+            await let_others_run()
 
     # -- leaving
 

@@ -34,7 +34,7 @@ from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame
-from transports.work_steps import LARGE_BYTES, others_first
+from transports.work_steps import LARGE_BYTES, let_others_run
 
 __all__ = ["StreamableHttp"]
 
@@ -166,13 +166,13 @@ class StreamableHttp:
     async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None) -> bool:
         """Answer a POST. Return True if it was a request, and its answer ended with a message that is no error."""
         if len(body) > LARGE_BYTES:
-            await others_first()
+            await let_others_run()
         if started is None and is_batch(body):
             await self._batch(head, body, send)
             return False
         message = self.posts.read(body) if started is None else started.read()
         if len(body) > LARGE_BYTES:
-            await others_first()
+            await let_others_run()
         try:
             request = self.posts.request(head, message, len(body)) if started is None else started.request()
             return await self._message(request, message, receive, send, started)

@@ -37,7 +37,7 @@ from transports.inbound.limits import SMALL_BODY_BYTES, BodyBudget
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 from transports.tasks import Tasks
-from transports.work_steps import others_first
+from transports.work_steps import let_others_run
 
 __all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingCalls"]
 
@@ -97,7 +97,7 @@ class SharedOutcome:
         """Return the task while it works. Once it is over, return the answer to `tasks/result` with the handle `text`.
         Raises the errors of `look`."""
         async with self._turn:
-            await others_first()
+            await let_others_run()
             message = self._message if self._text == text else None
             if message is not None:
                 await look(self._over)
