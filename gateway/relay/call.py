@@ -65,7 +65,7 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
 from gateway.relay.replies import CallReply
-from gateway.relay.server_requests import answer_with, asked_of, for_server, fresh, start, waits
+from gateway.relay.server_requests import answer_with, cache_key_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
@@ -589,7 +589,7 @@ async def _send(
     if is_large(call.params):
         await let_others_run()
     await upstream.era_for(call.era)
-    asked = asked_of(upstream, call, call.method, call.params)
+    asked = cache_key_of(upstream, call, call.method, call.params)
     kept = None if asked is None else fresh(upstream, call, asked)
     conversation = None if kept is not None else await upstream.conversation_for(call)
     if (part := endpoint.admission.part_of(upstream, conversation, call.method)) is not None:

@@ -36,7 +36,17 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
 
-__all__ = ["ServerAnswer", "answer_with", "ask", "asked_of", "empty_result", "for_server", "fresh", "start", "waits"]
+__all__ = [
+    "ServerAnswer",
+    "answer_with",
+    "ask",
+    "cache_key_of",
+    "empty_result",
+    "for_server",
+    "fresh",
+    "start",
+    "waits",
+]
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
@@ -165,7 +175,7 @@ async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Obj
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
     """
-    asked = asked_of(upstream, call, method, params)
+    asked = cache_key_of(upstream, call, method, params)
     kept = None if asked is None else fresh(upstream, call, asked)
     if method == call.method:
         call.exchange.answered_from(cache=kept is not None)
@@ -214,7 +224,7 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAn
     return ServerAnswer(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(kept)), era)
 
 
-def asked_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
+def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
     """Return the key under which a result of this request may be cached; None if it may not be cached.
 
     A public result is cached for all callers that declare the same extensions: servers list other tools to hosts of MCP
