@@ -180,7 +180,7 @@ class Clients(Protocol):
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
         """Return a new exchange for a call, which shapes the result for its client."""
 
-    def told(self, result: Object, said: Object) -> Object:
+    def with_workspace_note(self, result: Object, said: Object) -> Object:
         """Return a result with `said` in its `_meta`: what became of the workspace that the client has announced."""
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
@@ -252,7 +252,7 @@ class Calls:
             headers = clients.headers(resolved, request)
         exchange = clients.exchange(resolved, request, who)
         if said is not None:
-            exchange.filter_result(lambda _, result: clients.told(result, said))
+            exchange.filter_result(lambda _, result: clients.with_workspace_note(result, said))
         try:
             if (answer := await clients.as_task(exchange, request, who, params, headers)) is not None:
                 return answer

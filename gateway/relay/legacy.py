@@ -202,7 +202,7 @@ class LegacyClients:
             granted=who.claims,
         )
 
-    def told(self, result: Object, said: Object) -> Object:
+    def with_workspace_note(self, result: Object, said: Object) -> Object:
         return with_meta(result, said)
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:

@@ -189,7 +189,7 @@ class ModernClients:
             exchange.keep_complete()
         return exchange
 
-    def told(self, result: Object, said: Object) -> Object:
+    def with_workspace_note(self, result: Object, said: Object) -> Object:
         return with_meta(of_one_session(result), said)
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
