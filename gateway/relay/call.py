@@ -540,7 +540,7 @@ async def relay(endpoint: Endpoint, call: Call) -> Route | None:
     seen, only, servers = endpoint.visible.to(call.exchange.context), endpoint.visible.only, endpoint.merged
     method, named = METHODS.get(call.method), None
     if method is None:
-        upstream = await endpoint.extensions.taker(call)
+        upstream = await endpoint.extensions.server_for(call)
     elif call.exchange.is_subscription:
         lister, send = servers.resources.lister, functools.partial(_send, endpoint)
         await open_stream(seen, only, call, endpoint.late, lister, send)

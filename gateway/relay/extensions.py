@@ -58,7 +58,7 @@ class ExtensionRelay:
         self._told: set[frozenset[str]] = set()
         self._wait_s = wait_s
 
-    async def taker(self, call: Call) -> ConfiguredUpstream:
+    async def server_for(self, call: Call) -> ConfiguredUpstream:
         """Return the server that has declared a request's method, or is configured for it.
 
         Raises:
@@ -66,7 +66,7 @@ class ExtensionRelay:
         """
         if not may_be_relayed(call.method, is_request=True):
             raise unknown_method(call.method, call.era)
-        return (await self.takers(call.method, call.exchange.context, Asker.of(call)))[0]
+        return (await self.servers_for(call.method, call.exchange.context, Asker.of(call)))[0]
 
     async def notify(self, notice: Notice) -> None:
         """Send a notification to all servers that have declared its method, or are configured for it.
@@ -75,7 +75,7 @@ class ExtensionRelay:
             Refused: no server gets the notification, or one of them cannot be reached.
         """
         method, context = notice.method, notice.context
-        for upstream in await self.takers(method, context, notice.asker):
+        for upstream in await self.servers_for(method, context, notice.asker):
             self._admission.check_method(upstream.name, method, notice.asker.era, notice.live.session, context)
             try:
                 await self._send(upstream, notice)
@@ -100,7 +100,7 @@ class ExtensionRelay:
         body = {**params, "_meta": msgspec.Raw(encode(meta))} if meta else params
         conversation.notify(notice.method, encode(body) if body else None)
 
-    async def takers(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
+    async def servers_for(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
         """Return the servers that get this method from that client. A request goes to the first one only.
 
         These are the servers whose configuration names the method. Else those with the closest matching declarations.

@@ -266,7 +266,7 @@ class ModernClients:
         if resolved is None:
             # Do not open a session for a notification that no server takes.
             asker = Asker(None, MODERN, caller, who.correlation)
-            await extensions.takers(method, self.resolver.context_of(request, who), asker)
+            await extensions.servers_for(method, self.resolver.context_of(request, who), asker)
             resolved = await self.resolver.resume_or_open(request, who)
         live = resolved.live
         live.client_sent(message)

@@ -103,7 +103,7 @@ class Parts:
 
     async def send(self, server: Server, call: Call) -> Route | None:
         visible: Any = SimpleNamespace(to=lambda context: {server.name: server}, only=server)
-        extensions: Any = SimpleNamespace(taker=AsyncMock(return_value=server))
+        extensions: Any = SimpleNamespace(server_for=AsyncMock(return_value=server))
         parts = {"admission": self.admission, "visible": visible, "extensions": extensions, "merged": None}
         return await relay(cast("Any", SimpleNamespace(**parts)), call)
 

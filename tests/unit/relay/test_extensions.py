@@ -102,29 +102,31 @@ def asker(capabilities: Any = None, era: Era = MODERN) -> Asker:
     return Asker(None, era, ClientDeclaration(b"{}", encode(capabilities or {})), "c")
 
 
-async def takers(method: str, *servers: Server, declared: Any = None, era: Era = MODERN) -> list[str]:
-    return [each.name for each in await relay(*servers).takers(method, ANYONE, asker(declared, era))]
+async def servers_for(method: str, *servers: Server, declared: Any = None, era: Era = MODERN) -> list[str]:
+    return [each.name for each in await relay(*servers).servers_for(method, ANYONE, asker(declared, era))]
 
 
 async def test_a_method_goes_to_the_server_that_has_declared_its_extension() -> None:
     servers = Server("acme", ACME), Server("other", OTHER)
-    assert await takers("com.acme/a/do", *servers) == ["acme"]
-    assert await takers("notifications/org.other/changed", *servers) == ["other"]
-    assert await takers("b/do", *servers) == ["other"]
-    both = await takers("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three"))
+    assert await servers_for("com.acme/a/do", *servers) == ["acme"]
+    assert await servers_for("notifications/org.other/changed", *servers) == ["other"]
+    assert await servers_for("b/do", *servers) == ["other"]
+    both = await servers_for("com.acme/a/do", Server("one", ACME), Server("two", ACME), Server("three"))
     assert both == ["one", "two"], "the first gets requests, and all get notifications"
-    assert await takers("com.acme/a/do", Server("one"), declared=ACME) == ["one"], "it gets what its client declares"
+    assert await servers_for("com.acme/a/do", Server("one"), declared=ACME) == ["one"], (
+        "it gets what its client declares"
+    )
     with pytest.raises(Refused):
-        await takers("com.acme/a/do", Server("one"), Server("two"), declared=ACME)
+        await servers_for("com.acme/a/do", Server("one"), Server("two"), declared=ACME)
 
 
 async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_for_together() -> None:
     starting = [Server(name, OTHER) for name in ("one", "two", "three")]
     for each in starting:
         each.is_starting = True
-    assert await takers("com.acme/a/do", *starting, Server("acme", ACME)) == ["acme"]
+    assert await servers_for("com.acme/a/do", *starting, Server("acme", ACME)) == ["acme"]
     assert not any(each.is_awaited for each in starting)
-    asked = asyncio.create_task(takers("b/do", *starting, Server("plain")))
+    asked = asyncio.create_task(servers_for("b/do", *starting, Server("plain")))
     for _ in range(2):
         await asyncio.sleep(0)
     assert all(each.is_awaited for each in starting) and not asked.done()
@@ -136,15 +138,15 @@ async def test_servers_that_start_hold_up_no_message_for_another_and_are_waited_
 async def test_the_configuration_counts_before_declarations() -> None:
     own, denied = Server("own", methods={"com.acme/*": {}}), Server("no", methods={"com.acme/*": {"allowed": False}})
     for method in ("com.acme/a/do", "notifications/com.acme/x"):
-        assert await takers(method, Server("acme", ACME), own, denied) == ["own"]
+        assert await servers_for(method, Server("acme", ACME), own, denied) == ["own"]
 
 
 async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_something_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert await takers("strange", Server("acme", ACME), Server("plain")) == ["acme"]
+    assert await servers_for("strange", Server("acme", ACME), Server("plain")) == ["acme"]
     with pytest.raises(Refused, match=r"Several servers may have it \(acme, other\)"):
-        await takers("strange", Server("acme", ACME), Server("other", OTHER))
+        await servers_for("strange", Server("acme", ACME), Server("other", OTHER))
     assert "'strange'" in caplog.text and "acme, other" in caplog.text and "mcpServers.SERVER.methods" in caplog.text
 
 
@@ -152,14 +154,14 @@ async def test_a_method_with_any_name_goes_to_the_only_server_that_has_declared_
 async def test_what_nobody_has_declared_reaches_no_server(era: Era, status: int) -> None:
     for servers in ([Server("one")], [Server("one"), Server("two")], []):
         with pytest.raises(Refused) as refused:
-            await takers("com.acme/a/do", *servers, era=era)
+            await servers_for("com.acme/a/do", *servers, era=era)
         assert (refused.value.status, refused.value.code) == (status, METHOD_NOT_FOUND)
 
 
 async def test_what_a_server_has_declared_to_the_session_counts() -> None:
     server = Server("one")
     server.is_known, server.initialize_result = True, encode({"capabilities": ACME})
-    found = await relay(server, Server("two")).takers("com.acme/a/do", ANYONE, Asker(a_live(), LEGACY, None, "c"))
+    found = await relay(server, Server("two")).servers_for("com.acme/a/do", ANYONE, Asker(a_live(), LEGACY, None, "c"))
     assert [each.name for each in found] == ["one"]
 
 
@@ -208,7 +210,7 @@ async def test_the_declarations_of_a_server_are_read_once() -> None:
     asking = relay(many, Server("two"))
     with patch.object(Declared, "of", side_effect=Declared.of) as reading:
         for _ in range(3):
-            assert [each.name for each in await asking.takers("com.a7/do", ANYONE, asker(ACME))] == ["one"]
+            assert [each.name for each in await asking.servers_for("com.a7/do", ANYONE, asker(ACME))] == ["one"]
     assert reading.call_count == 2, "one for each server, and the client's are not asked for"
 
 
@@ -217,9 +219,9 @@ async def test_neither_a_declaration_nor_the_configuration_sends_a_look_alike_to
     server = Server("one", ACME, methods={"*": {}, method: {}})
     request: Any = SimpleNamespace(method="notifications/com.acme/changed", era=LEGACY)
     for sending in (
-        takers(method, server, declared=ACME),
+        servers_for(method, server, declared=ACME),
         relay(server).notify(msgspec.structs.replace(notice(LEGACY), method=method)),
-        relay(server).taker(request),
+        relay(server).server_for(request),
     ):
         with pytest.raises(Refused, match="not found"):
             await sending
