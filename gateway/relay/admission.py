@@ -182,7 +182,7 @@ class Admission:
         """
         if call.method == "tools/call":
             await upstream.facts()
-        known_by = upstream.held_for(call.exchange, call.era)
+        known_by = upstream.conversation_at_hand(call.exchange, call.era)
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
             conversation = await upstream.conversation_for(call)

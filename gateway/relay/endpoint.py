@@ -168,7 +168,7 @@ class Endpoint:
                 upstream = self.visible.all[server]
         except Refused:
             return Called()  # the call is about to be refused
-        tools = upstream.inventory.known("tools/list", upstream.held_for(exchange, client))
+        tools = upstream.inventory.known("tools/list", upstream.conversation_at_hand(exchange, client))
         return (
             tools.called(upstream.name, name) if isinstance(tools, Tools) else Called(server=upstream.name, name=name)
         )

@@ -203,7 +203,7 @@ class ConfiguredUpstream:
             await self._try_own_handshake(live, correlation)
         return await self.era_for(client)
 
-    def held_for(self, exchange: Exchange, client: Era) -> Conversation | None:
+    def conversation_at_hand(self, exchange: Exchange, client: Era) -> Conversation | None:
         """Return the conversation in which a client's call would be sent; None if there is none yet, or its era is
         unknown. A tool call then gets another conversation of its session, whose list of tools counts."""
         live, era = live_session_of(exchange), self.era_now(client)

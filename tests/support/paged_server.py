@@ -51,7 +51,7 @@ class OneServer:
     def itself(self, *_: Any) -> Self:
         return self
 
-    conversation = open_with = held_for = sessionless = itself
+    conversation = open_with = conversation_at_hand = sessionless = itself
 
     async def conversation_for(self, call: Call) -> Self:
         return self

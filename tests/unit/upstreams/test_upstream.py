@@ -80,7 +80,7 @@ async def test_other_extension_settings_are_another_connection_up_to_a_limit() -
         ("prompts/get", 99, None),
     ):
         call: Any = SimpleNamespace(live=live, method=method, caller=caller(settings))
-        assert server.held_for(call, Era.MODERN) is held
+        assert server.conversation_at_hand(call, Era.MODERN) is held
 
 
 @requirement("proc.last-words")
