@@ -19,7 +19,7 @@ from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from transports.tasks import Tasks
 
-__all__ = ["MAX_WAITING_BYTES", "EventWriter", "Kept"]
+__all__ = ["MAX_WAITING_BYTES", "EventWriter", "LoggedFrame"]
 
 MAX_WAITING_BYTES: Final = 32 << 20
 """Bytes of events that may wait while the store does not answer. Later events get no id, so a replay lacks them."""
@@ -43,7 +43,7 @@ _STOPS: Final = StoreUnavailable("the gateway stops")
 
 logger = logging.getLogger(__name__)
 
-Kept = tuple[bytes | None, bool]
+LoggedFrame = tuple[bytes | None, bool]
 """A frame, or None if the frame cannot be kept; and whether its stream ends with it."""
 
 
@@ -346,7 +346,7 @@ class EventWriter:
     # -- recording
 
     async def record(
-        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
+        self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
         """Record events of a stream, and return their ids. The store gets them soon. An id is None if its event cannot
         be kept. `request` is kept with the first event (`Entry`)."""
@@ -354,14 +354,14 @@ class EventWriter:
         return self.record_now(session_id, stream, frames, request)
 
     def record_now(
-        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
+        self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
         """Record events without waiting, and return their ids: all None if `make_ready` has reserved too few."""
         ids = self.record_at_hand(session_id, stream, frames, request)
         return [None] * len(frames) if ids is None else ids
 
     def record_at_hand(
-        self, session_id: str, stream: str, frames: Sequence[Kept], request: bytes = b""
+        self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None] | None:
         """Do as `record_now`, but return None, and do nothing, if `make_ready` has to reserve numbers first."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
@@ -397,7 +397,7 @@ class EventWriter:
             numbers.renew(reserved, _RESERVED, epoch)
 
     def _add(
-        self, session_id: str, numbers: _Numbers, stream: str, frames: Sequence[Kept], request: bytes
+        self, session_id: str, numbers: _Numbers, stream: str, frames: Sequence[LoggedFrame], request: bytes
     ) -> list[str | None]:
         if self._batches.size > MAX_WAITING_BYTES:
             return [None] * len(frames)
@@ -429,7 +429,7 @@ class EventWriter:
         """Store the end of a stream. Raises `StoreUnavailable`."""
         await self._append(session_id, stream, (b"", True))
 
-    async def _append(self, session_id: str, stream: str, event: Kept) -> str:
+    async def _append(self, session_id: str, stream: str, event: LoggedFrame) -> str:
         (event_id,) = await self.record(session_id, stream, [event])
         if event_id is None:
             raise StoreUnavailable("too many events wait for the store, or another process serves the session")

@@ -59,27 +59,27 @@ class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float = 0.0
 
 
-Kept = TypeVar("Kept", SeenFrame, StderrLine)
+Item = TypeVar("Item", SeenFrame, StderrLine)
 
 
-class _Ring(Generic[Kept]):
+class _Ring(Generic[Item]):
     """The newest items, bounded in number and in characters."""
 
-    def __init__(self, most: int, first: int, length: Callable[[Kept], int]) -> None:
-        self._items: deque[Kept] = deque()
+    def __init__(self, most: int, first: int, length: Callable[[Item], int]) -> None:
+        self._items: deque[Item] = deque()
         self._most = most
-        self._length: Callable[[Kept], int] = length
+        self._length: Callable[[Item], int] = length
         self._chars = 0
         self._first = self.next_number = first
 
-    def add(self, item: Kept) -> None:
+    def add(self, item: Item) -> None:
         self._items.append(item)
         self._chars += self._length(item)
         self.next_number += 1
         while len(self._items) > self._most or self._chars > MOST_KEPT_CHARS:
             self._chars -= self._length(self._items.popleft())
 
-    def behind(self, after: int, limit: int) -> tuple[list[Kept], int]:
+    def behind(self, after: int, limit: int) -> tuple[list[Item], int]:
         """Return the newest items, or the oldest after number `after` unless that is 0; at most `limit`. Also return
         the number of later items that are not kept any more."""
         if limit <= 0:

@@ -87,7 +87,7 @@ from transports.work_steps import (
     run_steps_with_pauses,
 )
 
-__all__ = ["Calls", "Clients", "Found", "Intake", "Senders", "relay"]
+__all__ = ["Calls", "Clients", "FoundSession", "Intake", "Senders", "relay"]
 
 _UNKNOWN: Final = (
     "The gateway that served this session died before it answered; whether the call took effect is unknown"
@@ -160,7 +160,7 @@ def _correlation_of(request: Request) -> str:
 # -- which session
 
 
-class Found(NamedTuple):
+class FoundSession(NamedTuple):
     """The session of a call (None if it needs none), and the request, with the params for its server."""
 
     resolved: Resolved | None
@@ -171,7 +171,7 @@ class Found(NamedTuple):
 class Clients(Protocol):
     """Handle what differs between clients of the two eras (`gateway.relay.legacy`, `gateway.relay.modern`)."""
 
-    async def session(self, request: Request, who: RequestContext) -> Found | Answer:
+    async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         """Find or open the session of a request, or answer a request that is not a call for a server."""
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
@@ -239,7 +239,7 @@ class Calls:
         """Find the session of a request, send the request to its server as a call, and return the reply."""
         clients = self._clients[request.era]
         found = await clients.session(request, who)
-        if not isinstance(found, Found):
+        if not isinstance(found, FoundSession):
             return found
         (resolved, request, params), said = found, None
         headers: HeaderList = []

@@ -33,7 +33,7 @@ from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
 from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
-from gateway.relay.call import Found, Intake
+from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.late_servers import Asker
@@ -167,10 +167,10 @@ class LegacyClients:
 
     # -- calls (`gateway.relay.call.Clients`)
 
-    async def session(self, request: Request, who: RequestContext) -> Found | Answer:
+    async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         if message_of(request).method == "initialize":
             return await self._handshake.initialize(request, who)
-        return Found(await self.resolver.require(request, who), request, request.params)
+        return FoundSession(await self.resolver.require(request, who), request, request.params)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         message, method = message_of(request), message_of(request).method

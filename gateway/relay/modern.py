@@ -31,7 +31,7 @@ from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
-from gateway.relay.call import Found, Intake
+from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.late_servers import Asker
@@ -142,7 +142,7 @@ class ModernClients:
 
     # -- calls (`gateway.relay.call.Clients`)
 
-    async def session(self, request: Request, who: RequestContext) -> Found | Answer:
+    async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         request = _without_reserved_answers(request)
         params, method = request.params, str(message_of(request).method)
         endpoint = self._endpoints[request.endpoint]
@@ -156,10 +156,10 @@ class ModernClients:
         if has_state and (binding := _binding_of(request, who)) is not None:
             return await self._session_of_state(request, who, binding)
         if method in SESSIONLESS and not endpoint.lists_in_sessions:
-            return Found(await self.resolver.resume(request, who), request, params)
-        return Found(await self.resolver.resume_or_open(request, who), request, params)
+            return FoundSession(await self.resolver.resume(request, who), request, params)
+        return FoundSession(await self.resolver.resume_or_open(request, who), request, params)
 
-    async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> Found | Answer:
+    async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
         """Find the session that the request's `requestState` names, or resume the suspended call that it names."""
         opened = self._seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
@@ -167,7 +167,7 @@ class ModernClients:
             return await self._resume(request, who, found, opened, binding)
         params = with_inner_state(request.params, opened)
         # No fast path: the state names the session, not the head.
-        return Found(found, msgspec.structs.replace(request, offer=None), params)
+        return FoundSession(found, msgspec.structs.replace(request, offer=None), params)
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from gateway.calls.event_log import EventWriter, Kept
+from gateway.calls.event_log import EventWriter, LoggedFrame
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call
@@ -109,7 +109,7 @@ class CallReply:
             if self._kept is not None and not frames[-1].final:
                 request = self._kept()
             self._kept = None
-        kept: list[Kept] = [(self._recordable(frame), frame.final) for frame in frames]
+        kept: list[LoggedFrame] = [(self._recordable(frame), frame.final) for frame in frames]
         ids = events.record_now(live.session.id, self._stream, kept, request)
         self._is_recorded = frames[-1].final and ids[-1] is not None
         return event_names(ids, self._stream)

@@ -28,7 +28,7 @@ from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Found", "InTurn", "ResourceOwners"]
+__all__ = ["FoundOwner", "InTurn", "ResourceOwners"]
 
 _LIST: Final = "resources/list"
 _TEMPLATES: Final = "resources/templates/list"
@@ -46,7 +46,7 @@ _REMEMBERED, _REMEMBERED_S = 4_096, 60.0
 Servers = Mapping[str, ConfiguredUpstream]
 
 
-class Found(NamedTuple):
+class FoundOwner(NamedTuple):
     """The server that has a resource. `answer` is its answer to the read, if the search had to read the resource."""
 
     upstream: ConfiguredUpstream
@@ -64,7 +64,7 @@ class ResourceOwners:
         # Servers of unlisted resources, by session and URI. Digests: URIs are long, and clients choose them.
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
-    async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> Found:
+    async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> FoundOwner:
         """Find the server of the resource, as the session of the call sees it. `may_be_template`: the URI may be one of
         a template, which cannot be read.
 
@@ -79,19 +79,19 @@ class ResourceOwners:
                 self._apps.opened(call.live, found.upstream.name)
         return found
 
-    async def _find(self, uri: str, call: Call, *, is_readable: bool) -> Found:
+    async def _find(self, uri: str, call: Call, *, is_readable: bool) -> FoundOwner:
         if (known := self.known(uri, call)) is not None:
-            return Found(known)
+            return FoundOwner(known)
         servers, late = self._candidates(uri, call), set[str]()
         key = _key(call, uri)
         if (name := self._remembered.get(key, "")) in servers:
-            return Found(servers[name])
+            return FoundOwner(servers[name])
         for method in (_LIST, _TEMPLATES):
             names, missing = await self._names(servers, call, method, uri)
             late |= missing
             fits = {n: int(uri in found) if method == _LIST else template_fit(uri, found) for n, found in names.items()}
             if any(fits.values()):
-                return Found(self._best(uri, servers, fits, call))
+                return FoundOwner(self._best(uri, servers, fits, call))
         found = await self._ask_each(uri, servers, call, late) if is_readable else None
         if found is not None:
             self._remembered[key] = found.upstream.name
@@ -166,7 +166,7 @@ class ResourceOwners:
 
         return await self._gather(servers.values(), call, names)
 
-    async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> Found | None:
+    async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
         """Read the resource at server after server until one has it. Servers that list similar URIs come first, then
         the order is that of the configuration."""
 
@@ -189,7 +189,7 @@ class ResourceOwners:
         )
         found = await search.first(order[:_MOST_ASKED])
         late |= search.late
-        return None if found is None else Found(servers[found[0]], found[1] if call.method == _READ else None)
+        return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == _READ else None)
 
     async def _gather(
         self,

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from gateway.calls import event_log
-from gateway.calls.event_log import MAX_WAITING_BYTES, EventWriter, Kept
+from gateway.calls.event_log import MAX_WAITING_BYTES, EventWriter, LoggedFrame
 from session_store import Entry, MemoryEventLog, Reserved, StoreUnavailable, UnknownEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from tests.requirements import requirement
@@ -15,8 +15,8 @@ from tests.unit.calls.parts import turns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30), requirement("spec.stream-log")]
 
-A: Kept = (b"a", False)
-LAST: Kept = (b"last", True)
+A: LoggedFrame = (b"a", False)
+LAST: LoggedFrame = (b"last", True)
 
 
 class Log(MemoryEventLog):
@@ -73,7 +73,7 @@ class Writer(EventWriter):
         self.epochs: dict[str, int | None] = {}
         super().__init__(self.log, lambda session_id: self.epochs.get(session_id, 0))
 
-    async def recorded(self, session_id: str, *frames: Kept) -> list[str]:
+    async def recorded(self, session_id: str, *frames: LoggedFrame) -> list[str]:
         ids = await self.record(session_id, "one", frames)
         assert None not in ids
         return cast("list[str]", ids)

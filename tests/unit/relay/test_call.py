@@ -26,7 +26,7 @@ from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools
 from gateway.protocol.tasks import TASKS
 from gateway.relay.admission import Route
-from gateway.relay.call import Found, relay
+from gateway.relay.call import FoundSession, relay
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
@@ -362,7 +362,7 @@ async def test_of_two_forwarded_answers_to_one_round_the_first_counts() -> None:
 async def test_a_reply_that_is_cancelled_after_its_question_ends_without_the_call() -> None:
     parts = Suspended()
     reply = await parts.clients.session(parts.retry(10, None), WHO)
-    assert not isinstance(reply, Found)
+    assert not isinstance(reply, FoundSession)
     parts.exchange.suspend({})
     assert await reply.replies.next() is not None
     reply.cancel("the client disconnected")
