@@ -16,6 +16,8 @@ __all__ = [
     "SENT_AT_ONCE",
     "is_large",
     "let_others_run",
+    "run_steps",
+    "run_steps_with_pauses",
     "slices",
 ]
 

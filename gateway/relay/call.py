@@ -77,15 +77,7 @@ from transports.inbound.limits import SMALL_BODY_BYTES, Limited
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
-from transports.work_steps import (
-    at_once,
-    in_turns,
-    is_large,
-    let_others_run,
-    others_first,
-    run_steps,
-    run_steps_with_pauses,
-)
+from transports.work_steps import is_large, let_others_run, run_steps, run_steps_with_pauses
 
 __all__ = ["Calls", "Clients", "FoundSession", "Intake", "Senders", "relay"]
 

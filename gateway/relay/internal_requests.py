@@ -10,7 +10,7 @@ from typing import Any
 from gateway.identity.authenticate import Authenticated
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal
-from transports.inbound.in_process_client import Inside, Reply
+from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.posts import VOUCHED_FOR
 
 __all__ = ["InternalRequests"]
@@ -35,5 +35,5 @@ class InternalRequests:
         peer: str = "",
     ) -> Reply:
         """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of who caused it."""
-        inside = Inside(self._endpoints[path], path, {VOUCHED_FOR: Authenticated(principal, claims)})
+        inside = InProcessClient(self._endpoints[path], path, {VOUCHED_FOR: Authenticated(principal, claims)})
         return inside.ask("POST", {**headers, "host": self._host}, body, peer)

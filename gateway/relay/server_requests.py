@@ -104,7 +104,7 @@ def for_server(
     """
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
-    if era is MODERN and call.headers is not None and upstream.settings.url:
+    if era is MODERN and call.headers is not None and upstream.settings.kind == "url":
         try:
             exchange.forward(param_headers(call.headers))
         except ValueError as error:
@@ -288,8 +288,7 @@ class ResultCaching:
         elif self._conversation.era is not MODERN:
             return
         # A session's calls may have changed what its own process says, by mistake or because the process was subverted.
-        has_own_process = self._upstream.settings.command and not self._upstream.settings.shared
-        for_all = not (has_own_process and self._conversation.was_used)
+        for_all = not (self._upstream.settings.has_own_process and self._conversation.was_used)
         self._upstream.inventory.results.keep(asked, message.result, self._version, for_all=for_all)
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:

@@ -309,7 +309,7 @@ class ServerSubscriptions:
             return await self.join(upstream, conversation)
         await conversation.join(self._live)  # so that afterwards only the start is waited for
         self._awaited.add(upstream.name)
-        if not upstream.settings.command:
+        if upstream.settings.kind != "command":
             self._ask_for(upstream)  # a connection takes no longer than an answer
         if late is None:
             joining = functools.partial(self.arrived, upstream, conversation)
@@ -504,7 +504,7 @@ class LostSubscriptions:
         """Have the lost part at that server opened again."""
         name, again = upstream.name, functools.partial(self._again, upstream)
         self._forget(name)
-        if not upstream.settings.url:
+        if upstream.settings.kind != "url":
             self._stop[name] = upstream.when_started(self._live, again)
             return
         failures, now = self._failures.get(name), self._clock()

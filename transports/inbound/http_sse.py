@@ -20,7 +20,8 @@ from itsdangerous import BadSignature, Signer
 from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, read_body, send_refusal, send_status
-from transports.inbound.in_process_client import Inside
+from transports.inbound.in_process_client import InProcessClient
+from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue

@@ -80,7 +80,7 @@ class Reply:
         await self._left.wait()
 
 
-class Inside:
+class InProcessClient:
     """Send requests to one endpoint of the app, from within the process. The scope of each has the keys of `facts`."""
 
     def __init__(self, app: Any, path: str, facts: Mapping[str, Any] | None = None) -> None:

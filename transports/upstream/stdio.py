@@ -10,11 +10,11 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
-from transports.jsonrpc import InvalidMessage, Message, parse
+from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.non_messages import LineBudget, answered_by, log_line, meant_by
 from transports.upstream.process import Command, Process, ProcessFailed
-from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable
 
 __all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 import msgspec
 import pytest
 
-from transports.work_steps import LARGE_BYTES, at_once, in_turns, is_large, let_others_run
+from transports.work_steps import LARGE_BYTES, is_large, let_others_run, run_steps, run_steps_with_pauses
 
 
 def steps(count: int) -> Generator[None, None, str]:
@@ -34,9 +34,9 @@ async def turns_of_others(work: object) -> int:
 
 @pytest.mark.anyio
 async def test_others_have_a_turn_between_steps() -> None:
-    assert await turns_of_others(in_turns(steps(5))) >= 5
+    assert await turns_of_others(run_steps_with_pauses(steps(5))) >= 5
     assert await turns_of_others(let_others_run()) >= 1
-    assert at_once(steps(5)) == await in_turns(steps(5)) == "done"
+    assert run_steps(steps(5)) == await run_steps_with_pauses(steps(5)) == "done"
 
 
 def test_a_value_is_large_or_not() -> None:
