@@ -30,8 +30,6 @@ from tests.support.mcp_clients import modern_body, modern_headers
 from tests.support.redis_server import running_redis
 from tests.tools.obtain import node, npm_packages
 
-__all__ = ["Connection", "legacy_open", "servers"]
-
 EVERYTHING: Final = {"@modelcontextprotocol/server-everything": "2026.8.31"}
 _INITIALIZED: Final = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 _CALL: Final = {"name": "echo", "arguments": {"message": "hello"}}

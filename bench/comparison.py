@@ -22,8 +22,6 @@ from tests.support.free_ports import free_port
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 from tests.tools.obtain import node, npm_packages, python_with
 
-__all__ = ["QUESTIONS", "compared"]
-
 DEMO: Final = (sys.executable, "-m", "gateway", "demo-server")
 _WAIT_S: Final = 30.0
 

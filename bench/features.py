@@ -11,8 +11,6 @@ from bench.load import Load
 from bench.place import Place, Row
 from bench.subjects import echo_server
 
-__all__ = ["collector", "features"]
-
 TOOLS: Final = 25
 SERVERS: Final = 20
 ARGUMENTS: Final = {"text": "hello", "team": "red"}

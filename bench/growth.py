@@ -27,8 +27,6 @@ from bench.tables import Place
 from tests.support.mcp_clients import ACCEPT
 from tests.support.redis_server import running_redis
 
-__all__ = ["OBJECT", "idle_sessions"]
-
 SESSIONS: Final = (0, 1_000, 10_000, 50_000, 100_000)
 SERVERS: Final = (1, 4, 16, 64)
 TOOLS: Final = (1, 50, 500, 5_000)

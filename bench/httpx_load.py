@@ -14,8 +14,6 @@ from typing import Any
 
 import httpx
 
-__all__: list[str] = []
-
 
 class Load:
     """The calls of all sessions, until it is over."""

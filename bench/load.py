@@ -18,8 +18,6 @@ from tests.support.mcp_clients import ACCEPT, Legacy, Modern, messages
 from tests.tools.obtain import node
 from tests.tools.programs import program
 
-__all__ = ["CALL", "CONNECTIONS", "INITIALIZE", "Client", "Load", "Run", "measured", "open_many", "opened"]
-
 Client = Literal["wrk", "httpx", "fetch"]
 HERE = Path(__file__).parent
 CONNECTIONS: Final = 32

@@ -11,8 +11,6 @@ from bench.tables import Place, Row
 from tests.support.free_ports import free_port
 from tests.tools.obtain import node, npm_packages, python_with
 
-__all__ = ["peers"]
-
 FASTMCP: Final = {"fastmcp": ">=3"}
 MCP_PROXY: Final = {"mcp-proxy": ">=0.11"}
 SUPERGATEWAY: Final = {"supergateway": "latest"}

@@ -10,8 +10,6 @@ from typing import Any, Final
 from bench.load import Load
 from bench.subjects import PYTHON, Subject, echo_server
 
-__all__ = ["Place", "Row"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:

@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 from bench.load import Run
 
-__all__ = ["plot", "plot_growth"]
-
 
 def plot(name: str, results: Mapping[str, Sequence[Run]], file: Path) -> None:
     """Bars of the median rates, with what the rounds spread over."""

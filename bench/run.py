@@ -28,8 +28,6 @@ from bench.subjects import ROOT, served
 from bench.tables import TABLES
 from tests.support.redis_server import running_redis
 
-__all__ = ["measure", "share"]
-
 WARM_UP_S: Final = 1.0
 
 # What a table has to show: row, of which row, at least. Ratios only: machines differ. Each is a tenth below what was

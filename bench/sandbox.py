@@ -28,8 +28,6 @@ from bench.subjects import ROOT, echo_server, served
 from tests.support.mcp_clients import ACCEPT, Legacy, tool_text
 from tests.support.redis_server import running_redis
 
-__all__ = ["PROFILES", "at_once"]
-
 PROFILES: Final = ("off", "standard", "strict")
 _SETTLE_S: Final = 0.1
 """Between two starts: what the one before has left to end must not count for the next."""

@@ -20,8 +20,6 @@ from bench.tables import Place
 from tests.support.mcp_clients import ACCEPT
 from tests.support.redis_server import running_redis
 
-__all__: list[str] = []
-
 
 async def hear(url: str, tokens: list[str]) -> tuple[int, float]:
     """How many of these sessions get a stream of their own at once, and the seconds that a call takes meanwhile."""

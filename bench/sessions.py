@@ -24,8 +24,6 @@ from bench.tables import Place
 from tests.support.mcp_clients import ACCEPT, Legacy, tool_text
 from tests.support.redis_server import running_redis
 
-__all__: list[str] = []
-
 START_MS: Final = 500
 """A server's own start: what `npx` takes at least."""
 

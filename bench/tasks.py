@@ -29,8 +29,6 @@ from tests.support.mcp_clients import DECLARES_TASKS, modern_body, modern_header
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.task_client import TaskClient
 
-__all__: list[str] = []
-
 KEY: Final = "bench-tasks-" + secrets.token_hex(16)
 SESSIONS: Final = 20
 AT_ONCE: Final = 32

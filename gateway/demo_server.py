@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["main"]
-
 Json = dict[str, Any]
 
 _CONTEXT_KEY: Final = "io.github.mcp-session-gateway/context"

@@ -23,8 +23,6 @@ from session_store.tool_session import (
     ToolSession,
 )
 
-__all__ = ["SocketState", "child_session"]
-
 TIMEOUT_S = 5.0
 
 

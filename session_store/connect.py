@@ -19,17 +19,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from session_store.memory import MAX_SESSIONS, MemoryBackend
 from session_store.ports.backend import Backend
 
-__all__ = [
-    "ENTRY_POINTS",
-    "BackendFactory",
-    "BackendOptions",
-    "backend_for",
-    "check_store_url",
-    "register_backend",
-    "shown",
-    "sqlite_path",
-]
-
 ENTRY_POINTS: Final = "mcp_session_gateway.stores"
 """The entry point group of backends from other packages."""
 

@@ -21,8 +21,6 @@ from session_store.ports.sessions import Gone
 from session_store.record import from_fields, to_fields
 from session_store.session import Session
 
-__all__ = ["DocumentBackend", "DocumentStore"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from session_store.ports.errors import StoreFull
 from session_store.ports.sessions import Gone, SessionStatus
 from session_store.session import Session
 
-__all__ = ["MAX_SESSIONS", "MemoryBackend", "MemoryRecords", "MemorySessionStore"]
-
 _STATUSES_KEPT: Final = 10_000
 
 

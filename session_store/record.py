@@ -8,8 +8,6 @@ import msgspec
 
 from session_store.session import Session
 
-__all__ = ["from_fields", "to_field", "to_fields"]
-
 _DECODERS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
     field.name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(Session)
 }

@@ -7,17 +7,6 @@ from typing import Final
 
 import re2
 
-__all__ = [
-    "REDACTED",
-    "is_secret_name",
-    "output_scrubber",
-    "scrubbed",
-    "scrubbed_start",
-    "scrubbed_text",
-    "secret_arguments",
-    "secret_values",
-]
-
 REDACTED: Final = "[redacted]"
 _BEHIND_CUT: Final = 2_000
 """Characters that are also read after a cut. A credential that begins before the cut ends within them."""

@@ -11,29 +11,6 @@ import msgspec
 
 from session_store.redaction import scrubbed
 
-__all__ = [
-    "ANONYMOUS",
-    "MAX_METADATA_BYTES",
-    "MAX_WORKSPACE_CHARS",
-    "ClientFacts",
-    "Context",
-    "ContextField",
-    "InvalidContext",
-    "InvalidMetadata",
-    "Principal",
-    "Provenance",
-    "Session",
-    "Source",
-    "checked_metadata",
-    "merged_metadata",
-    "new_session_id",
-    "new_task_id",
-    "origin_of",
-    "redact",
-    "token_hash_of",
-    "too_large",
-]
-
 MAX_WORKSPACE_CHARS: Final = 4_096
 """A workspace can be a path (Linux, PATH_MAX)."""
 

@@ -18,17 +18,6 @@ from typing import Final
 
 from itsdangerous import BadSignature, Signer
 
-__all__ = [
-    "MIN_KEY_CHARS",
-    "InvalidKeyRing",
-    "KeyRing",
-    "Macs",
-    "Purpose",
-    "TokenCodec",
-    "generate_key",
-    "is_canonical",
-]
-
 MIN_KEY_CHARS: Final = 32
 _VERIFIED_HELD: Final = 4_096
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{43}")

@@ -16,19 +16,6 @@ from typing import Any, Final, Protocol
 from session_store.ports.state import InvalidState, check_key
 from session_store.session import Context, InvalidMetadata
 
-__all__ = [
-    "ACCESS_VARIABLE",
-    "FACTS_VARIABLE",
-    "MISSING",
-    "READABLE_BY_CALLERS",
-    "SOCKET_VARIABLE",
-    "NoSession",
-    "SessionState",
-    "StatePort",
-    "ToolSession",
-    "to_json",
-]
-
 _SDK_ERRORS: Final = "mcp.server.mcpserver.exceptions"
 """The SDK's module with `ToolError` and `ResourceError`. It is never imported here: children that do without the SDK
 start in a tenth of the time. A process whose server is an `MCPServer` has loaded it."""

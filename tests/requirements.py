@@ -2,8 +2,6 @@
 
 import pytest
 
-__all__ = ["requirement"]
-
 
 def requirement(*ids: str) -> pytest.MarkDecorator:
     """Mark a test with ids of `requirements.toml`."""

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "SECOND_RING", "is_of_the_second_ring", "touched"]
-
 ROOT: Final = Path(__file__).parents[1]
 
 _WIRE: Final = ("transports/inbound/", "gateway/relay/")

@@ -4,18 +4,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-__all__ = [
-    "HANDSHAKE_VERSIONS",
-    "LEGACY",
-    "LOG_LEVELS",
-    "MODERN",
-    "MODERN_VERSIONS",
-    "NAME_SOURCES",
-    "REMOVED",
-    "SESSIONLESS",
-    "Era",
-]
-
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Versions that `initialize` negotiates, oldest first."""
 

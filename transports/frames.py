@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["FrameReader", "FrameTooLong"]
-
 _SIZE: Final = 4
 
 

@@ -10,24 +10,6 @@ from transports.era import Era
 from transports.jsonrpc import Message, Object
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = [
-    "CORRELATION_KEY",
-    "Answer",
-    "Carried",
-    "EventSource",
-    "FastPathOffer",
-    "Forwarder",
-    "Handler",
-    "HandlerCache",
-    "HeaderList",
-    "OwnedByPeer",
-    "PeerAnswer",
-    "Refused",
-    "Request",
-    "WaitingConnection",
-]
-
-
 HeaderList = list[tuple[bytes, bytes]]
 """Names and values of headers, as they stand in a request or a response."""
 

@@ -8,8 +8,6 @@ colons, costs a few passes over it. Pure: knows no message.
 import re
 from typing import Final
 
-__all__ = ["ANSWER_PARTS", "META_BYTES", "META_PARTS", "REQUEST_PARTS", "has_more_parts"]
-
 REQUEST_PARTS: Final = 32_768
 """The most parts of a client's message. It may be decoded as a whole, which takes 5 ms for so many."""
 

@@ -14,36 +14,6 @@ import msgspec
 
 from transports.json_limits import ANSWER_PARTS, META_BYTES, META_PARTS, REQUEST_PARTS, has_more_parts
 
-__all__ = [
-    "HEADER_MISMATCH",
-    "INTERNAL_ERROR",
-    "INVALID_PARAMS",
-    "INVALID_REQUEST",
-    "METHOD_NOT_FOUND",
-    "MISSING_CAPABILITY",
-    "PARSE_ERROR",
-    "RESOURCE_NOT_FOUND",
-    "UNSUPPORTED_VERSION",
-    "InvalidMessage",
-    "Message",
-    "Object",
-    "RequestId",
-    "decode_exact",
-    "decode_id",
-    "decode_meta",
-    "decode_object",
-    "encode",
-    "encode_error",
-    "encode_notification",
-    "encode_request",
-    "encode_result",
-    "error_code",
-    "is_one_value",
-    "parse",
-    "splice",
-    "too_many_parts",
-]
-
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601

@@ -10,18 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = [
-    "ANNOTATION",
-    "PREFIX",
-    "annotation_fault",
-    "argument_headers",
-    "decode_value",
-    "disagreement",
-    "encode_value",
-    "param_headers",
-    "unknown_headers",
-]
-
 PREFIX: Final = "Mcp-Param-"
 MAX_HEADERS: Final = 32
 MAX_HEADER_CHARS: Final = 8_192

@@ -18,8 +18,6 @@ from typing import Any, Final, NamedTuple, cast
 
 from transports.frames import FrameReader, FrameTooLong
 
-__all__ = ["NAME_CHARS", "Answering", "Asking", "Layer", "OtherKeys", "OtherReplica", "Sealed", "Seals", "Unproven"]
-
 _VERSION: Final = b"mcp-peer/2\n"
 NAME_CHARS: Final = 32
 """Length of a connection's name."""

@@ -31,18 +31,6 @@ from transports.peer_frames import (
 )
 from transports.peer_tls import PeerTls
 
-__all__ = [
-    "CHECKED_S",
-    "PeerCall",
-    "PeerChannel",
-    "PeerConnectionLost",
-    "PeerRefused",
-    "PeerReplaced",
-    "PeerTimedOut",
-    "PeerUnproven",
-    "open_channel",
-]
-
 logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 1.0

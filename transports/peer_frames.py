@@ -30,26 +30,6 @@ from struct import Struct
 from time import monotonic
 from typing import Final
 
-__all__ = [
-    "CALL",
-    "CREDIT_BYTES",
-    "FRAME",
-    "HEARTBEAT_S",
-    "KEPT",
-    "MAX_CALLS",
-    "MAX_DEFINITION_BYTES",
-    "MAX_HEAD_BYTES",
-    "NUMBER",
-    "PIECE_BYTES",
-    "SMALL_BYTES",
-    "UNKEPT",
-    "Batch",
-    "LogLimit",
-    "PeerFault",
-    "credit_after",
-    "frame",
-]
-
 HEARTBEAT_S: Final = 0.5
 """Seconds between the heartbeats of the answering side while it has calls."""
 

@@ -35,8 +35,6 @@ from transports.peer_frames import (
 from transports.peer_tls import Encrypted, PeerTls
 from transports.tasks import Tasks
 
-__all__ = ["AnsweringChannel", "Call", "CallLeft", "PeerServer", "Rules"]
-
 logger = logging.getLogger(__name__)
 
 PROVED_WITHIN_S: Final = 5.0

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple, cast
 
 from transports.peer_authentication import Layer
 
-__all__ = ["Encrypted", "PeerTls"]
-
 _PIECE_BYTES: Final = 64 << 10
 
 

@@ -8,9 +8,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MAX_QUEUED_BYTES", "Frame", "ReplyQueue"]
-
-
 MAX_QUEUED_BYTES: Final = 16 << 20
 """The most bytes that wait for a client that does not read. Beyond this, its call is abandoned to save memory."""
 

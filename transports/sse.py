@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["COMMENT", "Event", "EventDecoder", "TooLarge", "encode_event"]
-
 COMMENT = b": keepalive\n\n"
 """A comment for a quiet stream, so that proxies do not close it."""
 

@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Final, TypeVar
 
-__all__ = ["Tasks", "TasksClosed", "first_of"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,6 @@ import pytest
 from transports.jsonrpc import Message
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, Upstream, UpstreamUnavailable
 
-__all__ = [
-    "ForgetfulUpstreamContract",
-    "RecordedEvents",
-    "UnreachableUpstreamContract",
-    "UpstreamContract",
-    "handshaken",
-]
-
 _WAIT_S: Final = 30.0
 _INITIALIZE: Final = (
     b'{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-11-25",'

@@ -9,18 +9,6 @@ import msgspec
 from transports.jsonrpc import Message
 from transports.upstream.walls.spec import Walls
 
-__all__ = [
-    "STANDALONE",
-    "ConnectOptions",
-    "Link",
-    "LinkClosed",
-    "LinkEvents",
-    "Upstream",
-    "UpstreamUnavailable",
-    "is_about_content",
-    "is_refusal",
-]
-
 STANDALONE: Final = ""
 """In place of a request's id: the stream of a server's own messages, which belong to no request."""
 

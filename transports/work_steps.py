@@ -10,17 +10,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-__all__ = [
-    "LARGE_BYTES",
-    "SCANNED_AT_ONCE",
-    "SENT_AT_ONCE",
-    "is_large",
-    "let_others_run",
-    "run_steps",
-    "run_steps_with_pauses",
-    "slices",
-]
-
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 << 10

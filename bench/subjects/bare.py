@@ -3,8 +3,6 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-__all__ = ["ANSWER", "app"]
-
 ANSWER = b'{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"ok"}]}}'
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Any, Final
 
-__all__: list[str] = []
-
 CONNECTIONS: Final = 200
 TOOLS: Final = ("connect", "read")
 

@@ -13,8 +13,6 @@ import msgspec
 
 from bench.subjects.bare import Receive, Send, read, respond
 
-__all__ = ["app"]
-
 
 class Head(msgspec.Struct):
     id: int | str | None = None

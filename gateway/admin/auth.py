@@ -25,8 +25,6 @@ from session_store import ExpiringFlags, KeyRing
 from session_store.tokens import Purpose, is_canonical
 from transports.inbound.http import Guard
 
-__all__ = ["VALID_S", "Access", "HostNotAllowed", "OperatorHosts", "SignInAttempts", "SignInLink", "TooManyAttempts"]
-
 _HOST_CHARS: Final = 261
 """The most characters of a Host header: a host name and a port."""
 

@@ -31,8 +31,6 @@ from transports.tasks import Tasks
 if TYPE_CHECKING:
     from jinja2 import Environment  # with the first page
 
-__all__ = ["Console"]
-
 EVERY_S: Final = 2.0
 """How often the content of an open page is read."""
 

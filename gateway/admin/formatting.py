@@ -4,8 +4,6 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-__all__ = ["amount", "clock", "moment", "readable", "span", "took"]
-
 
 def readable(value: float, unit: str) -> str:
     """Format a number with its unit. Seconds (`s`) are formatted by `took`."""

@@ -34,8 +34,6 @@ from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["Insights", "points_of", "usage_of"]
-
 _READ_AT_ONCE: Final = 2_000
 """How many timelines are read at once during a search."""
 

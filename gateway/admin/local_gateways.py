@@ -20,8 +20,6 @@ import msgspec
 
 from gateway.config.addresses import is_loopback
 
-__all__ = ["LocalGateway", "announced", "local_gateways", "network_namespace", "runtime_folder"]
-
 _NAME: Final = "mcp-session-gateway"
 _PREFIX, _SUFFIX = "gateway-", ".json"
 _MOST_BYTES: Final = 4_096

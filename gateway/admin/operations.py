@@ -51,8 +51,6 @@ from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavai
 from session_store.session import redact
 from transports.work_steps import slices
 
-__all__ = ["Operations", "operations_on", "task_row"]
-
 SEARCHED: Final = 20_000
 """How many of the newest tasks are searched."""
 

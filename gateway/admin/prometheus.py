@@ -24,8 +24,6 @@ from gateway.upstreams.link_source import Start
 from gateway.version import __version__
 from session_store.ports.accounting import StepName
 
-__all__ = ["PrometheusExporter"]
-
 _EVENTS = frozenset(get_args(StepName)) - {"operated"}
 _ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 

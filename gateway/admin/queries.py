@@ -9,27 +9,6 @@ import msgspec
 from gateway.admin.reports import SESSION_STATES, SessionRow, SessionTotals, TaskRow
 from session_store import Task, TaskStatus, TimelineHead
 
-__all__ = [
-    "FILTERS",
-    "ONLY",
-    "SHORTEST_PREFIX",
-    "SORTS",
-    "TASK_STATUSES",
-    "About",
-    "Ambiguous",
-    "NoSuch",
-    "OperatorError",
-    "Page",
-    "PastQuery",
-    "SessionFilter",
-    "SessionQuery",
-    "TaskPage",
-    "TaskQuery",
-    "TooLate",
-    "TooShort",
-    "UnknownHere",
-]
-
 SHORTEST_PREFIX: Final = 4
 """The fewest characters of a session's id that name it."""
 

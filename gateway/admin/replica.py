@@ -41,8 +41,6 @@ from session_store.redaction import scrubbed_start, scrubbed_text
 from session_store.session import redact
 from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
 
-__all__ = ["QUESTIONS", "Replica", "ReplicaCounts", "ReplicaSources"]
-
 _MOST_CHARS: Final = 300
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10

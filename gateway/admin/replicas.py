@@ -15,8 +15,6 @@ from gateway.admin.reports import ReplicaReport, SessionEnvironment, SessionPart
 from session_store import Backend, Bus, Session, StoreUnavailable
 from transports.tasks import Tasks
 
-__all__ = ["ASK", "Answers", "PeerQueries", "Replicas"]
-
 logger = logging.getLogger(__name__)
 ASK: Final = "mcp:ask"
 _ANSWERS: Final = "mcp:answers:"

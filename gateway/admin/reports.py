@@ -17,46 +17,6 @@ from session_store import Session, TimelineEntry, TimelineHead
 from session_store.session import redact
 from transports.jsonrpc import Object
 
-__all__ = [
-    "MOST_DEAD",
-    "RANGES",
-    "SESSION_STATES",
-    "Attempt",
-    "CatalogPage",
-    "DeadProcess",
-    "FrameQuery",
-    "FrameReport",
-    "FramesPage",
-    "HiddenTools",
-    "HistoryPoint",
-    "HistoryView",
-    "Origin",
-    "ProcessFacts",
-    "Range",
-    "ReplicaReport",
-    "ServerEnvironment",
-    "ServerFacts",
-    "ServerPart",
-    "ServerReport",
-    "ServerRow",
-    "SessionEnvironment",
-    "SessionPart",
-    "SessionRow",
-    "SessionState",
-    "SessionTimeline",
-    "SessionTotals",
-    "StderrPage",
-    "TaskRow",
-    "TimelineRow",
-    "ToolRow",
-    "TriedCall",
-    "UsageBy",
-    "UsageRow",
-    "Variable",
-    "detached",
-    "row_of",
-]
-
 Origin = Literal["inherited", "sandbox", "package", "session", "rule", "configuration", "secret", "gateway"]
 """Where a variable or a header comes from: the gateway's own environment, the sandbox, the package that the command
 names, the context of the session, a rule of the policy, the configuration of the server, a secret of the principal, or

@@ -20,8 +20,6 @@ from gateway.admin.verbs import VERBS, Verb, openapi
 from session_store import StoreUnavailable
 from transports.inbound.http import peer_of
 
-__all__ = ["Rest", "description"]
-
 API: Final = "/admin/api"
 
 _CHECKED_EVERY_S: Final = 1.0

@@ -34,18 +34,6 @@ from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import ConnectOptions
 
-__all__ = [
-    "EnvironmentSources",
-    "SessionEnvironments",
-    "VariableSources",
-    "about_era",
-    "about_isolation",
-    "about_session",
-    "about_tools",
-    "headers_of",
-    "variables_of",
-]
-
 _MOST_CHARS: Final = 300
 _OWN: Final[Mapping[str, str]] = {
     SOCKET_VARIABLE: "the socket to the state of the session",

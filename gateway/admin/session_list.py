@@ -21,8 +21,6 @@ from gateway.admin.session_selection import Selection, SortKey, cursor_of
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 
-__all__ = ["SessionFinder", "SessionList"]
-
 SEARCHED: Final = 100_000
 """How many records of the store are read. Of more sessions, those with the last ids are not found."""
 

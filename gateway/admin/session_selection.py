@@ -24,20 +24,6 @@ from session_store import Session
 from session_store.session import redact
 from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
 
-__all__ = [
-    "ListingPage",
-    "ListingRow",
-    "Selection",
-    "SortKey",
-    "cursor_of",
-    "fits",
-    "in_flight_of",
-    "listing_page",
-    "matches",
-    "part_of",
-    "suspended_of",
-]
-
 T = TypeVar("T")
 SortKey = tuple[float, str]
 """The place of a session in a list: the value that it is sorted by, lowest first, and its id."""

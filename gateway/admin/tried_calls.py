@@ -37,19 +37,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
 
-__all__ = [
-    "EndsSessions",
-    "Left",
-    "Records",
-    "SessionScope",
-    "ToolCatalog",
-    "TriedCalls",
-    "attempt_in",
-    "body_of",
-    "left",
-    "may_use",
-]
-
 PATIENCE_S: Final = 60.0
 """How long a tried call may take. A page waits for it."""
 

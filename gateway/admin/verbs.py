@@ -44,8 +44,6 @@ from gateway.sessions.returns import UnreturningClient
 from gateway.version import __version__
 from session_store import TimelineHead
 
-__all__ = ["VERBS", "Operators", "Verb", "openapi", "verb"]
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

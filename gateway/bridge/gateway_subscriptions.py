@@ -15,17 +15,6 @@ from gateway.protocol.subscription_filter import SUBSCRIPTION_ID, Filter
 from transports.jsonrpc import Object, encode, encode_notification, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = [
-    "GatewaySubscription",
-    "RelayedReplies",
-    "caller_in",
-    "caller_of",
-    "child_of",
-    "everything",
-    "gateway_subscription_for",
-    "gateway_subscription_of",
-]
-
 _LISTEN: Final = "subscriptions/listen"
 
 

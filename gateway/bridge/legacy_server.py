@@ -12,8 +12,6 @@ from gateway.calls.exchange import Exchange
 from gateway.protocol.results import modern_error, modern_result, urls_required
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = ["LegacyServerBridge", "legacy_meta", "legacy_params"]
-
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN_ONLY: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
 _objects: Final = msgspec.json.Decoder(Object)

@@ -22,8 +22,6 @@ from gateway.protocol.extensions import object_of
 from gateway.protocol.tasks import TaskAtServer, created_at, own_id
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = ["LegacyTaskBridge", "asking_for_task"]
-
 _ANSWER_S: Final = 10.0
 """Seconds in which a server has to say whether it knows a task."""
 

@@ -20,8 +20,6 @@ from gateway.protocol.results import legacy_error, legacy_result
 from gateway.protocol.tasks import is_task
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 
-__all__ = ["CallRounds", "ModernServerBridge"]
-
 MAX_ROUNDS: Final = 10
 """Rounds of questions that a server may have during one call; SDK clients of the modern era allow as many."""
 

@@ -18,8 +18,6 @@ from session_store import KeyRing, Principal, Purpose
 from session_store.tokens import is_canonical
 from transports.jsonrpc import Object, decode_exact, encode
 
-__all__ = ["Binding", "OpenedState", "RequestDigest", "RequestStateSeal", "is_input_required", "with_inner_state"]
-
 STATE_TTL_S: Final = 600.0
 """Seconds that a state is valid: long enough for a person to fill in a form."""
 

@@ -21,8 +21,6 @@ from gateway.protocol.input_requests import Question, questions_of
 from transports.era import LEGACY
 from transports.jsonrpc import INTERNAL_ERROR, Object, encode
 
-__all__ = ["RoundTrips"]
-
 
 class RoundTrips(ABC):
     """Run the rounds of one call. `params` and `meta` are those of the call.

@@ -15,8 +15,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["InvalidSeal", "StateCipher"]
-
 _FORMAT: Final = "v1."
 _KEY_USE: Final = b"mcp/request-state/v1/aes-256-gcm"
 _NAME_USE: Final = b"mcp/request-state/v1/kid:"

@@ -22,8 +22,6 @@ from gateway.protocol.methods import MAY_ASK
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
 
-__all__ = ["answer_suspended", "ask_modern", "refuse_suspended", "without_modern_gaps"]
-
 _UNCLEAR_FOR_S: Final = 0.5
 """Seconds that a question waits for other calls to end, if it may belong to several calls. On stdio a question does not
 name its call."""

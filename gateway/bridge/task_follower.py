@@ -42,18 +42,6 @@ from transports.jsonrpc import (
 )
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable
 
-__all__ = [
-    "MAX_ASKED",
-    "UNAVAILABLE",
-    "FollowedTask",
-    "TaskFollower",
-    "ask_legacy_client",
-    "cancel_at_server",
-    "go_on",
-    "is_known",
-    "pause_s",
-]
-
 UNAVAILABLE: Final = (LinkClosed, UpstreamUnavailable, HandshakeRefused)
 """Errors of a server that cannot be reached. A server behind a URL may come back."""
 

@@ -13,8 +13,6 @@ from transports.era import Era
 from transports.inbound_port import Request
 from transports.jsonrpc import Message, Object, RequestId
 
-__all__ = ["Call", "id_of", "message_of"]
-
 
 class Call(msgspec.Struct, frozen=True):
     """A request of a client, with the values that each step on its way to the server needs.

@@ -47,8 +47,6 @@ from transports.jsonrpc import (
 from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
-__all__ = ["Conversation", "conversation_of"]
-
 logger = logging.getLogger(__name__)
 
 

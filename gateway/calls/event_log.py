@@ -19,8 +19,6 @@ from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from transports.tasks import Tasks
 
-__all__ = ["MAX_WAITING_BYTES", "EventWriter", "LoggedFrame"]
-
 MAX_WAITING_BYTES: Final = 32 << 20
 """Bytes of events that may wait while the store does not answer. Later events get no id, so a replay lacks them."""
 

@@ -54,8 +54,6 @@ from transports.jsonrpc import (
 from transports.reply_queue import Frame, ReplyQueue
 from transports.work_steps import is_large, run_steps_with_pauses
 
-__all__ = ["Bridge", "Exchange", "ExchangeConversation", "ExchangeSession", "fallback_id"]
-
 logger = logging.getLogger(__name__)
 
 _NOBODY = Context(trust="sandboxed")

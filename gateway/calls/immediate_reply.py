@@ -8,8 +8,6 @@ from session_store.session import redact
 from transports.inbound_port import HeaderList
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["ImmediateReply"]
-
 
 class ImmediateReply:
     """A reply that is complete from the start and belongs to no event stream. `live` is the session of the request, if

@@ -23,8 +23,6 @@ from session_store.session import redact
 from transports.jsonrpc import Message, encode
 from transports.upstream_port import LinkClosed
 
-__all__ = ["CallWatch", "Calls", "FastCall", "OwnRequests", "fields_of_line"]
-
 TICK_S: Final = 0.25
 """Time between two checks of the calls in flight for deadlines and keepalives."""
 

@@ -6,29 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
 
-__all__ = [
-    "ANSWER",
-    "ASKING",
-    "EXCHANGE",
-    "GONE",
-    "LINK",
-    "LIVE",
-    "LOSSES",
-    "OVER",
-    "QUEUED",
-    "SEND",
-    "Deadlines",
-    "ExchangeEvent",
-    "ExchangeState",
-    "IllegalStep",
-    "LinkEvent",
-    "LinkState",
-    "LiveEvent",
-    "LiveState",
-    "Loss",
-    "step",
-]
-
 State = TypeVar("State", bound=str)
 Event = TypeVar("Event", bound=StrEnum)
 

@@ -28,8 +28,6 @@ from transports.jsonrpc import Message, splice
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
-__all__ = ["LinkLifecycle", "LinkSession", "LinkSource", "LinkUser", "LinkUsers"]
-
 logger = logging.getLogger(__name__)
 
 _OPENING: Final = "opening"

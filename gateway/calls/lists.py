@@ -7,8 +7,6 @@ from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import lists_of
 from transports.jsonrpc import encode
 
-__all__ = ["Listed", "Lists"]
-
 Listed = Tools | Names
 
 

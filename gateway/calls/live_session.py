@@ -25,8 +25,6 @@ from session_store import EventStreams, Session, StoreUnavailable, TimelineEntry
 from transports.era import Era
 from transports.jsonrpc import Message
 
-__all__ = ["MOST_WATCHED", "FrameWatches", "LiveSession", "LiveSessions", "ReturnWatch", "live_session_of"]
-
 logger = logging.getLogger(__name__)
 
 _TAKEN_OVER: Final = "another gateway has taken the session over; whether the call took effect is unknown"

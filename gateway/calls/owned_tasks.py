@@ -13,8 +13,6 @@ from gateway.calls.exchange import Exchange, ExchangeSession
 from gateway.protocol.params import meta_of
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = ["RELATED", "OwnedTask", "OwnedTasks", "related_id", "with_related", "without_related"]
-
 RELATED: Final = "io.modelcontextprotocol/related-task"
 """The key in `_meta` under which messages name their task (MCP 2025-11-25, Tasks)."""
 

@@ -19,8 +19,6 @@ from gateway.protocol.params import meta_of
 from transports.jsonrpc import Message, Object, encode, encode_notification, encode_request, splice
 from transports.reply_queue import MAX_QUEUED_BYTES
 
-__all__ = ["MAX_QUESTIONS_OF_CALL", "MAX_SERVER_ID_BYTES", "Questions", "give_up"]
-
 MAX_QUESTIONS: Final = 256
 """Questions of one session that may wait for a legacy client."""
 

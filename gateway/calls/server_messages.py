@@ -34,8 +34,6 @@ from transports.jsonrpc import (
 )
 from transports.upstream_port import STANDALONE
 
-__all__ = ["IsolatedRouter", "SharedRouter"]
-
 logger = logging.getLogger(__name__)
 
 _LOG_MESSAGE: Final = "notifications/message"

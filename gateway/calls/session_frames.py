@@ -12,8 +12,6 @@ from gateway.observability.redacted_bodies import FrameBodies
 from transports.inbound_port import Refused
 from transports.jsonrpc import InvalidMessage, Message, encode, parse
 
-__all__ = ["Direction", "SeenFrame", "SessionFrames", "StderrLine"]
-
 MOST_FRAMES: Final = 500
 MOST_LINES: Final = 500
 MOST_KEPT_CHARS: Final = 1 << 20

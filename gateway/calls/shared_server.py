@@ -10,8 +10,6 @@ from session_store import Session
 from transports.era import LOG_LEVELS
 from transports.jsonrpc import Object, encode
 
-__all__ = ["is_lower", "params_for_shared"]
-
 _CAPABILITY: Final = "logging"
 
 

@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-__all__ = ["MOST_LINES", "MOST_S", "Backoff", "FirstAnswerTimeout", "newest", "with_output_tail", "without_output_tail"]
-
 FIRST_S: Final = 1.0
 MOST_S: Final = 60.0
 """The longest pause: a server that comes back after a long outage is found within this time."""

@@ -17,24 +17,6 @@ from transports.jsonrpc import Object, RequestId, decode_id, encode, encode_erro
 from transports.reply_queue import MAX_QUEUED_BYTES
 from transports.tasks import Tasks
 
-__all__ = [
-    "KEPT_BYTES",
-    "MAX_MESSAGES",
-    "STANDALONE",
-    "UNKNOWN",
-    "KeptCall",
-    "LostStreams",
-    "Outbox",
-    "answer_lost",
-    "call_of_event",
-    "call_of_stream",
-    "end_lost",
-    "event_name",
-    "event_names",
-    "id_in_log",
-    "stream_of_call",
-]
-
 MAX_MESSAGES: Final = 256
 """Messages for the standalone stream that may wait while the store does not answer."""
 

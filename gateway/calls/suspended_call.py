@@ -24,8 +24,6 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import Frame
 
-__all__ = ["AskingServer", "InputRequest", "SuspendedCall", "response_under", "rewritten_ids"]
-
 
 class AskingServer(Protocol):
     """The server that has asked a client a question. It gets the answer and the answer's progress."""

@@ -2,8 +2,6 @@
 
 from typing import Self
 
-__all__ = ["Usage", "Use"]
-
 
 class Usage:
     """Counts the uses of one session. The idle time of a session counts from the end of its last use.

@@ -18,8 +18,6 @@ from gateway.observability.escaped_text import visible_line
 if TYPE_CHECKING:
     from gateway.upstreams.upstream import ConfiguredUpstream
 
-__all__ = ["check"]
-
 _err = Terminal(stderr=True)
 
 

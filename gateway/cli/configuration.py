@@ -7,8 +7,6 @@ from typing import Final
 from gateway.config.hosts.entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings
 
-__all__ = ["FILE", "configuration", "required_configuration", "with_command"]
-
 FILE: Final = Path("mcp.json")
 """The file that `init` writes and `add` extends."""
 

@@ -15,8 +15,6 @@ from gateway.doctor.findings import Finding
 from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible
 
-__all__ = ["doctor"]
-
 _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 

@@ -2,8 +2,6 @@
 
 import typer
 
-__all__ = ["error_exit"]
-
 
 def error_exit(message: str) -> typer.Exit:
     """Print each line of the message as an error on stderr. Return the exception that exits with status 2."""

@@ -29,8 +29,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBackend, Principal, Session
 from transports.inbound_port import Refused
 
-__all__ = ["explain", "explanation", "lines_of", "show_manifest"]
-
 _LATER: Final = ("session_id", "agent", "endpoint", CORRELATION_ID, TEMP_DIR)
 """Fields that have no value before a session opens."""
 

@@ -23,8 +23,6 @@ from gateway.serving.workers import announce
 from gateway.version import __version__
 from transports.tasks import Tasks
 
-__all__ = ["StatusLine", "TerminalWelcome", "rendered"]
-
 logger = logging.getLogger(__name__)
 
 _COMMANDS: Final = "mcp-session-gateway sessions list, tail, top, doctor"

@@ -11,8 +11,6 @@ from typer.core import TyperCommand
 
 from gateway.version import __version__
 
-__all__ = ["app", "uncollected"]
-
 app = typer.Typer(
     name="mcp-session-gateway",
     help="One durable, isolated session for every MCP client, in front of any MCP server.",

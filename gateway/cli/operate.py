@@ -19,8 +19,6 @@ from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 
-__all__ = ["app", "tail", "top"]
-
 app = typer.Typer(help="List replicas, drain them and admit them again.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
 _EVERY_S: Final = 2.0

@@ -10,19 +10,6 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-__all__ = [
-    "AtGateway",
-    "Caller",
-    "CommandArgument",
-    "ConfigOption",
-    "JsonOption",
-    "NamedConfigOption",
-    "Overrides",
-    "Target",
-    "VerboseOption",
-    "options",
-]
-
 _CONTEXT: Final = "typer_context"
 """The parameter in which typer passes its context."""
 

@@ -14,16 +14,6 @@ from gateway.admin.reports import ReplicaReport, SessionRow, SessionTotals, Task
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible, visible_line
 
-__all__ = [
-    "facts_table",
-    "none_line",
-    "print_event",
-    "replicas_table",
-    "sessions_table",
-    "tasks_table",
-    "totals_line",
-]
-
 _out = Terminal()
 
 

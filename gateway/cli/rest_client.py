@@ -14,8 +14,6 @@ from gateway.admin.queries import SHORTEST_PREFIX, Ambiguous, NoSuch, OperatorEr
 from gateway.admin.verbs import VERBS, Operators, Verb
 from gateway.config.addresses import is_of_this_machine
 
-__all__ = ["RestClient"]
-
 _MOST_CANDIDATES: Final = 10
 _TIMEOUT_S: Final = 30.0
 _LONG_TIMEOUT_S: Final = 600.0

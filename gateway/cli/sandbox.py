@@ -32,8 +32,6 @@ from transports.upstream.cgroup_delegation import look
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe
 
-__all__ = ["app", "name_of", "said_of"]
-
 _VERSION: Final = "2025-11-25"
 _INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
 _SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")

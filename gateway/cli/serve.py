@@ -19,8 +19,6 @@ from gateway.config.settings import GatewaySettings, load
 if TYPE_CHECKING:
     from gateway.serving.greeting import Welcome  # loads the server
 
-__all__ = ["run", "stdio"]
-
 logger = logging.getLogger(__name__)
 
 

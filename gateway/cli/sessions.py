@@ -22,8 +22,6 @@ from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 from session_store import AuditEvent
 
-__all__ = ["SHOWN_ENTRIES", "app", "environment_lines", "timeline_lines", "timeline_table"]
-
 app = typer.Typer(help="List sessions and end them.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures", "state"}

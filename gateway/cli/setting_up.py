@@ -25,8 +25,6 @@ from gateway.config.hosts.entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings, load
 from session_store.tokens import generate_key
 
-__all__ = ["add", "connect", "init", "keygen"]
-
 _TEMPLATE: Final = """\
 // The configuration of MCP Session Gateway. Comments are welcome.
 //   mcp-session-gateway check{given}    finds mistakes, and starts the servers once

@@ -21,8 +21,6 @@ from gateway.config.settings import load
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
 
-__all__ = ["asks", "endpoint_here", "gateway_at"]
-
 Work = Callable[..., Awaitable[None]]
 
 _NONE: Final = (

@@ -14,8 +14,6 @@ from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="List and cancel tasks: calls that go on after their clients have left.",
     no_args_is_help=True,

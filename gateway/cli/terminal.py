@@ -14,8 +14,6 @@ from rich.text import Text
 
 from gateway.observability.escaped_text import visible
 
-__all__ = ["Terminal"]
-
 _WIDE: Final = 220
 _STYLES: Final = {"warning": "bold yellow", "ignored": "dim"}
 

@@ -20,21 +20,6 @@ from transports.peer_authentication import NAME_CHARS
 from transports.peer_frames import PeerFault
 from transports.peer_tls import PeerTls
 
-__all__ = [
-    "COPIES_S",
-    "GREETING",
-    "HOLD",
-    "JSON_TYPE",
-    "CallFacts",
-    "Envelopes",
-    "Nonce",
-    "Refusal",
-    "SharedFacts",
-    "decode_facts",
-    "decode_shared_facts",
-    "is_event_stream",
-]
-
 VALID_S: Final = 10.0
 """Lifetime of an envelope. The clocks of two replicas may differ by as much, in either direction."""
 

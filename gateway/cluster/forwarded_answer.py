@@ -11,8 +11,6 @@ from transports.inbound_port import HeaderList, OwnedByPeer
 from transports.peer_channel import PeerCall
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["ForwardedAnswer", "RelayedReply", "message_in"]
-
 _heads = msgspec.msgpack.Decoder(tuple[int, HeaderList])
 
 

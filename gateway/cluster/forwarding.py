@@ -30,8 +30,6 @@ from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import HeaderList, Refused, Request
 from transports.peer_frames import LogLimit
 
-__all__ = ["Forwarder"]
-
 logger = logging.getLogger(__name__)
 
 _HANDOVER_S: Final = 0.02

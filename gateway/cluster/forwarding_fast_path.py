@@ -22,8 +22,6 @@ from transports.inbound_port import Answer, AnsweringConnection, CallValues, Own
 from transports.jsonrpc import is_one_value
 from transports.peer_channel import PeerCall
 
-__all__ = ["ForwardingPath"]
-
 logger = logging.getLogger(__name__)
 
 

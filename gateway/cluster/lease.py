@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Final
 
-__all__ = ["DOUBT_S", "HOLD_S", "LEASE_S", "TRUST_S", "OwnLease"]
-
 LEASE_S: Final = 5.0
 TRUST_S: Final = 1.3
 DOUBT_S: Final = 1.6

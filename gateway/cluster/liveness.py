@@ -8,8 +8,6 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["Lease", "Outcome", "decide"]
-
 
 class Lease(enum.Enum):
     """The state of a replica's lease in the store."""

@@ -16,9 +16,6 @@ from gateway.config.addresses import host_and_port, is_loopback, own_address_tow
 from gateway.config.settings import ConfigurationError
 from session_store import Bus, StoreUnavailable
 
-__all__ = ["BEAT_S", "Beats", "Membership"]
-
-
 BEAT_S: Final = 1.0
 _LATE_S: Final = 0.25
 """Time without an answer of the store, after which the other replicas are asked to claim nothing from this one."""

@@ -40,8 +40,6 @@ from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
 from transports.tasks import Tasks
 
-__all__ = ["DefinedHead", "ForwardedPost", "PeerListener"]
-
 logger = logging.getLogger(__name__)
 
 _MOST_WITH_PATHS: Final = 2_048

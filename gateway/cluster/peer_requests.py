@@ -38,8 +38,6 @@ from transports.peer_channel import (
 from transports.peer_frames import HEARTBEAT_S, MAX_DEFINITION_BYTES, MAX_HEAD_BYTES, LogLimit
 from transports.tasks import Tasks
 
-__all__ = ["Channels", "ForwardedRequest", "Peer", "PeerRequests"]
-
 logger = logging.getLogger(__name__)
 
 _SURELY_S: Final = HEARTBEAT_S + 0.1

@@ -22,8 +22,6 @@ from transports.peer_channel import (
     open_channel,
 )
 
-__all__ = ["Reachability", "why_not_found"]
-
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0

@@ -11,19 +11,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
-__all__ = [
-    "HostNames",
-    "ListenAddress",
-    "base_url",
-    "host_and_port",
-    "host_names",
-    "is_loopback",
-    "is_of_this_machine",
-    "is_same_place",
-    "own_address_towards",
-    "url_here",
-]
-
 _ANY_NAME: Final = "*"
 _MOST_CHARS: Final = 500
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/@\[\]]+")

@@ -14,20 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from gateway.config.addresses import HostNames, ListenAddress, is_loopback
 from gateway.config.model import Frozen, fault_of_header
 
-__all__ = [
-    "ALL_SERVERS",
-    "API_KEY_ISSUER",
-    "AdminSettings",
-    "AuditSettings",
-    "AuthSettings",
-    "CardSettings",
-    "ClaimNames",
-    "DiscoverySettings",
-    "JwtSettings",
-    "KeyDigestSettings",
-    "ProxySettings",
-]
-
 API_KEY_ISSUER: Final = "api-key"
 OPERATOR_ISSUER: Final = "operator"
 """Of operators who try tools in sessions of their own."""

@@ -18,8 +18,6 @@ from gateway.config.upstreams import UpstreamSettings
 from session_store.connect import shown as without_password
 from session_store.redaction import REDACTED, scrubbed_text, secret_arguments
 
-__all__ = ["DEFAULT", "EffectiveSetting", "Section", "effective"]
-
 DEFAULT: Final = "default"
 _BY_PROGRAM: Final = "the program"
 _HIDDEN: Final = "[hidden]"

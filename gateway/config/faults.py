@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-__all__ = ["ConfigurationError", "Note", "did_you_mean", "located", "meant", "missing_extra"]
-
 
 class ConfigurationError(ValueError):
     """The configuration cannot be used. The message names the place and what to do."""

@@ -7,8 +7,6 @@ from pydantic import BeforeValidator, Field
 from gateway.config.model import Frozen, Pattern, Seconds, any_matches
 from transports.inbound.limits import Limits, room_for_connections
 
-__all__ = ["LimitSettings", "TaskSettings"]
-
 
 def _null(value: Any) -> Any:
     """Return None for the text `null`: variables have no other."""

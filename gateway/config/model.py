@@ -13,20 +13,6 @@ from typing import Annotated, Any, Final, Literal
 import re2
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = [
-    "Frozen",
-    "Pattern",
-    "Seconds",
-    "Trust",
-    "any_matches",
-    "expression",
-    "fault_of_header",
-    "matches",
-    "sample_of",
-    "usable",
-    "whole",
-]
-
 _MEMORY: Final = 8 << 20
 """Of one expression at work; with less than it would like, RE2 is slower, and still linear."""
 _MOST: Final = 4_096

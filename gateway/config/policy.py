@@ -7,13 +7,6 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionW
 
 from gateway.config.model import Frozen, Pattern, Seconds, Trust
 
-__all__ = [
-    "PolicySettings",
-    "RateSettings",
-    "RuleSettings",
-    "WorkspaceSettings",
-]
-
 
 class RuleSettings(Frozen):
     """What the sessions of some principals, in some workspaces, are given. Patterns are shell patterns; an empty list

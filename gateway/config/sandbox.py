@@ -17,22 +17,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from gateway.config.model import Frozen, Trust
 from transports.upstream.walls.reach import destination
 
-__all__ = [
-    "CONTAINER_ENGINES",
-    "DEFAULT_PROFILE",
-    "LIMITS",
-    "AbsolutePath",
-    "PackageSettings",
-    "Profile",
-    "Sandbox",
-    "SandboxByTrust",
-    "SandboxSettings",
-    "SandboxTable",
-    "is_of_another_host",
-    "sandbox_of",
-    "sandbox_table",
-]
-
 Profile = Literal["off", "standard", "strict"]
 
 DEFAULT_PROFILE: Final[Profile] = "standard"

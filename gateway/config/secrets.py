@@ -15,19 +15,6 @@ from gateway.config.model import Frozen
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 from transports.peer_tls import PeerTls
 
-__all__ = [
-    "KEYS_FILE",
-    "PeerTlsSettings",
-    "SecretSettings",
-    "UnusableSecret",
-    "given_keys",
-    "key_file",
-    "key_ring",
-    "others_can_read",
-    "peer_tls",
-    "secret_in",
-]
-
 
 class SecretSettings(Frozen):
     """Where a secret comes from, and which principals get it. With `{subject}` in the source, each principal has a

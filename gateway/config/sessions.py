@@ -20,23 +20,6 @@ from pydantic import (
 from gateway.config.model import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
 from session_store.session import checked_metadata
 
-__all__ = [
-    "BOUND",
-    "BUILT_IN",
-    "CORRELATION_ID",
-    "DEFAULT_CONTEXT_ENV",
-    "FIELD_CHARS",
-    "TEMP_DIR",
-    "ContextSettings",
-    "EnvironmentMap",
-    "EnvironmentValue",
-    "FieldSettings",
-    "PersonalData",
-    "SessionSettings",
-    "environment_of",
-    "is_usable_workspace",
-]
-
 PersonalData = Literal["email", "phone", "card"]
 """Kinds of personal data that can be found by their form."""
 

@@ -11,14 +11,6 @@ from gateway.config.sandbox import SandboxByTrust, SandboxTable
 from gateway.config.sessions import EnvironmentMap
 from gateway.protocol.methods import METHODS, SERVER_METHODS
 
-__all__ = [
-    "ItemSettings",
-    "MethodSettings",
-    "ToolSettings",
-    "UpstreamSettings",
-]
-
-
 _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "resource_uris"}
 """The setting that restricts MCP's own methods, by the kind of what they are about."""
 

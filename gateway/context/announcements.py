@@ -17,8 +17,6 @@ from session_store.session import MAX_WORKSPACE_CHARS
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 
-__all__ = ["Announced", "Announcements", "MetaPath"]
-
 
 class Announced(msgspec.Struct, frozen=True):
     """The announced workspace (empty: none), and the announced fields with their values."""

@@ -11,8 +11,6 @@ from gateway.identity.context_rules import ContextRules
 from session_store import Session
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["ChildEnvironment"]
-
 
 class ChildEnvironment:
     """Make the environment of children.

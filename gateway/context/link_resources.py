@@ -15,8 +15,6 @@ from transports.inbound.limits import Limits, Refusals
 from transports.inbound.unix_app_server import UnixAppServer
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
-__all__ = ["NO_RESOURCES", "LinkResourceProvider", "LinkResources"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkResources:

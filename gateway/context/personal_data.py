@@ -13,8 +13,6 @@ import re2
 from gateway.config.sessions import PersonalData
 from session_store.redaction import REDACTED
 
-__all__ = ["scrubber"]
-
 # ISO/IEC 7812: 13 to 19 digits, of which the first is 2 to 6 for cards that pay.
 _LEAST_DIGITS: Final = 13
 _MOST_DIGITS: Final = 19

@@ -20,8 +20,6 @@ from session_store import Principal
 from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PrincipalSecrets", "is_template", "secrets_in"]
-
 logger = logging.getLogger(__name__)
 
 COMMAND_S: Final = 10.0

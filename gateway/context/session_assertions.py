@@ -17,8 +17,6 @@ from gateway.context.session_facts import workspace_source
 from session_store import KeyRing, Purpose, Session
 from session_store.tokens import is_canonical
 
-__all__ = ["HEADER", "Assertions"]
-
 HEADER: Final = "mcp-gateway-context"
 VALID_S: Final = 60
 _RENEW_AFTER_S: Final = 20

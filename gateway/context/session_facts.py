@@ -17,25 +17,6 @@ from session_store.session import redact
 from transports.inbound_port import CORRELATION_KEY
 from transports.jsonrpc import Object, encode
 
-__all__ = [
-    "CONTEXT_KEY",
-    "RESTARTED_KEY",
-    "SESSION_KEY",
-    "WORKSPACE_KEY",
-    "SessionFacts",
-    "built_in",
-    "context_meta",
-    "correlation_id",
-    "facts_of",
-    "new_correlation_id",
-    "trace_id_of",
-    "trace_meta",
-    "traced_error",
-    "with_context",
-    "with_meta",
-    "workspace_source",
-]
-
 _OURS: Final = f"{RESERVED}/"
 CONTEXT_KEY: Final = _OURS + "context"
 SESSION_KEY: Final = _OURS + "session"

@@ -22,8 +22,6 @@ from typing import Final
 
 from transports.tasks import Tasks
 
-__all__ = ["SessionFolders"]
-
 logger = logging.getLogger(__name__)
 
 _LONGEST_BASE: Final = 50

@@ -24,8 +24,6 @@ from session_store.tool_session import ToolSession, to_json
 from transports.inbound.unix_app_server import PEER_PID
 from transports.upstream.process_tree import is_below, parent
 
-__all__ = ["ProcessTree", "StateAccess", "by_connection", "state_api"]
-
 _START_S: Final = 10.0
 """Timeout for the report of a server's start, if one of its processes has connected before it."""
 

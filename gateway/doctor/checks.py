@@ -17,8 +17,6 @@ from gateway.doctor.workspaces import check_workspaces
 from session_store import Backend, StoreError, backend_for
 from session_store.connect import BackendOptions
 
-__all__ = ["check_everything", "check_settings"]
-
 OF_SETTINGS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
     check_keys,
     check_access,

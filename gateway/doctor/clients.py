@@ -13,8 +13,6 @@ from gateway.doctor.findings import Finding, ok, warning
 from gateway.sessions.returns import ADVICE, UnreturningClient
 from session_store import Backend, StoreError
 
-__all__ = ["check_clients", "check_clients_at"]
-
 _LOOKED_BACK_S: Final = 86_400.0
 _EVENTS: Final = 2_000
 _TIMEOUT_S: Final = 10.0

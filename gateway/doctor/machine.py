@@ -15,8 +15,6 @@ from gateway.sandbox.server_sandboxes import ServerSandbox, configured_sandboxes
 from session_store import backend_for
 from transports.upstream.cgroup_delegation import look
 
-__all__ = ["check_access", "check_keys", "check_limits", "check_sandboxes"]
-
 _FILES_PER_PROCESS: Final = 5
 _FILES_PER_CLIENT: Final = 1
 _FILES_OF_THE_GATEWAY: Final = 200

@@ -15,8 +15,6 @@ from gateway.config.settings import ConfigurationError, GatewaySettings, load
 from gateway.doctor.clients import check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
 
-__all__ = ["check_outside", "check_running"]
-
 _TIMEOUT_S: Final = 10.0
 _SECOND_EVENT_S: Final = 4.0
 """Seconds to wait for the second event. A gateway sends one event at once and another one a second later."""

@@ -13,8 +13,6 @@ from gateway.upstreams.review import asking, review
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import KeyRing, MemoryBackend
 
-__all__ = ["check_servers"]
-
 _SLOW_START_S: Final = 1.0
 AT_ONCE: Final = 3
 """How many servers start at the same time. Starts are measured, and more at once would slow each other down."""

@@ -13,8 +13,6 @@ from session_store import Backend, StoreError
 from session_store.connect import shown
 from session_store.ports.errors import StoreMissing
 
-__all__ = ["check_replicas", "check_store"]
-
 _REACH: Final = "check that the store runs, and that this machine reaches it with that name, port and password"
 _ALLOW: Final = "allow the gateway's Redis user +info and the commands that docs/deploying.md lists"
 _DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and this machine, reach it"

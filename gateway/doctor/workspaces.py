@@ -6,8 +6,6 @@ from gateway.config.settings import Settings
 from gateway.doctor.findings import Finding, ok, warning
 from gateway.identity.context_rules import is_catch_all, is_for_all
 
-__all__ = ["check_workspaces"]
-
 _DO = (
     "take the workspace from a claim (auth.jwt[].claims.workspace), a proxy's header (auth.proxies.workspace_header) "
     "or a rule (policy.rules[].workspace)"

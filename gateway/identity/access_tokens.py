@@ -15,8 +15,6 @@ from gateway.identity.credential_claims import InsufficientScope, InvalidToken, 
 from session_store import Principal
 from transports.tasks import Tasks
 
-__all__ = ["AccessTokens"]
-
 logger = logging.getLogger(__name__)
 
 FETCH_S: Final = 5.0

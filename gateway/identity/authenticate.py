@@ -30,8 +30,6 @@ from session_store import ANONYMOUS, Principal
 if TYPE_CHECKING:
     from gateway.identity.access_tokens import AccessTokens  # loads an HTTP client, and PyJWT
 
-__all__ = ["Authenticated", "Identity", "KeyDigests", "ResourceMetadata", "TrustedProxies", "digest_of"]
-
 Holder = TypeVar("Holder")
 
 

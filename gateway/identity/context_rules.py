@@ -20,8 +20,6 @@ from gateway.errors import bad_context
 from gateway.identity.credential_claims import SANDBOXED, CredentialClaims
 from session_store import Context, ContextField, InvalidContext, Principal, Provenance, Session, Source
 
-__all__ = ["ContextRules", "Derived", "Reason", "announced_fields_of", "is_catch_all", "is_for_all", "kept_claims"]
-
 AUTHENTICATED: Final[Source] = "authenticated"
 CONFIGURED: Final[Source] = "configured"
 ANNOUNCED: Final[Source] = "announced"

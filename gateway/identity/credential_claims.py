@@ -9,20 +9,6 @@ import msgspec
 
 from gateway.config.auth import ClaimNames, ProxySettings
 
-__all__ = [
-    "MAX_SUBJECT_CHARS",
-    "SANDBOXED",
-    "CredentialClaims",
-    "InsufficientScope",
-    "InvalidToken",
-    "claims_in_headers",
-    "claims_in_token",
-    "decoded_header",
-    "fields_in_headers",
-    "normal_trust",
-    "subject_fault",
-]
-
 
 class InvalidToken(Exception):
     """The token is invalid. The message says why, and may be sent to the client."""

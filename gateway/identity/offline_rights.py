@@ -7,8 +7,6 @@ from gateway.identity.context_rules import ANNOUNCED, ContextRules, announced_fi
 from session_store import Context, Principal
 from transports.inbound_port import Refused
 
-__all__ = ["OfflineRights"]
-
 _GONE = "its principal is no longer configured"
 _UNDECIDED = "its rights come from a credential, which is not at hand"
 _FEWER = "its principal has fewer or other rights by now"

@@ -9,8 +9,6 @@ import msgspec
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal
 
-__all__ = ["RequestContext"]
-
 
 class RequestContext(msgspec.Struct, frozen=True):
     """The principal of a request, the claims of its credential (None: it has none), and its correlation id.

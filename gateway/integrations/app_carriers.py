@@ -8,8 +8,6 @@ from session_store import KeyRing, Purpose, TokenCodec
 from transports.inbound.http import Guard, Scope, header_map
 from transports.inbound_port import HeaderList, Refused
 
-__all__ = ["AppCarriers", "has_header", "with_session_headers"]
-
 _HEADER: Final = GATEWAY_HEADER.encode()
 _READ: Final = frozenset({_HEADER, b"cookie", b"host", b"origin", b"sec-fetch-site", b"x-forwarded-proto"})
 _VARY: Final = f"Cookie, {GATEWAY_HEADER.title()}".encode()

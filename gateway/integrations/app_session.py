@@ -23,8 +23,6 @@ from session_store.session import checked_metadata
 from session_store.tool_session import READABLE_BY_CALLERS
 from transports.inbound.http import Scope, peer_of
 
-__all__ = ["AppSession", "Client", "SessionNotLoaded", "WhoIs"]
-
 T = TypeVar("T")
 
 _NO_SCOPE: Final[Scope] = {}

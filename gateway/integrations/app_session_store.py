@@ -15,8 +15,6 @@ from transports.era import Era
 from transports.inbound.limits import network_of
 from transports.tasks import Tasks
 
-__all__ = ["SLIDE_SHARE", "AppRecords", "AppSessions", "AppStore", "kept_in"]
-
 SLIDE_SHARE: Final = 0.05
 """The share of a session's idle time after which the next use restarts it. Otherwise every read would be a write. So a
 session ends after 95 % to 100 % of `idle_ttl_s` without use."""

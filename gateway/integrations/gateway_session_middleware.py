@@ -15,8 +15,6 @@ from transports.inbound_port import Refused, Request
 if TYPE_CHECKING:
     from gateway.serving.gateway import Gateway
 
-__all__ = ["GatewaySessionMiddleware"]
-
 
 class GatewaySessionMiddleware:
     """Give each HTTP request its session of the gateway. Open one for a client without a session.

@@ -24,8 +24,6 @@ except ModuleNotFoundError as error:
 
 from session_store import Bus, EventLog, UnknownEvent
 
-__all__ = ["SdkEventStore", "SdkSubscriptionBus"]
-
 logger = logging.getLogger(__name__)
 
 SESSIONS_HELD: Final = 10_000

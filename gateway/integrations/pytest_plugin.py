@@ -11,8 +11,6 @@ import pytest
 if TYPE_CHECKING:
     from session_store import MemoryBackend, ToolSession
 
-__all__ = ["mcp_session", "mcp_session_store"]
-
 
 @pytest.fixture
 def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBackend]":

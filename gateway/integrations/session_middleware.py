@@ -23,8 +23,6 @@ from session_store.document_store import DocumentBackend, DocumentStore
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import HeaderList, Refused
 
-__all__ = ["SCOPE_KEY", "SessionMiddleware", "backend_of", "response_of", "ring_of", "settings_of"]
-
 _ISSUES: Final = "SessionMiddleware"
 
 

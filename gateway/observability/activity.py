@@ -14,8 +14,6 @@ from gateway.observability.timelines import Timelines
 from gateway.observability.usage_counts import Figures
 from session_store import AuditEvent, Backend, Session, StoreUnavailable, TimelinePart
 
-__all__ = ["WRITTEN_EVERY_S", "Activity"]
-
 WRITTEN_EVERY_S: Final = 10.0
 """Seconds between two writes to the store. A gateway that is killed loses what came in since the last one."""
 

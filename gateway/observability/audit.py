@@ -28,8 +28,6 @@ from session_store.ports.accounting import SessionEnd, StepName, part_of
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["ENDS", "Audit", "AuditLines", "Repeated"]
-
 logger = logging.getLogger(__name__)
 
 ENDS: Final[tuple[SessionEnd, ...]] = get_args(SessionEnd)

@@ -3,8 +3,6 @@
 import json
 from typing import Any, Final
 
-__all__ = ["MOST_INDENTED", "as_json", "shortened_line", "visible", "visible_json", "visible_line"]
-
 MOST_INDENTED: Final = 100
 
 # Control characters (Cc), format characters that reorder text (Cf, without the joiners of scripts and emoji), line and

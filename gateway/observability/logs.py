@@ -24,20 +24,6 @@ from session_store import Principal
 from session_store.current import current_session_id
 from session_store.session import redact
 
-__all__ = [
-    "CLIENT",
-    "CORRELATION",
-    "FORMS",
-    "MOST",
-    "CallLine",
-    "CallLines",
-    "LineFormatter",
-    "call_lines",
-    "configure_logging",
-    "in_ms",
-    "shown_method",
-]
-
 Serving = Callable[[], Mapping[str, str]]
 """Returns the log fields of the request that the current task serves."""
 

@@ -19,8 +19,6 @@ from typing import Any, Final
 
 from gateway.observability.metrics import Metrics
 
-__all__ = ["BEAT_S", "LoopWatch"]
-
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.05

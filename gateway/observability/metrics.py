@@ -19,21 +19,6 @@ from transports.inbound.connection_handover import OUTCOMES as HAND_OVERS
 from transports.inbound.head_cache import OUTCOMES
 from transports.inbound.limits import Limited, Refusals
 
-__all__ = [
-    "BUCKETS_S",
-    "COUNTERS",
-    "LIFETIMES_S",
-    "PAUSES_S",
-    "SANDBOX_REFUSALS",
-    "CounterRow",
-    "Durations",
-    "History",
-    "Metrics",
-    "Sample",
-    "Series",
-    "quantile",
-]
-
 BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),

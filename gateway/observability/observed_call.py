@@ -14,8 +14,6 @@ from gateway.observability.tracing import CallSpan
 from session_store import Session
 from session_store.session import redact
 
-__all__ = ["Counted", "Failure", "LogFacts", "ObservedCall", "Watcher"]
-
 logger = logging.getLogger(__name__)
 
 LogFacts = Mapping[str, str | bool]

@@ -9,19 +9,6 @@ from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT
 from session_store import Session
 
-__all__ = [
-    "CANCELLED",
-    "FAILURES",
-    "INPUT_REQUIRED",
-    "OK",
-    "TOOL_ERROR",
-    "EndedCall",
-    "Kind",
-    "Outcome",
-    "is_complete",
-    "outcome_of",
-]
-
 Kind = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
 """`error` is an error response of a server or of the gateway. `refused` is a request that reached no server."""
 

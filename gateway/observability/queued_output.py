@@ -20,16 +20,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = [
-    "MOST_BYTES",
-    "OutputQueue",
-    "QueuedStderr",
-    "drain_stderr",
-    "dropped_lines",
-    "put_on_stderr",
-    "queue_stderr",
-]
-
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 1 << 20

@@ -10,8 +10,6 @@ from gateway.observability.escaped_text import visible
 from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from transports.jsonrpc import InvalidMessage, decode_exact
 
-__all__ = ["MOST_BODY_BYTES", "MOST_CHARS", "FrameBodies"]
-
 MOST_CHARS: Final = 4_000
 """The maximum length of a shown body."""
 

@@ -21,8 +21,6 @@ from session_store.session import redact
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
-__all__ = ["CORRELATION_HEADER", "RequestLog"]
-
 logger = logging.getLogger(__name__)
 
 CORRELATION_HEADER: Final = "mcp-gateway-correlation"

@@ -27,8 +27,6 @@ from session_store.redaction import scrubbed_start
 from session_store.session import redact
 from transports.work_steps import let_others_run, slices
 
-__all__ = ["INITIALIZED_AGAIN", "Timelines", "head_of"]
-
 _NEWEST_ALONE: Final = 24
 _FAILED_ALONE: Final = 24
 """Limits of the calls of one session that have their own entry in one write: at least this many of the newest, at most

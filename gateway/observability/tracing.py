@@ -27,20 +27,6 @@ from session_store.session import redact
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 
-__all__ = [
-    "PEER_HEADER",
-    "CallSpan",
-    "GivenIds",
-    "Sampling",
-    "Tracing",
-    "UnsampledRequest",
-    "carried_on",
-    "carries_more",
-    "flush",
-    "request_span",
-    "tracing",
-]
-
 RANDOM_TRACE_ID: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
 """The flag for a random trace id (W3C Trace Context level 2); 0 if this version of OpenTelemetry does not have it."""
 

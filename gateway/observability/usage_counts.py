@@ -17,8 +17,6 @@ from gateway.observability.outcome import OK, EndedCall
 from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
 
-__all__ = ["OTHERS", "UNLISTED", "FigureRecord", "Figures", "ToolFigures", "WhoFigures", "merged", "read_record"]
-
 OTHERS: Final = "(others)"
 """The name under which everything beyond the limits is counted."""
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from gateway.protocol.uris import TooManyMarks, normal
 
-__all__ = ["MOST_TEXTS", "TooMuchText", "contains"]
-
 MOST_TEXTS: Final = 20_000
 """Maximum number of strings and numbers in one call. A search of so many takes 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10

@@ -22,8 +22,6 @@ from gateway.protocol.methods import folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 
-__all__ = ["ANNOTATIONS", "Decision", "Policy"]
-
 ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
 _ALL: Final = ("*",)

@@ -17,8 +17,6 @@ from gateway.policy.rate_limits import RateLimits
 from session_store import Quotas, Session, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 
-__all__ = ["PrincipalQuotas"]
-
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 5.0

@@ -19,8 +19,6 @@ from session_store import ANONYMOUS, Principal, Rates, Session, StoreUnavailable
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
-__all__ = ["RateLimits"]
-
 _AHEAD_S: Final = 0.1
 """A replica takes the tokens for this time from the store at once, and spends them without asking again. It may also
 spend as many before it asks, and take them later. So few calls wait for the store."""

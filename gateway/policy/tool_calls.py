@@ -23,8 +23,6 @@ from session_store.session import redact
 from transports.jsonrpc import Object, decode_exact, encode
 from transports.mirrored_headers import annotation_fault
 
-__all__ = ["MAX_LOGGED_NAME", "Note", "Steps", "ToolCalls"]
-
 logger = logging.getLogger(__name__)
 
 MAX_LOGGED_NAME: Final = 128

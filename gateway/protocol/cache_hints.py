@@ -11,18 +11,6 @@ import msgspec
 
 from transports.jsonrpc import Object, encode
 
-__all__ = [
-    "PRIVATE",
-    "PUBLIC",
-    "Hints",
-    "hints_of",
-    "is_answer_to_input",
-    "most_private",
-    "of_one_session",
-    "ttl_ms",
-    "with_ttl",
-]
-
 PUBLIC: Final = "public"
 PRIVATE: Final = "private"
 

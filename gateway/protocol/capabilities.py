@@ -10,8 +10,6 @@ from gateway.protocol.extensions import Declared, object_of, passed_on
 from gateway.protocol.tasks import with_tasks
 from transports.jsonrpc import Object, encode, splice
 
-__all__ = ["ClientDeclaration", "caller_of_meta", "caller_of_params", "capability_for", "may_be_asked"]
-
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"

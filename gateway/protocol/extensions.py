@@ -11,19 +11,6 @@ import msgspec
 
 from transports.jsonrpc import Object
 
-__all__ = [
-    "HANDLED",
-    "HANDLED_CAPABILITIES",
-    "MOST_NAMES",
-    "MOST_NAME_CHARS",
-    "Declared",
-    "closest",
-    "match",
-    "method_forms",
-    "object_of",
-    "passed_on",
-]
-
 HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
 """Extensions that the gateway handles itself where client and server are of different eras. Their declarations do not
 pass from one era to the other."""

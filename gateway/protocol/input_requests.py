@@ -11,8 +11,6 @@ import msgspec
 
 from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_object, encode
 
-__all__ = ["Question", "for_legacy_client", "question_of", "questions_of"]
-
 
 class Question(NamedTuple):
     """A server's question to a client. `params` is None if the input request has none."""

@@ -14,28 +14,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 from transports.mirrored_headers import ANNOTATION
 
-__all__ = [
-    "APP_SCHEME",
-    "MOST_BYTES",
-    "MOST_TOOLS",
-    "WRITE",
-    "Called",
-    "Names",
-    "Tools",
-    "app_of",
-    "arguments_of",
-    "cursor_of",
-    "has_more",
-    "is_for_apps",
-    "is_mirrored",
-    "items_of",
-    "merge_lists",
-    "named",
-    "next_cursor",
-    "operation_of",
-    "owner_of",
-]
-
 APP_SCHEME: Final = "ui://"
 """The scheme of the resources that are apps (MCP Apps)."""
 

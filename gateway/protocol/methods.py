@@ -10,26 +10,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = [
-    "ABOUT_TASKS",
-    "CACHEABLE",
-    "CHANGES",
-    "LISTS",
-    "MAY_ASK",
-    "METHODS",
-    "NO_REQUESTS",
-    "OF_TASKS",
-    "RECORDED",
-    "REPEATABLE",
-    "REQUESTS",
-    "SERVER_METHODS",
-    "Method",
-    "folded_method",
-    "lists_of",
-    "may_be_relayed",
-    "metric_label",
-]
-
 Kind = Literal["tools", "prompts", "resources", "completions", "none"]
 """The policy that decides: that of tools, prompts or resources; for completions, that of the completed item."""
 

@@ -5,8 +5,6 @@ import msgspec
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object
 
-__all__ = ["meta_of", "text_of"]
-
 _texts = msgspec.json.Decoder(str)
 
 

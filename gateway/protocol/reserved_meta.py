@@ -8,8 +8,6 @@ import re2
 from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
-__all__ = ["RESERVED", "may_name_reserved", "without_reserved", "without_reserved_below", "without_reserved_in"]
-
 RESERVED: Final = "io.github.mcp-session-gateway"
 """Start of the keys that only the gateway sets. Matched in upper and lower case, with or without a slash after it."""
 

@@ -21,20 +21,6 @@ from transports.jsonrpc import (
     error_code,
 )
 
-__all__ = [
-    "MISSING_KEY",
-    "Missing",
-    "legacy_error",
-    "legacy_result",
-    "list_result",
-    "missing_meta",
-    "modern_error",
-    "modern_result",
-    "tool_error",
-    "tool_result",
-    "urls_required",
-]
-
 MISSING_KEY: Final = f"{RESERVED}/missing"
 
 

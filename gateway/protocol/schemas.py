@@ -17,8 +17,6 @@ from cachetools import LRUCache
 
 from transports.jsonrpc import decode_exact, encode
 
-__all__ = ["HELD_BYTES", "Checker", "Schema", "Schemas", "UnusableSchema", "read_leniently"]
-
 _MOST_READ_CHARS: Final = 64
 _KINDS: Final = (
     jsonschema_rs.ValidationErrorKind.Type,

@@ -12,17 +12,6 @@ from gateway.protocol.extensions import Declared, object_of
 from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, parse, splice
 
-__all__ = [
-    "ACKNOWLEDGED",
-    "ENDED",
-    "MAX_LISTENED_BYTES",
-    "SUBSCRIPTION_ID",
-    "Filter",
-    "SubscriptionFilter",
-    "extension_members",
-    "with_subscription_id",
-]
-
 MAX_LISTENED_BYTES: Final = 64 << 10
 """Bytes of the URIs in all open subscriptions of a session. They are kept as long as those are open."""
 

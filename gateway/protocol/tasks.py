@@ -11,22 +11,6 @@ from session_store.ports.tasks import OVER
 from transports.era import Era
 from transports.jsonrpc import Object, encode
 
-__all__ = [
-    "MAX_ID_CHARS",
-    "TASKS",
-    "TaskAtServer",
-    "TaskState",
-    "asks_for_task",
-    "created_at",
-    "declares_tasks",
-    "is_same_time",
-    "is_task",
-    "names_tasks",
-    "own_id",
-    "state_of",
-    "with_tasks",
-]
-
 TASKS: Final = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
 

@@ -10,18 +10,6 @@ from urllib.parse import unquote
 
 import re2
 
-__all__ = [
-    "MOST_MARKS",
-    "TooManyMarks",
-    "closeness",
-    "forms",
-    "matches_any_template",
-    "matches_template",
-    "normal",
-    "template_fit",
-    "with_plain_host",
-]
-
 MOST_MARKS: Final = 64
 """Most combining marks of one character. The time to sort them grows with the square of their number."""
 

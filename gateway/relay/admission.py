@@ -35,8 +35,6 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, encode
 
-__all__ = ["Admission", "Admitted", "AdmittedTool", "Route", "VisibleServers"]
-
 _CACHED_CONTEXTS: Final = 1_024
 
 

@@ -79,8 +79,6 @@ from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 from transports.work_steps import is_large, let_others_run, run_steps, run_steps_with_pauses
 
-__all__ = ["Calls", "Clients", "FoundSession", "Intake", "Senders", "relay"]
-
 _UNKNOWN: Final = (
     "The gateway that served this session died before it answered; whether the call took effect is unknown"
 )

@@ -31,8 +31,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Object
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["Endpoint"]
-
 logger = logging.getLogger(__name__)
 
 

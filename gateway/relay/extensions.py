@@ -28,8 +28,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["ExtensionRelay", "Notice"]
-
 logger = logging.getLogger(__name__)
 
 _MOST_TOLD: Final = 64

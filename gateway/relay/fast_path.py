@@ -53,8 +53,6 @@ from transports.inbound_port import (
 from transports.jsonrpc import Object, encode_result, splice
 from transports.reply_queue import Frame
 
-__all__ = ["CallDecision", "FastCall", "FastPath", "FastPaths"]
-
 logger = logging.getLogger(__name__)
 
 _METHOD: Final = "tools/call"

@@ -8,8 +8,6 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from transports.jsonrpc import Object
 
-__all__ = ["FrameTemplate", "Prepared"]
-
 _NUMBER: Final = 7_770_777
 _ARGUMENTS: Final = b'{"the":"arguments"}'
 _TRACE: Final = b"00-the-trace"

@@ -13,8 +13,6 @@ from session_store import Principal
 from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.posts import VOUCHED_FOR
 
-__all__ = ["InternalRequests"]
-
 
 class InternalRequests:
     """Send requests in the name of any principal. `endpoints` are ASGI apps, by path. `host` is a host name that this

@@ -33,8 +33,6 @@ from transports.jsonrpc import encode_notification
 from transports.tasks import Tasks
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["UNAVAILABLE", "Asker", "Gathered", "LateServers"]
-
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)

@@ -65,8 +65,6 @@ from transports.jsonrpc import (
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["LegacyClients", "LegacyHandshake"]
-
 logger = logging.getLogger(__name__)
 
 

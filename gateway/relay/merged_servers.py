@@ -24,8 +24,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, Object, encode
 
-__all__ = ["MergedServers"]
-
 
 class MergedServers:
     """Answer requests that concern all servers of an endpoint, and find the server of other requests."""

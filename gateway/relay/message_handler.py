@@ -22,8 +22,6 @@ from transports.era import MODERN
 from transports.inbound_port import Answer, Carried, EventSource, Refused, Request
 from transports.jsonrpc import encode
 
-__all__ = ["MessageHandler", "store_errors_refused"]
-
 
 class MessageHandler:
     """Handle the messages of inbound wires (`transports.inbound_port.Handler`)."""

@@ -54,8 +54,6 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import ReplyQueue
 
-__all__ = ["ModernClients", "ResultShaper"]
-
 
 class ResultShaper:
     """Turn the results of servers into those for modern clients. `result_meta` is the setting of that name."""

@@ -12,8 +12,6 @@ from cachetools import LRUCache
 
 from gateway.calls.live_session import LiveSession
 
-__all__ = ["OpenApps"]
-
 _MOST_APPS: Final = 64
 """Most apps that are remembered of one session."""
 _MOST_TOOLS: Final = 4_096

@@ -19,8 +19,6 @@ from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Message, decode_id, decode_meta
 from transports.tasks import Tasks
 
-__all__ = ["RepeatedCalls"]
-
 logger = logging.getLogger(__name__)
 
 _NOT_AGAIN: Final = f"{UNKNOWN}. It is not made again: {{why}}"

@@ -18,8 +18,6 @@ from transports.inbound_port import HeaderList
 from transports.jsonrpc import encode, encode_error
 from transports.reply_queue import Frame
 
-__all__ = ["CallReply", "StreamReply", "record_whole"]
-
 
 class CallReply:
     """Hand the frames of one exchange to the wire. Its session is in use until the wire calls `done`.

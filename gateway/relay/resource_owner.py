@@ -28,8 +28,6 @@ from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["FoundOwner", "InTurn", "ResourceOwners"]
-
 _LIST: Final = "resources/list"
 _TEMPLATES: Final = "resources/templates/list"
 _READ: Final = "resources/read"

@@ -36,18 +36,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode
 from transports.mirrored_headers import param_headers
 
-__all__ = [
-    "ServerAnswer",
-    "answer_with",
-    "ask",
-    "cache_key_of",
-    "empty_result",
-    "for_server",
-    "fresh",
-    "start",
-    "waits",
-]
-
 _SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
 """Keys of `_meta` on which no list and no resource depends, beside those of the specification."""

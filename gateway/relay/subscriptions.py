@@ -51,8 +51,6 @@ from transports.jsonrpc import Message, Object, encode
 from transports.reply_queue import Frame
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["changes_confirmed", "open_stream", "relay_changes", "waits_for_changes"]
-
 logger = logging.getLogger(__name__)
 
 _GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})

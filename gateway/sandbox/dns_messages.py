@@ -11,8 +11,6 @@ from typing import Any, Final, Literal
 
 import re2 as re
 
-__all__ = ["MAX_QUERY_BYTES", "Outcome", "Query", "load", "read_query"]
-
 MAX_QUERY_BYTES: Final = 4_096
 """The most bytes of a query. A name has 255 at most, and programs add options."""
 

@@ -20,8 +20,6 @@ from session_store.sqlite import KEY_FILE_ENDING
 from transports.upstream.stdio import INHERITED
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["TRUSTS", "Enclosures", "enclosures_of", "opened", "own_files", "own_listeners"]
-
 logger = logging.getLogger(__name__)
 
 TRUSTS: Final = ("direct", "sandboxed")

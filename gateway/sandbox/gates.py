@@ -17,8 +17,6 @@ from gateway.sandbox.resolver import SessionResolver
 from transports.tasks import Tasks
 from transports.upstream.walls.spec import Reach
 
-__all__ = ["SandboxGates"]
-
 logger = logging.getLogger(__name__)
 
 _PACKET_BYTES: Final = 65_536

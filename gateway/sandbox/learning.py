@@ -28,8 +28,6 @@ from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.reach import kind_of
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
-__all__ = ["Learnt", "learnt", "united", "watched"]
-
 _MANY: Final = 4
 """A folder is granted as a whole if so many of its files are needed."""
 

@@ -14,8 +14,6 @@ from typing import Final, Literal
 
 from cachetools import TTLCache
 
-__all__ = ["MAX_FIRST", "MAX_WAITING", "Found", "LookupTurns", "Lookups"]
-
 MAX_WAITING: Final = 512
 """The most names in the second queue: further names of an asker, and those of slow askers."""
 

@@ -15,8 +15,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from gateway.sandbox.system_paths import OwnLink, followed, is_broad, is_of_system, real
 from gateway.sandbox.untrusted_files import read_plain
 
-__all__ = ["NamedPaths", "named_paths"]
-
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".duckdb")
 """Endings of files that have others beside them when they are written: journals and locks."""
 _READ_ONLY_ENDINGS: Final = (

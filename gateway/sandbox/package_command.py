@@ -14,8 +14,6 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Final, Literal
 
-__all__ = ["PackageCommand", "commands_of", "parse", "placed_commands"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageCommand:

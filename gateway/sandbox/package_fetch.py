@@ -36,8 +36,6 @@ from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
 from transports.upstream.walls.reach import shown
 
-__all__ = ["FetchRequest", "NotForAll", "PackageFetcher", "places_of", "registries_of", "without_keys"]
-
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 600.0

@@ -21,8 +21,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["FetchedPackage", "PackageFolder", "usable_root"]
-
 logger = logging.getLogger(__name__)
 
 RECORD: Final = "current-1.json"

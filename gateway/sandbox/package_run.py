@@ -10,8 +10,6 @@ from session_store.redaction import output_scrubber
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, ProcessFailed
 
-__all__ = ["FetchFailed", "run"]
-
 _SHOWN_CHARS: Final = 300
 _SHOWN_LINES: Final = 3
 _KEPT_LINES: Final = 200

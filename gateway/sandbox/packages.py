@@ -30,8 +30,6 @@ from transports.tasks import Tasks, TasksClosed
 from transports.upstream.stdio import HOME, INHERITED
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PackageInUse", "Packages", "fetched_with", "package_folder"]
-
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 2

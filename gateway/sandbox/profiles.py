@@ -20,8 +20,6 @@ from transports.upstream.stdio import HOME
 from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
-__all__ = ["Enclosure", "OwnFolder", "WallsOfFetches", "enclosure_of", "without_withheld"]
-
 _OWN_FILES: Final[Mapping[str, str]] = {"@modelcontextprotocol/server-memory": "MEMORY_FILE_PATH"}
 """Packages whose program keeps its data beside itself, and the variable that names another file."""
 _NAME_IN: Final = re.compile(r"(?<=.)@.*")

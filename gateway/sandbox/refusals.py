@@ -16,8 +16,6 @@ from cachetools import TTLCache
 from gateway.observability.escaped_text import visible_line
 from gateway.observability.metrics import SANDBOX_REFUSALS
 
-__all__ = ["MOST_ROWS_OF_ALL", "ProcessRefusals", "Refusal", "Refusals", "RefusedRow", "SessionRefusals", "sentence"]
-
 _MOST_ROWS: Final = 40
 """The most rows of one server in one session. All further refusals share one more row."""
 MOST_ROWS_OF_ALL: Final = 10_000

@@ -16,8 +16,6 @@ from gateway.sandbox.lookups import Lookups
 from transports.upstream.walls.reach import NameRules
 from transports.upstream.walls.spec import Reach
 
-__all__ = ["SessionResolver"]
-
 MAX_STREAMS: Final = 32
 MAX_AT_ONCE: Final = 4
 """The most names of one process that are looked up at the same time."""

@@ -21,8 +21,6 @@ from urllib.parse import unquote, urlsplit
 from gateway.sandbox.package_command import placed_commands
 from gateway.sandbox.system_paths import is_broad, real
 
-__all__ = ["BROWSERS", "RuntimePaths", "module_of", "runtime_paths"]
-
 _MOST_STEPS: Final = 64
 """The most steps of one search. A script names its interpreter, which may be a script, and so on."""
 _HEAD_BYTES: Final = 4_096

@@ -21,21 +21,6 @@ from transports.upstream.cgroup_delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Walls
 
-__all__ = [
-    "ServerSandbox",
-    "ask_kernel",
-    "configured_sandboxes",
-    "explained",
-    "lines_of",
-    "log_sandboxes",
-    "refuse_cgroup",
-    "refuse_open",
-    "refuse_unheld",
-    "server_sandbox_of",
-    "server_sandboxes",
-    "told",
-]
-
 _CONTROLLERS: Final = {"memory": "memory", "pids": "process", "cpu": "processor"}
 _ROOT: Final = str(Path(__file__).parents[2])
 _PROBE: Final = """

@@ -13,8 +13,6 @@ from typing import Final
 
 from transports.upstream.walls.spec import Grant
 
-__all__ = ["OwnLink", "followed", "is_broad", "is_of_system", "real", "system_grants"]
-
 _PROGRAMS: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
     *("/nix/store", "/run/current-system/sw", "/gnu/store", "/snap", "/home/linuxbrew/.linuxbrew"),

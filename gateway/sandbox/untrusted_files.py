@@ -6,8 +6,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["has_no_links", "read_plain", "write_new"]
-
 
 def has_no_links(folder: Path, path: Path) -> bool:
     """Return whether no folder between `folder` and the path below it is a symlink. The path itself may be one."""

@@ -42,8 +42,6 @@ from transports.inbound.http_sse import Addresses, HttpSse
 from transports.inbound.limits import BodyBudget, Limited
 from transports.inbound.streamable_http import StreamableHttp
 
-__all__ = ["build_http"]
-
 
 def build_http(
     base: Foundation, callers: Callers, sessions: SessionParts, servers: Servers, resolution: Resolution

@@ -38,8 +38,6 @@ from session_store.session import redact
 from transports.upstream.cgroup_delegation import OFF
 from transports.upstream.fork_server_client import ForkServer
 
-__all__ = ["build_servers"]
-
 
 def _gates(base: Foundation, shown: SessionRefusals) -> SandboxGates:
     return SandboxGates(Refusals(base.metrics.counters["sandbox_refusals"], base.audit.blocked, monotonic, shown))

@@ -28,8 +28,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from session_store.current import tool_session
 
-__all__ = ["build_resolution", "build_sessions"]
-
 
 def build_sessions(base: Foundation) -> SessionParts:
     """Build the records and the life cycle of sessions."""

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from gateway.admin.prometheus import PrometheusExporter
     from gateway.identity.access_tokens import AccessTokens
 
-__all__ = ["compose"]
-
 
 def compose(
     settings: Settings,

@@ -19,8 +19,6 @@ from gateway.tasks.made.task_table import TaskTable
 from session_store import StoreUnavailable
 from transports.jsonrpc import Message
 
-__all__ = ["HAND_OVER_S", "Drain"]
-
 logger = logging.getLogger(__name__)
 
 HAND_OVER_S: Final = 10.0

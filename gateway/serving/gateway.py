@@ -18,8 +18,6 @@ from gateway.serving.paths import HEALTH, READY
 from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 
-__all__ = ["Gateway"]
-
 
 class Gateway:
     """A gateway, built from its settings. It serves inside `running` or `lifespan`."""

@@ -19,17 +19,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import backend_for
 from session_store.connect import shown
 
-__all__ = [
-    "Greeting",
-    "ServerLine",
-    "Welcome",
-    "farewell",
-    "greeting_of",
-    "link_for",
-    "local_gateway",
-    "server_lines",
-]
-
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # only compared with
 _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxies": "a trusted proxy"}
 

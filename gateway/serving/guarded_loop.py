@@ -14,8 +14,6 @@ from typing import Any, Final, Self
 
 import uvloop
 
-__all__ = ["GuardedLoop"]
-
 logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_S: Final = 10.0

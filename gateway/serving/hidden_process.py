@@ -20,8 +20,6 @@ import tempfile
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["hide", "keep_environment", "open_closed", "take_environment", "visible_environment", "why_in_sight"]
-
 _PR_GET_DUMPABLE: Final = 3
 _PR_SET_DUMPABLE: Final = 4
 _VARIABLE: Final = "MCP_GATEWAY_WORKER_ENVIRONMENT"

@@ -24,8 +24,6 @@ from transports.inbound_port import Refused
 if TYPE_CHECKING:
     from jinja2 import Template  # with the first page
 
-__all__ = ["HomePage", "is_for_people", "is_plain"]
-
 _HOST_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:[]")
 _MOST_HOST: Final = 255
 _CACHED: Final = 32

@@ -21,8 +21,6 @@ from session_store import Backend, StoreError, StoreUnavailable
 from session_store.connect import shown
 from transports.tasks import Tasks
 
-__all__ = ["Lifecycle", "StoreWatch"]
-
 logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S: Final = 1.0

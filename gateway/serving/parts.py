@@ -60,18 +60,6 @@ from transports.inbound.limits import Limits
 from transports.inbound.streamable_http import StreamableHttp
 from transports.upstream.fork_server_client import ForkServer
 
-__all__ = [
-    "Callers",
-    "Foundation",
-    "Http",
-    "Listeners",
-    "Parts",
-    "Resolution",
-    "Servers",
-    "SessionParts",
-    "TaskParts",
-]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from typing import Final
 
 from gateway.config.settings import is_server_name
 
-__all__ = ["ALL", "CATALOG", "HEALTH", "HOME", "JWKS", "NOWHERE", "READY", "served_paths", "unserved"]
-
 ALL: Final = "/mcp"
 """The endpoint of all servers. `/servers/NAME/mcp` is that of one server."""
 

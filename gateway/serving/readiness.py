@@ -9,8 +9,6 @@ from gateway.cluster.ownership import Cluster
 from session_store import StoreError
 from transports.tasks import Tasks
 
-__all__ = ["Readiness", "ServingState"]
-
 
 class ServingState:
     """Records whether this process runs and whether it drains. `cluster`: None if only one gateway uses the store."""

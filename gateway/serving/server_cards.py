@@ -22,8 +22,6 @@ from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard
 from transports.inbound_port import Refused
 
-__all__ = ["Documents", "card_routes"]
-
 CARD: Final = "/server-card"
 _SCHEMA: Final = "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json"
 _CARD_TYPE: Final = "application/mcp-server-card+json"

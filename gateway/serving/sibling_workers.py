@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 
 from transports.inbound.connection_handover import GIVEN, KEPT, RETURNED
 
-__all__ = ["Inboxes", "Received", "SiblingWorkers", "inherited_siblings"]
-
 _VARIABLE: Final = "MCP_GATEWAY_WORKER_SIBLINGS"
 _ROW_BYTES: Final = 32
 _MESSAGE: Final = struct.Struct("!HB")

@@ -23,8 +23,6 @@ from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
-__all__ = ["serve_stdio"]
-
 TOKEN_VARIABLES: Final = ("MCP_SESSION_TOKEN", "STAC_MCP_SESSION_ID")
 API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20

@@ -31,8 +31,6 @@ from transports.inbound.http_connection import http_connections
 from transports.inbound.limits import room_for_connections
 from transports.tasks import Tasks
 
-__all__ = ["HandedConnections", "opened", "serve"]
-
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 10

@@ -18,18 +18,6 @@ from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
 
-__all__ = [
-    "LISTENER",
-    "announce",
-    "bound_socket",
-    "inherited_listener",
-    "report_ready",
-    "run_workers",
-    "url_of",
-    "worker_count",
-    "worker_number",
-]
-
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
 _NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
 _COUNT: Final = "MCP_GATEWAY_WORKER_COUNT"

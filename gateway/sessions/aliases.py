@@ -13,8 +13,6 @@ from session_store import Principal
 from transports.era import Era
 from transports.inbound_port import Request
 
-__all__ = ["Alias", "Aliases", "default_alias", "reattach_alias"]
-
 _COOKIE_HEADER: Final = "cookie"
 
 

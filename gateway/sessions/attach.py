@@ -26,8 +26,6 @@ from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
 from transports.tasks import Tasks
 
-__all__ = ["Resolved", "SessionAttacher"]
-
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 8

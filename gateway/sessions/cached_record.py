@@ -16,8 +16,6 @@ from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
 from session_store import Principal, Session
 
-__all__ = ["AGING_AFTER_S", "CACHED_FOR_S", "CachedRecords"]
-
 CACHED_FOR_S: Final = 0.05
 """Seconds for which a record that the store has returned serves further requests (docs/adr/0009-cached-records.md)."""
 

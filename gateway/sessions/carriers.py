@@ -10,25 +10,6 @@ from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.era import LEGACY
 from transports.inbound_port import Request
 
-__all__ = [
-    "COOKIE",
-    "GATEWAY_HEADER",
-    "LEGACY_HEADER",
-    "NEW",
-    "SECURE_COOKIE",
-    "Carriers",
-    "asks_for_new",
-    "brings_token",
-    "client_facts",
-    "cookie_values",
-    "cookies_of",
-    "explicit_token",
-    "modern_client",
-    "names_token",
-    "same_client",
-    "without_tokens",
-]
-
 LEGACY_HEADER: Final = "mcp-session-id"
 GATEWAY_HEADER: Final = "mcp-gateway-session"
 COOKIE: Final = "mcp_session_id"

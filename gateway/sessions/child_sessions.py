@@ -26,8 +26,6 @@ from session_store.session import new_session_id
 from transports.era import Era
 from transports.jsonrpc import Message, Object, decode_object, encode
 
-__all__ = ["ChildSessions", "with_handles"]
-
 ARGUMENT: Final = "session"
 OPEN, CLOSE = "open_session", "close_session"
 MAX_CHILDREN: Final = 32

@@ -13,8 +13,6 @@ from session_store import ClientFacts, Session
 from transports.era import Era
 from transports.inbound_port import Carried, Request
 
-__all__ = ["HttpSseSessions"]
-
 
 class HttpSseSessions:
     """Finds and opens the sessions of event streams. `initialize` makes them live (`resolve_initialize.py`)."""

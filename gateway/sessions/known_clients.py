@@ -11,8 +11,6 @@ from typing import Final
 
 from transports.inbound_port import Request
 
-__all__ = ["BY_NAME", "KNOWN", "Implementation", "agent_of", "known", "mending_line"]
-
 MAX_AGENT_CHARS: Final = 64
 
 

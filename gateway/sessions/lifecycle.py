@@ -19,8 +19,6 @@ from transports.inbound_port import Refused
 from transports.tasks import Tasks
 from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE, let_others_run, slices
 
-__all__ = ["ENDED", "SessionLifecycle"]
-
 logger = logging.getLogger(__name__)
 
 ENDED: Final = "mcp:ended"

@@ -10,8 +10,6 @@ from session_store import Principal, Session, SessionStore
 from transports.era import Era
 from transports.inbound_port import Request
 
-__all__ = ["SessionLookup"]
-
 
 class SessionLookup:
     """Verifies tokens and cookies, and reads the records of the sessions that they name.

@@ -26,8 +26,6 @@ from session_store.session import (
 )
 from transports.inbound_port import Request
 
-__all__ = ["SessionOpener", "metadata_of"]
-
 
 class SessionOpener:
     """Makes the record of a new session from a request and the operator's settings, and stores it."""

@@ -19,8 +19,6 @@ from session_store import Directory, StoreUnavailable
 from session_store.ports.cluster import count_of
 from session_store.session import redact
 
-__all__ = ["Reconciliation"]
-
 logger = logging.getLogger(__name__)
 
 _PARTS: Final = 3

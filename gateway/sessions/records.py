@@ -12,8 +12,6 @@ from session_store.ports.sessions import SetField
 from transports.inbound.limits import Limited, Limits, Refusals
 from transports.inbound_port import Refused
 
-__all__ = ["RecordLimits", "SessionRecords"]
-
 MAX_SUBSCRIPTIONS: Final = 1_000
 
 

@@ -21,8 +21,6 @@ from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
 
-__all__ = ["SessionResolver"]
-
 
 class SessionResolver:
     """Resolves requests to sessions. `initialize` has rules of its own: `resolve_initialize.py`."""

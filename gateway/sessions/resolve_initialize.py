@@ -16,8 +16,6 @@ from session_store import ClientFacts
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Object
 
-__all__ = ["InitializeResolver"]
-
 
 class InitializeResolver:
     """Resolves `initialize` requests to sessions."""

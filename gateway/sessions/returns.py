@@ -25,8 +25,6 @@ from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import ExpiringFlags, Principal, StoreUnavailable
 from transports.inbound_port import Request
 
-__all__ = ["ADVICE", "ASKED_AGAIN_S", "ClientKey", "ReturnTracker", "UnreturningClient", "client_key", "together"]
-
 logger = logging.getLogger(__name__)
 
 ADVICE: Final = ": have it send "

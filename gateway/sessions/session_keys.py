@@ -18,8 +18,6 @@ from gateway.errors import bad_session_key
 from session_store import Principal
 from transports.inbound_port import Request
 
-__all__ = ["ANONYMOUS_BITS", "KEY_META", "MAX_KEY_CHARS", "estimated_bits", "key_alias", "session_key", "written_bits"]
-
 KEY_META: Final = "io.github.mcp-session-gateway/session-key"
 MAX_KEY_CHARS: Final = 256
 ANONYMOUS_BITS: Final = 128

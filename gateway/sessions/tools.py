@@ -14,8 +14,6 @@ from gateway.sessions.lifecycle import SessionLifecycle
 from session_store import Session, SessionStore, current_session
 from session_store.session import redact
 
-__all__ = ["NAME", "gateway_tools", "own_sessions"]
-
 NAME: Final = "gateway"
 _PAGE: Final = 500
 _MOST: Final = 20_000

@@ -4,8 +4,6 @@ from gateway.errors import OUTCOME_UNKNOWN, TOO_OFTEN
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY
 
-__all__ = ["UnknownTask", "no_task_of", "task_is_over", "tasks_not_declared", "too_many_tasks", "unreadable_task"]
-
 
 class UnknownTask(Refused):
     """Refuses a request about a task that the client may not see. The id is forged or expired, or of another principal,

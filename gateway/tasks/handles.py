@@ -15,8 +15,6 @@ from session_store.ports.tasks import task_name
 from session_store.session import redact
 from session_store.tokens import Macs, is_canonical
 
-__all__ = ["MAX_ID_CHARS", "TaskHandle", "TaskHandles", "claimed"]
-
 MAX_ID_CHARS: Final = 512
 """Limit on the characters of a server's own task id. A task with a longer one cannot be named in a header."""
 

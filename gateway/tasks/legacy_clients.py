@@ -34,8 +34,6 @@ from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["LegacyTasks"]
-
 _LIST_S: Final = 10.0
 """Time that a server may take to list its tasks."""
 

@@ -27,8 +27,6 @@ from transports.era import Era
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result
 
-__all__ = ["ModernTasks"]
-
 
 class ModernTasks:
     """Gives modern clients tasks for their calls, and answers their requests about tasks. `maker` is None if no tasks

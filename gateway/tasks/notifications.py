@@ -32,8 +32,6 @@ from transports.jsonrpc import (
 )
 from transports.tasks import Tasks
 
-__all__ = ["TaskNotices", "TaskStream", "task_notification"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_EARLY: Final = 256

@@ -14,8 +14,6 @@ from transports.era import Era
 from transports.inbound_port import Answer, HeaderList, Request
 from transports.jsonrpc import Object
 
-__all__ = ["Calls", "Endpoint"]
-
 
 class Calls(Protocol):
     """Accepts the calls of clients (`gateway.relay.call.Intake`, which names the errors of each method)."""

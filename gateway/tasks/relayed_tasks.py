@@ -35,8 +35,6 @@ from transports.inbound_port import Answer, Request
 from transports.jsonrpc import Object, decode_object, encode
 from transports.reply_queue import ReplyQueue
 
-__all__ = ["KNOWN", "MAX_KEPT", "MAX_KNOWN", "KnownEvent", "KnownState", "KnownTasks", "RelayedTasks"]
-
 logger = logging.getLogger(__name__)
 
 Shape = Callable[[Exchange, Object], Object]

@@ -36,8 +36,6 @@ from transports.jsonrpc import INVALID_PARAMS, InvalidMessage, Object, decode_ob
 from transports.reply_queue import ReplyQueue
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["RequestedTasks", "kept_s"]
-
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
 _LEAST_S: Final = 60.0

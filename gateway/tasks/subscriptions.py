@@ -38,8 +38,6 @@ from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode, pa
 from transports.reply_queue import Frame, ReplyQueue
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = ["MAX_LISTENED", "Named", "TaskListening", "TaskSubscriptions"]
-
 logger = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_S: Final = 2.0

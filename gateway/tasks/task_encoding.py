@@ -13,21 +13,6 @@ from gateway.protocol.tasks import TASKS
 from session_store import Task
 from transports.jsonrpc import Message, Object, encode
 
-__all__ = [
-    "ACKNOWLEDGEMENT",
-    "VERSION",
-    "created_legacy_result",
-    "created_result",
-    "declaring_legacy_tasks",
-    "declaring_tasks",
-    "iso_time",
-    "legacy_outcome",
-    "legacy_task",
-    "task_fields",
-    "task_object",
-    "task_result",
-]
-
 ACKNOWLEDGEMENT: Final = b'{"resultType":"complete"}'
 """The result of `tasks/update` and `tasks/cancel` for modern clients."""
 

@@ -25,8 +25,6 @@ from transports.jsonrpc import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import LinkClosed, UpstreamUnavailable, is_about_content
 
-__all__ = ["Discovery", "SessionDiscovery", "ask_discovery", "meaning_of"]
-
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 9.0

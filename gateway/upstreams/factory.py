@@ -29,8 +29,6 @@ from transports.upstream.process import Command
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import Upstream
 
-__all__ = ["OBJECT", "UpstreamFactory", "load_object"]
-
 OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program hands in."""
 

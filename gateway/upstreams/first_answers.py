@@ -19,8 +19,6 @@ from gateway.upstreams.result_cache import CacheKey, ResultCache
 from session_store import Context
 from transports.jsonrpc import encode
 
-__all__ = ["FirstAnswers", "is_unused"]
-
 _HANDSHAKE: Final = "initialize"
 
 

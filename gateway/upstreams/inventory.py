@@ -22,8 +22,6 @@ from transports.jsonrpc import encode
 from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["Inventory"]
-
 AGAIN_S: Final = 5.0
 """Minimum age of a list that is requested again because it lacks a name: not all servers notify of changes."""
 _HELD_BYTES: Final = 16 << 20

@@ -23,8 +23,6 @@ from transports.era import Era
 from transports.jsonrpc import encode, encode_notification, encode_request
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
-__all__ = ["Key", "SessionLinks", "SessionRecorder", "SharedLinks", "Start", "UpstreamLinks"]
-
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, Era, bytes]

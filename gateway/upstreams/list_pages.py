@@ -13,8 +13,6 @@ from transports.era import Era
 from transports.inbound.limits import Limits
 from transports.jsonrpc import encode
 
-__all__ = ["GATEWAY_META", "all_items", "asked_by_gateway", "cached_items", "is_repeatable", "listed_items"]
-
 GATEWAY_META: Final = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientInfo": {"name": "mcp-session-gateway", "version": "0"},

@@ -22,8 +22,6 @@ from transports.inbound_port import Refused
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["PrestartPool", "PrestartedProcesses"]
-
 logger = logging.getLogger(__name__)
 
 MAX_ENVIRONMENTS: Final = 32

@@ -18,8 +18,6 @@ from gateway.protocol.cache_hints import Hints, hints_of, with_ttl
 from gateway.protocol.methods import CACHEABLE, METHODS, Method
 from transports.jsonrpc import encode
 
-__all__ = ["CacheKey", "ResultCache"]
-
 _OVERHEAD: Final = 512
 """Bytes that an entry takes in addition to its result, so that many small entries are bounded too."""
 

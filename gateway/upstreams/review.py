@@ -24,20 +24,6 @@ from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
-__all__ = [
-    "CORRECT",
-    "MEND",
-    "Reviewed",
-    "asking",
-    "compare",
-    "compare_late",
-    "listed_names",
-    "patterns_of",
-    "require_matches",
-    "review",
-    "unmatched",
-]
-
 logger = logging.getLogger(__name__)
 
 CORRECT: Final = "correct them, or set gateway.policy.unmatched_patterns to allow"

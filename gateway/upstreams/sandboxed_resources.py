@@ -18,8 +18,6 @@ from session_store.tool_session import SOCKET_VARIABLE
 from transports.upstream.walls.spec import Walls
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
-__all__ = ["SandboxedResources"]
-
 logger = logging.getLogger(__name__)
 
 

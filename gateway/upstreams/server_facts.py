@@ -13,8 +13,6 @@ from gateway.protocol.handshake import capabilities_json, discovery_of
 from gateway.protocol.listing import Tools
 from transports.era import LEGACY, MODERN, Era
 
-__all__ = ["STARTING", "KnownFacts", "ServerFacts", "ServerState", "era_of"]
-
 STARTING: Final = "it has not answered yet"
 """The reason that is shown for a server that has neither answered nor failed yet."""
 

@@ -25,8 +25,6 @@ from session_store.tool_session import FACTS_VARIABLE
 from transports.upstream.stdio import StdioLink, StdioUpstream
 from transports.upstream_port import ConnectOptions
 
-__all__ = ["PrestartedProcess", "SessionResources", "secrets_in", "secrets_in_command", "secrets_of_link"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:

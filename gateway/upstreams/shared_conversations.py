@@ -12,8 +12,6 @@ from gateway.protocol.methods import Method
 from gateway.upstreams.link_source import SharedLinks, UpstreamLinks
 from transports.era import Era
 
-__all__ = ["SharedConversations"]
-
 
 class SharedConversations:
     """Keep one shared conversation for each era, made when it is first needed. `on_change` is called when the server

@@ -28,8 +28,6 @@ from transports.era import LEGACY, MODERN, Era
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import Upstream, UpstreamUnavailable
 
-__all__ = ["MAX_CONVERSATIONS", "ConfiguredUpstream"]
-
 MAX_CONVERSATIONS: Final = 16
 """Maximum number of conversations of one session with one server. A client can declare other capabilities with each
 request. Each set of them takes a connection of its own, often with a process."""

@@ -11,8 +11,6 @@ from cachetools import TLRUCache
 from session_store.ports.accounting import PARTS, STEPS, AuditEvent, HistoryRecord, by_part, newest
 from session_store.ports.timelines import KEPT_S, Timeline, TimelineHead, TimelinePart, joined, merged, timeline_of
 
-__all__ = ["MemoryAuditTrail", "MemoryExpiringFlags", "MemoryHistory", "MemoryQuotas", "MemoryRates", "MemoryTimelines"]
-
 _HELD: Final = 20_000
 
 

@@ -29,8 +29,6 @@ from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import TimelineStore
 from session_store.tokens import KeyRing
 
-__all__ = ["EmbeddedBackend"]
-
 
 class EmbeddedBackend(ABC):
     """Keep sessions and state in the `Records` of a subclass, and everything else in memory.

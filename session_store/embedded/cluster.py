@@ -11,8 +11,6 @@ from session_store.embedded.sessions import EmbeddedSessionStore
 from session_store.ports.cluster import next_epoch
 from session_store.session import Session
 
-__all__ = ["MemoryBus", "MemoryDirectory"]
-
 
 class MemoryBus:
     """Deliver messages to the subscribers in this process, inside the call of `publish`."""

@@ -10,8 +10,6 @@ from typing import Final
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
 
-__all__ = ["REQUESTS_PART", "MemoryEventLog", "sequence_of"]
-
 REQUESTS_PART: Final = 4
 """Divisor: the requests of a session may take a quarter of the bytes that its events may take."""
 

@@ -11,8 +11,6 @@ from typing import Protocol, TypeVar
 from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
 
-__all__ = ["Records", "Result", "Transactions", "Work", "live"]
-
 Result = TypeVar("Result")
 
 

@@ -11,11 +11,6 @@ from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.ports.state import check_key, check_total, check_value, incremented
 from session_store.session import Principal, Session, merged_metadata
 
-__all__ = [
-    "EmbeddedSessionStore",
-    "EmbeddedStateStore",
-]
-
 
 class EmbeddedSessionStore:
     """Decide which sessions are live, what counts as use, and what ends a session. Does not know the storage.

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from session_store.ports.errors import StoreFull
 from session_store.ports.tasks import Task, task_name, without_body
 
-__all__ = ["MemoryTasks"]
-
 MAX_TASKS: Final = 10_000
 """Tasks that one process keeps."""
 

@@ -12,26 +12,6 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-__all__ = [
-    "MAX_AUDIT_EVENTS",
-    "PARTS",
-    "STEPS",
-    "AuditEvent",
-    "AuditTrail",
-    "EventName",
-    "ExpiringFlags",
-    "HistoryRecord",
-    "HistoryStore",
-    "Part",
-    "Quotas",
-    "Rates",
-    "SessionEnd",
-    "StepName",
-    "by_part",
-    "newest",
-    "part_of",
-]
-
 SessionEnd = Literal["expired", "evicted", "ended"]
 StepName = Literal["created", "resumed", SessionEnd, "refused", "operated", "warned"]
 """The steps of a session's life, refusals, actions of operators, and warnings about clients."""

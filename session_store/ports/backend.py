@@ -13,8 +13,6 @@ from session_store.ports.tasks import TaskStore
 from session_store.ports.timelines import TimelineStore
 from session_store.tokens import KeyRing
 
-__all__ = ["Backend", "Observation"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

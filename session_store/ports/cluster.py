@@ -11,14 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
-__all__ = [
-    "Bus",
-    "Directory",
-    "count_of",
-    "next_epoch",
-    "nonce_of",
-]
-
 
 class Bus(Protocol):
     """Send short messages between the processes that share a store. Only current subscribers get them; nothing is kept.

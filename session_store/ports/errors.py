@@ -1,15 +1,5 @@
 """Define the errors of a store. Every backend translates its driver's errors into these."""
 
-__all__ = [
-    "SessionGone",
-    "StoreError",
-    "StoreFull",
-    "StoreMissing",
-    "StoreUnavailable",
-    "UnknownEvent",
-    "UnwrittenEvent",
-]
-
 
 class StoreError(Exception):
     """The store itself fails. Never the fault of a client's request."""

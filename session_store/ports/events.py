@@ -6,20 +6,6 @@ from typing import Final, NamedTuple, Protocol
 
 from session_store.ports.cluster import count_of, nonce_of
 
-__all__ = [
-    "MAX_LOG_BYTES",
-    "MAX_LOG_EVENTS",
-    "NUMBERS_OF_AN_EPOCH",
-    "Entry",
-    "Event",
-    "EventLog",
-    "EventStreams",
-    "Reserved",
-    "id_of_event",
-    "last_after",
-    "numbers_of",
-]
-
 MAX_LOG_EVENTS: Final = 256
 MAX_LOG_BYTES: Final = 1 << 20
 """Limits for the events of one session. The oldest are dropped first."""

@@ -6,8 +6,6 @@ from typing import Literal, Protocol
 
 from session_store.session import Principal, Session
 
-__all__ = ["Gone", "SessionStatus", "SessionStore", "SetField"]
-
 SessionStatus = Literal["live", "ended", "expired", "evicted", "unknown"]
 """The state of the session with an id, or how it ended. `unknown`: there was none, or it ended too long ago."""
 

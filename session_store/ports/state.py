@@ -2,19 +2,6 @@
 
 from typing import Final, Protocol
 
-__all__ = [
-    "MAX_INTEGER",
-    "MAX_KEY_BYTES",
-    "MAX_STATE_BYTES",
-    "MAX_VALUE_BYTES",
-    "InvalidState",
-    "StateStore",
-    "check_key",
-    "check_total",
-    "check_value",
-    "incremented",
-]
-
 MAX_KEY_BYTES: Final = 256
 MAX_VALUE_BYTES: Final = 64 << 10
 """Limit for one value, as compact JSON."""

@@ -8,19 +8,6 @@ from msgspec.structs import replace
 
 from session_store.session import Principal
 
-__all__ = [
-    "OVER",
-    "Task",
-    "TaskStatus",
-    "TaskStore",
-    "head_of",
-    "ids_of",
-    "joined",
-    "parts",
-    "task_name",
-    "without_body",
-]
-
 TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
 """The status of a task, as clients see it (ext-tasks, Task Status). `input_required`: its client was asked something.
 `completed` also has the result of a failed tool. `failed`: the call has ended with a JSON-RPC error, or its outcome is

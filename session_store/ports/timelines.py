@@ -6,22 +6,6 @@ from typing import Final, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-__all__ = [
-    "KEPT_S",
-    "MAX_ENTRIES",
-    "MAX_SESSIONS",
-    "MAX_TIMELINE_BYTES",
-    "Timeline",
-    "TimelineEntry",
-    "TimelineHead",
-    "TimelineKind",
-    "TimelinePart",
-    "TimelineStore",
-    "joined",
-    "merged",
-    "timeline_of",
-]
-
 KEPT_S: Final = 86_400.0
 """Seconds that a timeline is kept after its last entry was added."""
 

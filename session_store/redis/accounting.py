@@ -32,8 +32,6 @@ from session_store.redis import keys
 from session_store.redis.commands import Commands, in_parts, prepared, script
 from session_store.redis.sessions import RedisSessionStore
 
-__all__ = ["RedisAuditTrail", "RedisExpiringFlags", "RedisHistory", "RedisQuotas", "RedisRates", "RedisTimelines"]
-
 _RATE: Final = script("rate")
 
 

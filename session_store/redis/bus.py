@@ -15,8 +15,6 @@ from redis.exceptions import RedisError
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import TIMEOUT_S, Commands
 
-__all__ = ["RedisBus"]
-
 logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.2

@@ -15,8 +15,6 @@ from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands, Prepared, Script, failures_of
 from session_store.redis.connection import TIMEOUT_S, Connection, ServerError, SharedRun, encoded
 
-__all__ = ["ClusterCommands", "slot_of"]
-
 SLOTS: Final = 16_384
 _MOST_REDIRECTIONS: Final = 8
 _TRY_AGAIN_S: Final = 0.05

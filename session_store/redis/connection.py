@@ -16,8 +16,6 @@ from redis.exceptions import RedisError
 
 from session_store.ports.errors import StoreUnavailable
 
-__all__ = ["TIMEOUT_S", "Connection", "ServerError", "SharedRun", "encoded"]
-
 
 class SharedRun:
     """Run `work` in a task that concurrent callers share. A caller who is cancelled does not end the others' run."""

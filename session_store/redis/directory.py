@@ -18,8 +18,6 @@ from session_store.redis.commands import Commands, in_parts, script
 from session_store.redis.connection import Connection, encoded
 from session_store.redis.sessions import RedisSessionStore
 
-__all__ = ["RedisDirectory"]
-
 _PATIENCE_MS: Final = 50
 _AGAIN_S: Final = 1.0
 """Time in which no caller waits for the copies of a server after they were too slow: claims must not queue."""

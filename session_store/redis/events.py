@@ -15,11 +15,6 @@ from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, prepared, script
 from session_store.redis.connection import ServerError
 
-__all__ = [
-    "RedisEventLog",
-    "refuses_always",
-]
-
 _APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
 _LOG, _DELIVERED, _TAKE = script("log"), script("delivered"), script("take_request")
 _END: Final = "1"

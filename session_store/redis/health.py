@@ -8,8 +8,6 @@ from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreUnavailable
 from session_store.redis.commands import Commands
 
-__all__ = ["inspect"]
-
 _PINGS: Final = 20
 _OLDEST: Final = (6, 2)
 _SLOW_S: Final = 0.005

@@ -6,26 +6,6 @@ from typing import Final, Literal
 
 from session_store.ports.accounting import Part
 
-__all__ = [
-    "READY",
-    "REPLICAS",
-    "SHARDS",
-    "TASKS",
-    "TIMELINES",
-    "audit",
-    "hashed",
-    "history",
-    "last_status",
-    "lease",
-    "lost",
-    "of_session",
-    "shard",
-    "shard_of",
-    "task",
-    "tasks_of",
-    "timeline",
-]
-
 SHARDS: Final = 16
 """Parts of the index of sessions: enough to spread over the nodes of a cluster, few enough to query all of them."""
 

@@ -29,8 +29,6 @@ from session_store.redis import keys
 from session_store.redis.commands import Commands, Prepared, Script, in_parts, prepared, script
 from session_store.session import MAX_METADATA_BYTES, Principal, Session, too_large
 
-__all__ = ["RedisSessionStore", "RedisStateStore"]
-
 STATUS_KEPT_S: Final = 3_600
 _STATUSES_HELD: Final = 640
 """Statuses that each shard of the index keeps: in all about as many as the memory store. Bounded, because anonymous

@@ -11,8 +11,6 @@ from session_store.ports.tasks import Task, head_of, ids_of, joined, parts, task
 from session_store.redis import keys
 from session_store.redis.commands import Commands, script
 
-__all__ = ["RedisTasks"]
-
 _CREATE: Final = script("task_create")
 _REPLACE: Final = script("task_replace")
 _NAME: Final = script("task_name")

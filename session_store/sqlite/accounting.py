@@ -19,8 +19,6 @@ from session_store.ports.timelines import (
 )
 from session_store.sqlite.database import Database, audit_table
 
-__all__ = ["SqliteAuditTrail", "SqliteHistory", "SqliteQuotas", "SqliteTimelines"]
-
 
 class SqliteQuotas:
     """Keep the names that each key holds, and until when. Each `hold` deletes expired ones."""

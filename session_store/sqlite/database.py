@@ -14,8 +14,6 @@ from typing import Any, Final, TypeVar
 from session_store.ports.accounting import PARTS, Part
 from session_store.ports.errors import StoreError, StoreUnavailable
 
-__all__ = ["FORMAT", "TIMEOUT_S", "Database", "audit_table", "no_folder"]
-
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
 _MOST_WAITING: Final = 4_096

@@ -12,8 +12,6 @@ from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
 from session_store.sqlite.database import Database
 
-__all__ = ["SqliteEventLog"]
-
 _ROWS_AT_ONCE: Final = (64, 8, 1)
 _Row = tuple[str, int, str, bytes]
 

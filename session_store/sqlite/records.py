@@ -12,8 +12,6 @@ from session_store.embedded.records import Records
 from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
 
-__all__ = ["SqliteRecords"]
-
 STATUS_KEPT_S: Final = 3_600
 _STATUSES_HELD: Final = 10_000
 

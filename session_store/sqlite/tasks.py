@@ -9,8 +9,6 @@ from msgspec.structs import replace
 from session_store.ports.tasks import Task, head_of, ids_of, joined, parts
 from session_store.sqlite.database import Database
 
-__all__ = ["SqliteTasks"]
-
 _OLDEST: Final = "created_at, id"
 
 

@@ -22,8 +22,6 @@ from session_store.session import new_session_id
 from session_store.testing.samples import FakeClock, a_session, a_task
 from session_store.testing.sessions import SessionStoreContract
 
-__all__ = ["BackendContract"]
-
 _LARGE = b'{"data":"%s"}' % (b"x" * 8_192)
 
 

@@ -7,8 +7,6 @@ import pytest
 from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import NUMBERS_OF_AN_EPOCH, Entry, EventLog, Reserved, id_of_event
 
-__all__ = ["EventLogContract"]
-
 
 @pytest.mark.anyio
 class EventLogContract:

@@ -6,8 +6,6 @@ from typing import Any
 from session_store.ports.tasks import Task
 from session_store.session import ClientFacts, Context, Principal, Provenance, Session, new_session_id
 
-__all__ = ["ALICE", "BOB", "FakeClock", "a_session", "a_task"]
-
 ALICE = Principal(issuer="api-key", subject="alice")
 BOB = Principal(issuer="api-key", subject="bob")
 

@@ -11,8 +11,6 @@ from session_store.ports.state import MAX_INTEGER, MAX_KEY_BYTES, MAX_STATE_BYTE
 from session_store.session import ANONYMOUS, MAX_METADATA_BYTES, InvalidMetadata
 from session_store.testing.samples import ALICE, BOB, FakeClock, a_session
 
-__all__ = ["SessionStoreContract"]
-
 
 @pytest.mark.anyio
 class SessionStoreContract:

@@ -20,8 +20,6 @@ from tests.support.commands import ROOT
 from tests.support.credentials import bearer
 from tests.support.wire import ask, call_body, hello, legacy_body, post, rpc
 
-__all__ = ["KEY", "KINDS", "attacking"]
-
 KINDS: Final = {
     "header": "one endless header, 4 MB/s",
     "heads": "2,000 half-sent heads from 20 addresses, each sent again when it is cut",

@@ -27,8 +27,6 @@ from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
 from tests.support.wire import ask, call_body, rpc
 
-__all__ = ["Felt", "Place", "experiment", "running_place"]
-
 _MOST: Final = 3.0
 """How many times its quiet p99 a bystander's may be."""
 _HONEST: Final = 8

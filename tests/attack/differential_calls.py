@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from tests.support.mcp_clients import VERSION
 
-__all__ = ["CONNS", "SLOTS", "Op", "operations", "together"]
-
 SLOTS: Final = 6
 """Sessions at a time: even ones are legacy, odd ones modern. The last two have one server, all others two."""
 CONNS: Final = 2 * SLOTS

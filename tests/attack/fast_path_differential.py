@@ -39,8 +39,6 @@ from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, Modern
 from tests.support.redis_server import running_redis
 from tests.support.waiting import eventually
 
-__all__ = ["Found", "compare"]
-
 _STEPS: Final = 400
 """Between two comparisons of what servers were sent."""
 _TOGETHER: Final = (32, 1_024)

@@ -15,8 +15,6 @@ from rich.console import Console
 from tests.attack.bystander import experiment
 from tests.support.commands import ROOT
 
-__all__ = ["attacks"]
-
 
 def attacks() -> list[dict[str, Any]]:
     """What is tried, and by which tests; `item` is the number in the list of what was found, if it is from there."""

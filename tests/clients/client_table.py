@@ -19,8 +19,6 @@ from tests.support.credentials import KEYS, bearer, sha256
 from tests.support.gateway_process import DEMO, UNLIMITED, running_gateway, server
 from tests.tools.obtain import node, npm_packages, python_with
 
-__all__ = ["IN_MAKE_TEST", "MODES", "PROGRAMS", "ROWS", "Gateways", "Row", "gateways", "outcomes", "table"]
-
 PROGRAMS: Final = Path(__file__).parent / "programs"
 KEY: Final = "MCP-Gateway-Session-Key"
 MODES: Final = ("no credential", "API key", "session key")

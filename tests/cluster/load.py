@@ -11,8 +11,6 @@ import httpx
 
 from tests.support.mcp_clients import ACCEPT, messages, modern_body, modern_headers
 
-__all__ = ["Load", "LoadSession", "Outcome"]
-
 EVERY_S: Final = 0.1
 HUNG_AFTER_S: Final = 20.0
 OUTCOME_UNKNOWN: Final = -32014

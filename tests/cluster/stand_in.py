@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from tests.support.compose_topology import BALANCERS
 
-__all__ = ["StandIn", "balanced"]
-
 
 class StandIn:
     """`requests` has head and body of each, but of probes. One that `dies` ends like a process that is killed with a

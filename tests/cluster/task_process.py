@@ -16,8 +16,6 @@ import httpx
 from tests.support.mcp_clients import DECLARES_TASKS, modern_body, modern_headers
 from tests.support.task_client import TaskClient
 
-__all__: list[str] = []
-
 KEY_HEADER = "MCP-Gateway-Session-Key"
 
 

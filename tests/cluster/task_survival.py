@@ -29,8 +29,6 @@ from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.task_client import TaskClient
 from tests.support.waiting import eventually
 
-__all__ = ["KEY", "Report", "arena", "survive"]
-
 KEY: Final = "survivor" * 5
 UNKNOWN: Final = -32014
 SESSIONS: Final = 5

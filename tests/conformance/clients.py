@@ -25,8 +25,6 @@ from tests.conformance.official import Check, Result, checks_in, reasons, suite
 from tests.support.gateway_process import running_gateway
 from tests.tools.obtain import sdk_source
 
-__all__ = ["RUNS", "ClientRun", "compared"]
-
 ROOT = Path(__file__).parents[2]
 CLIENT = ".github/actions/conformance/client.py"
 LEFT_OUT = "auth/"

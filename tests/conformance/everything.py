@@ -25,8 +25,6 @@ from typing import Any
 from tests.support.free_ports import free_port
 from tests.tools.obtain import sdk_source
 
-__all__ = ["loaded", "served_over_http"]
-
 ROOT = Path(__file__).parents[2]
 
 

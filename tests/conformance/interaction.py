@@ -17,8 +17,6 @@ from typing import Any
 from tests.conformance.official import Result
 from tests.tools.obtain import python_with, sdk_source
 
-__all__ = ["NAME", "compared", "unexpected"]
-
 NAME = "sdk interaction tests"
 HERE = Path(__file__).parent
 TESTS = "tests/interaction"

@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.tools.obtain import node, node_environment, npm_packages
 
-__all__ = ["Check", "Result", "checks_in", "differences", "passed", "reasons", "suite"]
-
 SUITE = {"@modelcontextprotocol/conformance": "0.2.0-alpha.12"}
 TIMEOUT_S = 300
 FOLDER = re.compile(r"(?:server-)?(.+)-\d{4}-\d\d-\d\dT[\dZ-]+")

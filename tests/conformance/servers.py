@@ -15,8 +15,6 @@ from tests.conformance.tasks_server import TASKS as TOOLS
 from tests.support.compose_topology import running_topology
 from tests.support.gateway_process import ROOT, running_gateway, server
 
-__all__ = ["RUNS", "Run", "run_suite"]
-
 EXTENSIONS = ("tasks-", "sep-2640-")
 """Scenarios that the SDK's server has no fixtures for."""
 TASKS = tuple(

@@ -12,8 +12,6 @@ from typing import Any, Final
 from tests.hostile.namespaces import cover, cover_closed, place
 from tests.hostile.outside import NAME_SERVER
 
-__all__ = ["HOME", "SECRETS", "TEMPORARY", "Home", "word_of"]
-
 HOME: Final = Path("/home/operator")
 _PROGRAMS: Final = Path(__file__).with_name("servers")
 

@@ -7,8 +7,6 @@ import platform
 import subprocess
 from typing import Final
 
-__all__ = ["missing_feature"]
-
 _LANDLOCK: Final = 444
 
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cover", "cover_closed", "enter", "is_inside", "missing", "place", "unshare_network"]
-
 _MARK: Final = "MCP_GATEWAY_HOSTILE_WORLD"
 _KINDS: Final = ("--mount", "--net", "--pid", "--ipc", "--uts")
 _ROOT: Final = Path(__file__).parents[2]

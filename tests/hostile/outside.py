@@ -18,8 +18,6 @@ from typing import Final
 
 from tests.hostile.namespaces import unshare_network
 
-__all__ = ["ADDRESSES", "CREDENTIAL", "NAMES", "NAME_SERVER", "Outside", "Packet"]
-
 CREDENTIAL: Final = "canary-metadata-credential-5d41402abc4b"
 """What every host outside answers."""
 NAME_SERVER: Final = "10.53.53.53"

@@ -23,8 +23,6 @@ from tests.hostile.rows import ALL, QUICK, Row
 from tests.hostile.rows.row import Outcome
 from tests.hostile.stage import NOBODY, Local, Stage
 
-__all__ = ["Tried", "main", "tried"]
-
 _USERS: Final = {"nobody": NOBODY, "root": 0}
 _WIDTH: Final = 230
 

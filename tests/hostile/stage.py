@@ -25,8 +25,6 @@ from tests.support.gateway_process import ROOT, UNLIMITED, RunningGateway
 from tests.support.mcp_clients import Legacy, messages
 from tests.support.subtree import delegated, why_no_subtree
 
-__all__ = ["LIMITS", "NOBODY", "Bystander", "Called", "Stage"]
-
 NOBODY: Final = 65_534
 LIMITS: Final = {"memory_mb": 256, "total_memory_mb": 256, "processes": 64, "files": 256}
 """Of the hostile server, so that small bombs are bombs."""

@@ -17,8 +17,6 @@ from tests.conformance.everything import served_over_http
 from tests.conformance.servers import ONE_ERA
 from tests.support.gateway_process import ROOT, server
 
-__all__ = ["CELLS", "FEATURES", "connected", "list_changed", "served"]
-
 CLIENTS: Final[dict[str, Any]] = {"legacy": "legacy", "modern": "2026-07-28"}
 CELLS: Final = [(c, s, wire) for wire in ("stdio", "HTTP") for c in CLIENTS for s in ("legacy", "modern")]
 

@@ -27,8 +27,6 @@ from tests.support.gateway_process import RunningGateway, running_gateway
 from tests.support.http_thread import Handler, answering
 from tests.tools.obtain import CACHE, npx, python_with
 
-__all__ = ["PROFILES", "site", "try_server"]
-
 PROFILES: Final = ("off", "standard", "strict")
 _PAGE: Final = """<!doctype html><title>A page of the site</title><main><article><h1>A page of the site</h1><p id=p></p>
 <p>It has a text that is long enough to be taken for an article. A server that turns pages into Markdown looks for the

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["SERVERS", "Call", "PublishedServer", "Site"]
-
 
 @dataclass(frozen=True, slots=True)
 class Site:

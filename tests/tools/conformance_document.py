@@ -6,8 +6,6 @@ from typing import Final
 
 from tests.conformance.letter.table import Row, rows
 
-__all__ = ["DOCUMENT", "written"]
-
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "conformance.md"
 _TITLES: Final = {"tasks": "tasks extension (draft of 2026-08)"}
 _HEAD: Final = """# Conformance

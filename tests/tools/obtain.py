@@ -17,8 +17,6 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["helm", "node", "node_environment", "npm_packages", "npx", "python_with", "sdk_source"]
-
 CACHE = Path(__file__).parents[2] / ".cache"
 NODE_AT_LEAST = 22
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["debian_files", "program"]
-
 CACHE = Path(__file__).parents[2] / ".cache"
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/bin", "/usr/sbin"))
 

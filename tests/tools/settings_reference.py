@@ -16,8 +16,6 @@ from pydantic.fields import FieldInfo
 
 from gateway.config import auth, limits, policy, sandbox, secrets, sessions, settings, upstreams
 
-__all__ = ["models", "pages"]
-
 _DOCS = Path(__file__).parents[2] / "docs"
 _FIRST: list[tuple[str, type[BaseModel], tuple[str, ...]]] = [
     ("mcpServers.NAME.", upstreams.UpstreamSettings, ("command", "args", "env", "url")),

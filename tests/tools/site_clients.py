@@ -14,8 +14,6 @@ from gateway.config.hosts.client_snippets import TOKEN_VARIABLE, Snippet, snippe
 from tests.clients.client_table import MODES, PROGRAMS, ROWS, Row
 from tests.published.servers import SERVERS, Site
 
-__all__ = ["client_pages", "published_servers"]
-
 _LANGUAGES: Final = {".py": "python", ".mjs": "js"}
 _OF_THE_TEST: Final = re.compile(r"^(from driver import .*|main\(.*\))\n", re.MULTILINE)
 

@@ -18,8 +18,6 @@ from tests.tools.obtain import npm_packages
 from tests.tools.site_clients import client_pages
 from tests.tools.site_reference import command_line, python_interface, rest_interface
 
-__all__ = ["on_files", "on_page_markdown"]
-
 ROOT: Final = Path(__file__).parents[2]
 _PAGES: Final = {
     "CHANGELOG.md": "changelog.md",

@@ -12,8 +12,6 @@ import gateway
 from gateway.admin.rest import description
 from gateway.cli.main import app
 
-__all__ = ["command_line", "python_interface", "rest_interface"]
-
 
 def command_line() -> str:
     """All commands with their options, as Markdown."""

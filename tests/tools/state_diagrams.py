@@ -14,8 +14,6 @@ from gateway.tasks.made.maker import REPLY, ReplyState
 from gateway.tasks.made.state import TASK
 from gateway.tasks.relayed_tasks import KNOWN, KnownState
 
-__all__ = ["DIAGRAMS", "DOCUMENT", "diagram", "drawn"]
-
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
 _BLOCK: Final = re.compile(r"(<!-- lifecycle: (\w+) -->\n)```mermaid\n.*?```\n", re.DOTALL)
 

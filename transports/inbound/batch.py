@@ -34,9 +34,6 @@ from transports.jsonrpc import (
 from transports.reply_queue import MAX_QUEUED_BYTES
 from transports.sse import COMMENT, encode_event
 
-__all__ = ["BatchResponse", "Batches"]
-
-
 logger = logging.getLogger(__name__)
 
 

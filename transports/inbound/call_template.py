@@ -15,8 +15,6 @@ import msgspec
 from transports.inbound_port import CallValues
 from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, encode
 
-__all__ = ["MAX_BODY_BYTES", "MAX_KEPT_BYTES", "CallTemplate"]
-
 MAX_BODY_BYTES: Final = 8 << 10
 """The most bytes of a body that fits. So short a body cannot have too many parts, or too long ones, in its holes."""
 

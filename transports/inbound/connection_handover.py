@@ -7,18 +7,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-__all__ = [
-    "ANSWERED_BY",
-    "GIVEN",
-    "KEPT",
-    "MOST_MOVES",
-    "OUTCOMES",
-    "RETURNED",
-    "TAKEN",
-    "ConnectionHandover",
-    "Siblings",
-]
-
 ANSWERED_BY: Final = "mcp.answered_by"
 """The key in the scope of a request that holds the name of the process to which it was forwarded."""
 

@@ -17,8 +17,6 @@ from typing import Any, Final, Protocol
 
 from transports.inbound.limits import Limited, Limits, Refusals, network_of
 
-__all__ = ["Connections", "CycleTransport", "Leaving", "Phase", "disconnect", "drop", "reset"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_CHECK_EVERY_S: Final = 1.0

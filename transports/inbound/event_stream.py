@@ -12,20 +12,6 @@ from transports.inbound_port import Answer, EventSource, HeaderList
 from transports.reply_queue import Frame
 from transports.sse import COMMENT, encode_event
 
-__all__ = [
-    "KEEPALIVE_S",
-    "Stream",
-    "StreamTimes",
-    "continued",
-    "follow",
-    "next_or_quiet",
-    "stream_answer",
-    "stream_headers",
-    "until_disconnect",
-    "whole_stream",
-]
-
-
 KEEPALIVE_S: Final = 15.0
 """Seconds between comments on a quiet stream: proxies close idle connections, often after 60 s, clients after 300 s."""
 

@@ -11,9 +11,6 @@ from urllib.parse import urlsplit
 from transports.inbound.limits import Limited
 from transports.inbound_port import HeaderList
 
-__all__ = ["BadRequest", "plain_target"]
-
-
 _REASONS: Final = {
     400: "Bad Request",
     408: "Request Timeout",

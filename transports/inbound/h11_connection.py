@@ -19,8 +19,6 @@ from transports.inbound.framing import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limited
 
-__all__ = ["H11Connection"]
-
 _errors = logging.getLogger("uvicorn.error.h11")
 _errors.setLevel(logging.ERROR)  # else any client could fill the log with offers to upgrade
 _PROGRESS_BITS: Final = 16

@@ -19,18 +19,6 @@ from transports.inbound.limits import SMALL_BODY_BYTES, Limits
 from transports.inbound.started_post import RepeatedHead
 from transports.inbound_port import HeaderList
 
-__all__ = [
-    "MAX_HEAD_BYTES",
-    "OUTCOMES",
-    "REPEATS",
-    "ConnectionMemory",
-    "HeadOffer",
-    "KnownHead",
-    "Outcome",
-    "RememberedHeads",
-    "SharedHeads",
-]
-
 T = TypeVar("T")
 _Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 

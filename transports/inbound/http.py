@@ -11,22 +11,6 @@ from transports.inbound.limits import MAX_LABEL_CHARS, SMALL_BODY_BYTES, HeldBod
 from transports.inbound_port import HeaderList, Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
 
-__all__ = [
-    "ClientWatch",
-    "Guard",
-    "Receive",
-    "Scope",
-    "Send",
-    "header_map",
-    "origin_headers",
-    "peer_of",
-    "read_body",
-    "readable_by",
-    "send_json",
-    "send_refusal",
-    "send_status",
-]
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

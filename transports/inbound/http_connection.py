@@ -21,8 +21,6 @@ from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.limits import Limited
 from transports.inbound.repeated_requests import RepeatedRequests
 
-__all__ = ["HeadBytes", "HttpConnection", "http_connections"]
-
 _PROGRESS_BITS: Final = 16
 """A body counts as progressing with each 64 KiB."""
 

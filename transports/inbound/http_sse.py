@@ -28,8 +28,6 @@ from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
 from transports.tasks import first_of
 
-__all__ = ["Addresses", "HttpSse", "MessageBus"]
-
 
 class Addresses:
     """Make and check the addresses of event streams. `keys` are newest first: the first one signs, all verify."""

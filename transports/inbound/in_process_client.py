@@ -8,8 +8,6 @@ from typing import Any, Final
 from transports.sse import EventDecoder
 from transports.tasks import Tasks
 
-__all__ = ["InProcessClient", "Reply"]
-
 _ACCEPT: Final = "application/json, text/event-stream"
 _MAX_EVENT_BYTES: Final = 1 << 30
 

@@ -15,23 +15,6 @@ from typing import Final
 
 from transports.inbound_port import Refused
 
-__all__ = [
-    "MAX_CURSOR_BYTES",
-    "MAX_FILTER_BYTES",
-    "MAX_ID_CHARS",
-    "MAX_LABEL_CHARS",
-    "SMALL_BODY_BYTES",
-    "BodyBudget",
-    "HeldBody",
-    "Limited",
-    "Limits",
-    "Refusals",
-    "client_network",
-    "network_of",
-    "room_for_connections",
-]
-
-
 MAX_ID_CHARS: Final = 256
 """The longest request id or progress token. The gateway repeats both. SDKs send numbers and UUIDs."""
 

@@ -24,17 +24,6 @@ from transports.jsonrpc import (
 )
 from transports.mirrored_headers import PREFIX, decode_value, disagreement
 
-__all__ = [
-    "MIRRORED",
-    "VERSION_HEADER",
-    "VERSION_KEY",
-    "check_notification",
-    "check_param_headers",
-    "check_request",
-    "names_version",
-    "status_of",
-]
-
 VERSION_HEADER: Final = "mcp-protocol-version"
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 

@@ -30,18 +30,6 @@ from transports.inbound_port import FastPathOffer, HandlerCache, HeaderList, Ref
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
-__all__ = [
-    "BATCHES",
-    "VOUCHED_FOR",
-    "Head",
-    "LengthChecks",
-    "Posts",
-    "check_post",
-    "check_version",
-    "is_batch",
-    "preflight",
-]
-
 BATCHES: Final = "2025-03-26"
 """The only revision with batches. It is also the revision of a request that names none."""
 

@@ -28,8 +28,6 @@ from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HeaderList, Request
 from transports.reply_queue import Frame
 
-__all__ = ["RepeatedRequests"]
-
 logger = logging.getLogger(__name__)
 
 _COPIED_BYTES: Final = 64 << 10

@@ -6,9 +6,6 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, ST
 
 from transports.inbound_port import HeaderList
 
-__all__ = ["JsonHeads", "StreamHeads", "whole_body"]
-
-
 _OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 

@@ -30,8 +30,6 @@ from transports.inbound_port import (
 from transports.jsonrpc import Message, is_one_value
 from transports.reply_queue import Frame
 
-__all__ = ["Endpoint", "RepeatedHead", "StartedPost"]
-
 
 class Endpoint(Protocol):
     """The part of an endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves started POSTs."""

@@ -35,8 +35,6 @@ from transports.jsonrpc import (
 from transports.mirrored_headers import encode_value
 from transports.tasks import Tasks
 
-__all__ = ["StreamConnection"]
-
 logger = logging.getLogger(__name__)
 
 _LATEST: Final = "2025-11-25"

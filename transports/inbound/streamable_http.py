@@ -36,8 +36,6 @@ from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, 
 from transports.reply_queue import Frame
 from transports.work_steps import LARGE_BYTES, let_others_run
 
-__all__ = ["StreamableHttp"]
-
 logger = logging.getLogger(__name__)
 
 _PRIMING: Final = "2025-11-25"

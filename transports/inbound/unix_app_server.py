@@ -16,8 +16,6 @@ from transports.inbound.connections import Connections
 from transports.inbound.http_connection import HttpConnection
 from transports.inbound.limits import Limits, Refusals
 
-__all__ = ["PEER_PID", "UnixAppServer"]
-
 PEER_PID: Final = "peer_pid"
 """Key of `scope["state"]`: the id of the process that has connected, if the system reports it."""
 

@@ -17,8 +17,6 @@ from typing import Final
 from transports.upstream.walls.spec import Limits
 from transports.upstream.walls.system_calls import closing_fd
 
-__all__ = ["LEAF", "LOCK_WITHIN_S", "OFF", "Delegation", "look", "take", "write", "writes_alone"]
-
 OFF: Final = "off"
 LEAF: Final = "mcp-gateway"
 """The name of the cgroup for the gateway's own processes."""

@@ -20,8 +20,6 @@ from transports.upstream.walls.build import WallsFailed
 from transports.upstream.walls.spec import Limits, Walls
 from transports.upstream.walls.system_calls import closing_fd, fork_by
 
-__all__ = ["Group", "Groups"]
-
 _FOLDER: Final = "mcp-servers."
 _PERIOD_US: Final = 100_000
 _INTO_CGROUP: Final = 0x2_0000_0000

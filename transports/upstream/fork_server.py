@@ -50,8 +50,6 @@ from transports.upstream.walls.build import prepare
 from transports.upstream.walls.kernel import probe
 from transports.upstream.walls.namespaces import fork_apart, own_mounts
 
-__all__ = ["OOM_SCORE", "main"]
-
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _NOT_KNOWN: Final = "the fork server does not know the prototype of its walls"

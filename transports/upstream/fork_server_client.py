@@ -22,8 +22,6 @@ from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, Li
 from transports.upstream.walls import limits
 from transports.upstream.walls.spec import Reach, Walls
 
-__all__ = ["ForkServer", "Gates"]
-
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES: Final = 16 << 20

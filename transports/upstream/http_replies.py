@@ -18,8 +18,6 @@ from transports.sse import EventDecoder, TooLarge
 from transports.upstream.non_messages import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 
-__all__ = ["LEAST_S", "MOST_S", "ReplyReader", "StreamPlace", "error_text", "pause_s", "skim"]
-
 LEAST_S: Final = 0.1
 """The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway spin."""
 

@@ -15,8 +15,6 @@ from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_ada
 from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
 
-__all__ = ["InProcessUpstream"]
-
 logger = logging.getLogger(__name__)
 
 MAX_UNREAD: Final = 1_024

@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["EXCERPT_BYTES", "LineSplitter", "StderrTail"]
-
 EXCERPT_BYTES: Final = 512
 """Bytes that are kept of each end of a line, if the line is too long or is not a message."""
 

@@ -14,8 +14,6 @@ import msgspec
 from transports.jsonrpc import Object
 from transports.upstream.lines import EXCERPT_BYTES
 
-__all__ = ["EVERY_S", "MOST_KINDS", "LineBudget", "Meant", "answered_by", "log_line", "meant_by"]
-
 _OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
 
 # The text before the first key that tells the kind of message. Ids at a deeper level belong to other objects.

@@ -23,21 +23,6 @@ from transports.upstream.walls.build import ruleset_for
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import closing_fd
 
-__all__ = [
-    "ANNOUNCES",
-    "FRESH_S",
-    "IDLE_S",
-    "KEPT_S",
-    "MOST",
-    "NUMBERS",
-    "READY",
-    "REQUEST",
-    "Announced",
-    "Prepared",
-    "Prototypes",
-    "close_all_but",
-]
-
 REQUEST: Final = struct.Struct("=cI")
 ANNOUNCES: Final = b"p"
 

@@ -15,8 +15,6 @@ from typing import Final, Protocol
 from transports.upstream.lines import LineSplitter, StderrTail
 from transports.upstream.walls.spec import Walls
 
-__all__ = ["KILL_TIMEOUT_S", "REAPER_LOST", "Command", "LineSink", "Process", "ProcessFailed"]
-
 _CHUNK_BYTES: Final = 65_536
 """The default size of a pipe. One chunk per loop turn keeps a noisy child from starving others."""
 _DRAIN_CHUNKS: Final = 256  # 16 MiB: more than a pipe can hold, unless somebody still writes

@@ -7,21 +7,6 @@ import signal
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-__all__ = [
-    "HAS_PROC",
-    "LOOK_MS",
-    "RESCAN_MS",
-    "StartCounter",
-    "Wakeups",
-    "below",
-    "children",
-    "count",
-    "is_below",
-    "kill",
-    "parent",
-    "prctl",
-]
-
 RESCAN_MS: Final = 20
 """A process forked while we were looking sends us no SIGCHLD: look again this soon."""
 

@@ -21,8 +21,6 @@ from transports.upstream.walls.gate import Gate
 from transports.upstream.walls.namespaces import is_apart
 from transports.upstream.walls.spec import Grant, Walls
 
-__all__ = ["Reaper"]
-
 _LAST_REFUSALS_S: Final = 1.0
 
 

@@ -16,8 +16,6 @@ from transports.upstream.walls.build import WallsFailed, build
 from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
 from transports.upstream.walls.system_calls import dumpable
 
-__all__ = ["LaunchReports", "become_server", "note_signals", "report_failure"]
-
 MOST_BYTES: Final = 4_000
 """The longest sentence that says why a start has failed."""
 

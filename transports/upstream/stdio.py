@@ -16,8 +16,6 @@ from transports.upstream.non_messages import LineBudget, answered_by, log_line, 
 from transports.upstream.process import Command, Process, ProcessFailed
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable
 
-__all__ = ["INHERITED", "StdioLink", "StdioUpstream"]
-
 logger = logging.getLogger(__name__)
 
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")

@@ -23,8 +23,6 @@ from transports.upstream.http_replies import ReplyReader, StreamPlace, error_tex
 from transports.upstream.non_messages import LineBudget
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
 
-__all__ = ["HttpLink", "HttpUpstream"]
-
 logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 5.0

@@ -10,8 +10,6 @@ from starlette.requests import Request
 from gateway.admin.formatting import readable, span, took
 from gateway.admin.reports import RANGES, HistoryView, Range, ReplicaReport
 
-__all__ = ["RANGE_CHOICES", "Chart", "charts_of", "charts_of_history", "range_of"]
-
 _WIDTH: Final = 600
 _HEIGHT: Final = 120
 _SECONDS: Final = 300

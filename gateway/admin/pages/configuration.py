@@ -8,8 +8,6 @@ from gateway.admin.operations import Operations
 from gateway.admin.pages.page import ConsolePage
 from gateway.config.effective_settings import Section, effective
 
-__all__ = ["PAGE"]
-
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     query, shows_all = request.query_params.get("q", ""), request.query_params.get("show") == "all"

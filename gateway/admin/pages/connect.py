@@ -11,8 +11,6 @@ from gateway.config.addresses import base_url, is_of_this_machine, url_here
 from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
 from gateway.config.settings import Settings
 
-__all__ = ["PAGE"]
-
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
     settings, given = operators.settings, request.query_params

@@ -9,8 +9,6 @@ from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 from session_store.ports.accounting import EventName
 
-__all__ = ["PAGE", "folded"]
-
 _ROWS: Final = 100
 _SHOWN: Final = 1_000
 _SEARCHED: Final = 5_000

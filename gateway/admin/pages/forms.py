@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final, Literal
 
-__all__ = ["JSON_CONTROL", "PREFIX", "Form", "FormFaults", "arguments_in", "form_of"]
-
 PREFIX: Final = "argument."
 """The beginning of a control's name. The rest is the name of the argument."""
 

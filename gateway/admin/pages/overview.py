@@ -12,8 +12,6 @@ from gateway.admin.pages.page import ConsolePage
 from gateway.admin.queries import SessionQuery
 from gateway.admin.verbs import Operators
 
-__all__ = ["PAGE"]
-
 _MOST_FAILING: Final = 10
 _MOST_WARNINGS: Final = 10
 _MOST_USED: Final = 5

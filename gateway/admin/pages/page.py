@@ -8,9 +8,6 @@ from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 
-__all__ = ["BASE_URL", "OPERATOR", "Action", "ConsolePage"]
-
-
 BASE_URL: Final = "gateway.base_url"
 """The key of `request.scope` that has the URL at which the browser has this gateway."""
 

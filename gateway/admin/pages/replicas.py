@@ -7,8 +7,6 @@ from starlette.requests import Request
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 
-__all__ = ["PAGE"]
-
 
 async def _facts(operators: Operators, _: Request) -> dict[str, Any]:
     replicas = await operators.replicas()

@@ -11,8 +11,6 @@ from gateway.admin.pages.page import ConsolePage
 from gateway.admin.queries import NoSuch
 from gateway.admin.verbs import Operators
 
-__all__ = ["PAGE"]
-
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     over, name = range_of(request, "1h"), request.query_params.get("server", "")

@@ -18,8 +18,6 @@ from gateway.admin.verbs import Operators
 from gateway.calls.session_frames import StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 
-__all__ = ["PAGE", "exceptions_in"]
-
 _LATEST_ENTRIES: Final = 100
 _LATEST_TASKS: Final = 20
 

@@ -20,8 +20,6 @@ from gateway.admin.queries import (
 from gateway.admin.reports import SESSION_STATES
 from transports.inbound.http import read_body
 
-__all__ = ["PAGE"]
-
 _ROWS: Final = 50
 _MAX_FORM_BYTES: Final = 16 << 10
 _TEXTS: Final = ("principal", "client", "workspace")

@@ -7,8 +7,6 @@ from starlette.requests import Request
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.verbs import Operators
 
-__all__ = ["PAGE"]
-
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     return {"task": await operators.task(request.path_params["task"])}

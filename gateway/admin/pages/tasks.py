@@ -9,8 +9,6 @@ from gateway.admin.pages.page import ConsolePage
 from gateway.admin.queries import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
 
-__all__ = ["PAGE"]
-
 _ROWS: Final = 50
 
 

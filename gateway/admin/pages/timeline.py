@@ -14,8 +14,6 @@ from gateway.admin.reports import SessionRow, TimelineRow
 from gateway.observability.observed_call import Failure
 from gateway.sandbox.refusals import RefusedRow
 
-__all__ = ["explained", "notes_of", "picture_of"]
-
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0
 """How long after a failure a refusal may be reported that explains it."""

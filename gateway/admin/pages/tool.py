@@ -19,8 +19,6 @@ from gateway.admin.tried_calls import body_of, left
 from gateway.observability.escaped_text import as_json, visible
 from transports.inbound.http import peer_of
 
-__all__ = ["PAGE", "parts_of"]
-
 MOST_CHARS: Final = 100_000
 MOST_PARTS: Final = 50
 _IMAGES: Final = {

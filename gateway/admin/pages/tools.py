@@ -7,8 +7,6 @@ from starlette.requests import Request
 from gateway.admin.operations import Operations
 from gateway.admin.pages.page import ConsolePage
 
-__all__ = ["PAGE"]
-
 _ROWS: Final = 200
 
 

@@ -9,8 +9,6 @@ from gateway.admin.pages.page import ConsolePage
 from gateway.admin.reports import UsageBy
 from gateway.admin.verbs import Operators
 
-__all__ = ["PAGE"]
-
 _ROWS: Final = 200
 _KINDS: Final[tuple[UsageBy, ...]] = ("principal", "client", "server", "tool")
 

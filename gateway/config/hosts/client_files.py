@@ -25,8 +25,6 @@ from gateway.config.hosts.files import TABLES, parsed_document, read_document, s
 from gateway.config.hosts.placeholders import Place
 from session_store.redaction import scrubbed, scrubbed_text, secret_arguments
 
-__all__ = ["FoundServers", "add_entry", "found_servers", "with_entry", "write_file"]
-
 _IN_PROJECT: Final = (".mcp.json", ".cursor/mcp.json", ".vscode/mcp.json", ".gemini/settings.json")
 _IN_HOME: Final = (
     *(".claude.json", ".cursor/mcp.json", ".codex/config.toml", ".gemini/settings.json"),

@@ -13,16 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-__all__ = [
-    "CLIENTS",
-    "TOKEN_VARIABLE",
-    "ClientFile",
-    "Snippet",
-    "name_for",
-    "snippet",
-    "snippets",
-]
-
 TOKEN_VARIABLE: Final = "MCP_TOKEN"
 """The variable in which a client finds its API key or access token. No `MCP_GATEWAY_…`: those are settings."""
 

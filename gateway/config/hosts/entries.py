@@ -16,12 +16,6 @@ from gateway.config.hosts.placeholders import Place, Unresolved, expanded, in_br
 from gateway.config.sandbox import is_of_another_host
 from gateway.config.upstreams import UpstreamSettings
 
-__all__ = [
-    "Findings",
-    "adapted_entry",
-    "command_fault",
-]
-
 OURS: Final = frozenset({*UpstreamSettings.model_fields, "resources"})  # which validation refuses
 
 RENAMED: Final = {

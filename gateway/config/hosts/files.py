@@ -16,8 +16,6 @@ from gateway.config.faults import ConfigurationError, meant
 from gateway.config.hosts.entries import Findings, adapted_entry
 from gateway.config.hosts.placeholders import Place
 
-__all__ = ["Adapted", "adapted", "parsed_document", "read_document", "served_name"]
-
 _MOST_BYTES: Final = 4 << 20
 _MOST_LEVELS: Final = 64
 

@@ -9,15 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "Place",
-    "Unresolved",
-    "expanded",
-    "in_braces",
-    "input_variable",
-    "variable",
-]
-
 _PLACEHOLDER: Final = re.compile(r"\$?\$\{([^{}]*)\}")
 _NAME: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _LAST_WORD: Final = re.compile(r"(?<!\S)\$([A-Za-z_][A-Za-z0-9_]*)\Z")

@@ -39,8 +39,6 @@ from transports.reply_queue import ReplyQueue
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
-__all__ = ["TaskContinuation"]
-
 logger = logging.getLogger(__name__)
 
 

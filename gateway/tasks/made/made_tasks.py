@@ -32,8 +32,6 @@ from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
 
-__all__ = ["PAGE", "MadeTasks", "MaySee", "TaskVisibility", "found_session", "session_of"]
-
 _STORED_S: Final = 10.0
 """Time that a request about a task waits until its outcome is stored."""
 

@@ -31,8 +31,6 @@ from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.reply_queue import Frame
 from transports.tasks import Tasks
 
-__all__ = ["REPLY", "ReplyEvent", "ReplyState", "TaskMaker", "TaskableReply", "ToolOf"]
-
 logger = logging.getLogger(__name__)
 
 _GONE_AFTER_S: Final = 0.05

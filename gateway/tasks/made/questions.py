@@ -22,8 +22,6 @@ from gateway.protocol.tasks import with_tasks
 from gateway.tasks.made.task_exchange import TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
 
-__all__ = ["MAX_ROUNDS", "Rounds", "ServerTask", "ask_client", "may_ask"]
-
 MAX_ROUNDS: Final = 32
 """Limit on the rounds of questions of a server during one task: more than during a call, as a task may take hours."""
 

@@ -17,8 +17,6 @@ from gateway.config.limits import TaskSettings
 from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, TaskStore
 from session_store.ports.tasks import ids_of
 
-__all__ = ["LEFT", "BoundedTasks", "Places", "RunningNames", "TaskQuotas", "names_kept_s"]
-
 _FULL_S: Final = 2.0
 """Time until a full quota is searched again for expired tasks, so that not every slow call costs a search."""
 

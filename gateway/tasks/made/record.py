@@ -18,8 +18,6 @@ from session_store import StoreFull, StoreUnavailable, Task, TaskStore
 from transports.jsonrpc import INTERNAL_ERROR, encode
 from transports.tasks import Tasks
 
-__all__ = ["TaskRecord"]
-
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0

@@ -30,8 +30,6 @@ from session_store.session import redact
 from transports.jsonrpc import encode
 from transports.tasks import Tasks
 
-__all__ = ["TaskRecovery"]
-
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 32

@@ -39,8 +39,6 @@ from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
 from transports.tasks import Tasks
 from transports.work_steps import let_others_run
 
-__all__ = ["Look", "Outcomes", "ResultCalls", "Room", "SharedOutcome", "WaitingCalls"]
-
 logger = logging.getLogger(__name__)
 
 Look = Callable[[Task | None], Awaitable[Task]]

@@ -36,8 +36,6 @@ from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, 
 from transports.reply_queue import Frame
 from transports.tasks import Tasks
 
-__all__ = ["RunningTask"]
-
 logger = logging.getLogger(__name__)
 
 _LAST_WRITE_S: Final = 2.0

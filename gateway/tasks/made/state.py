@@ -11,21 +11,6 @@ from gateway.calls.lifecycles import step
 from session_store import Task, TaskStatus
 from transports.jsonrpc import INTERNAL_ERROR, Object
 
-__all__ = [
-    "AGAIN",
-    "MAX_LEVELS",
-    "MAX_MESSAGE_CHARS",
-    "TASK",
-    "TaskEvent",
-    "after",
-    "can_be_read",
-    "error_text",
-    "may_run_again",
-    "message_of",
-    "progress_text",
-    "reason_of",
-]
-
 MAX_MESSAGE_CHARS: Final = 1_024
 """Limit on the characters of a task's message. Longer ones are cut."""
 

@@ -14,8 +14,6 @@ from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer
 from session_store import Context
 from transports.jsonrpc import Object, encode
 
-__all__ = ["MAX_BYTES", "FollowedCall", "RecordedAnswers", "StoredCall", "answered", "following", "stored"]
-
 MAX_BYTES = 256 << 10
 """Limit on the bytes of a stored call. A larger one does not run again, and its server's task is not followed."""
 

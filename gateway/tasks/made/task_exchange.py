@@ -28,8 +28,6 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import Message, Object, encode, encode_notification, encode_result, parse, splice
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["RequestedExchange", "TaskExchange", "TaskQuestions", "TaskSink", "TaskWork", "fail_unsent"]
-
 logger = logging.getLogger(__name__)
 
 _STATUS = "notifications/tasks/status"

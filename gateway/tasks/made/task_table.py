@@ -16,8 +16,6 @@ from session_store import Bus, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
 from transports.tasks import Tasks
 
-__all__ = ["TaskTable", "log_fields_of", "topic_of"]
-
 logger = logging.getLogger(__name__)
 
 _STOPPED: Final = "the gateway was stopped before the call ended. Outcome unknown: the call may have taken effect"

@@ -32,8 +32,6 @@ from transports.jsonrpc import (
     splice,
 )
 
-__all__ = ["CHECKS", "MOST_S", "check_batch", "check_message", "run"]
-
 MOST_S: Final = 2.0
 """No message of this size may take longer."""
 

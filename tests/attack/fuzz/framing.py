@@ -26,17 +26,6 @@ from transports.inbound.http_connection import HttpConnection, http_connections
 from transports.inbound.limits import Limits
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = [
-    "BEHAVIOURS",
-    "MEMORY",
-    "TOLERATED",
-    "Read",
-    "differences",
-    "gateway_reads",
-    "referee_reads",
-    "remembering",
-]
-
 BEHAVIOURS: Final = ("reads", "slow", "early")
 """How the app answers: at once, after a while, or before it has read the body."""
 

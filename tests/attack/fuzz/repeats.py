@@ -27,8 +27,6 @@ from transports.inbound.streamable_http import StreamableHttp
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.reply_queue import Frame, ReplyQueue
 
-__all__ = ["Conversation", "Heard", "conversation", "differences", "hear"]
-
 LIMITS: Final = Limits(body_bytes=70_000)
 TURNS: Final = 24
 """After each piece, so that both connections have done what they do about it."""

@@ -10,8 +10,6 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-__all__ = ["mutated", "pieces", "repeated", "smaller", "stream"]
-
 _METHODS: Final = (
     "GET", "DELETE", "OPTIONS", "HEAD", "PUT", "CONNECT", "PRI", "post", "M-SEARCH", "G ET", "", "GET\t", "BREW",
 )  # fmt: skip

@@ -4,8 +4,6 @@ import asyncio
 import functools
 from typing import Any
 
-__all__ = ["RecordingTransport", "loop"]
-
 
 class RecordingTransport(asyncio.Transport):
     """Takes what is written until the connection is over, and records whether reading is paused."""

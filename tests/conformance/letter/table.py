@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["FOLDER", "PARTIAL", "Row", "digest", "rows", "statements"]
-
 FOLDER: Final = Path(__file__).parent
 PARTIAL: Final = frozenset({"basic/authorization", "basic/authorization/index"})
 """Pages of which only the statements that bind a resource server have rows."""

@@ -7,8 +7,6 @@ from tests.hostile.rows.row import Facts, Outcome, Row, canary, keeps, not_there
 from tests.hostile.stage import Called, Stage
 from tests.support.gateway_process import ROOT
 
-__all__ = ["ROWS"]
-
 _CLOUD = ("aws", "gcloud", "azure", "kube", "npmrc", "netrc", "docker", "git", "history", "mozilla", "service-account")
 
 

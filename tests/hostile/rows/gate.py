@@ -6,8 +6,6 @@ from tests.hostile.outside import ADDRESSES
 from tests.hostile.rows.row import BOTH, Facts, Outcome, Row, canary, not_heard, unchanged, unreached
 from tests.hostile.stage import Called, Stage
 
-__all__ = ["ROWS"]
-
 
 def _works(name: str, what: str, attack: str, **more: Any) -> Row:
     """What an honest server does: no profile may refuse it."""

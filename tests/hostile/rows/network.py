@@ -6,8 +6,6 @@ from tests.hostile.outside import ADDRESSES
 from tests.hostile.rows.row import STRICT, Facts, Outcome, Row, both, keeps, no_answer, not_heard, unreached
 from tests.hostile.stage import Called, Stage
 
-__all__ = ["ROWS"]
-
 _METADATA = "connect 169.254.169.254:80"
 _TEN = "connect 10.20.30.40:80"
 _PRIVATE = ("ten", "seventeen", "nineteen", "carrier", "unique")

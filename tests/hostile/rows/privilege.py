@@ -6,8 +6,6 @@ from typing import Any
 from tests.hostile.rows.row import Facts, Judge, Outcome, Row, canary, no_answer, processes_gone
 from tests.hostile.stage import Called, Stage
 
-__all__ = ["ROWS"]
-
 _CALLS = [
     "acct", "add_key", "bpf", "delete_module", "fanotify_init", "finit_module", "fsmount", "fsopen", "init_module",
     "io_uring_setup", "kcmp", "kexec_load", "keyctl", "mount", "mount_setattr", "move_mount",

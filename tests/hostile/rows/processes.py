@@ -18,8 +18,6 @@ from tests.hostile.rows.row import (
 )
 from tests.hostile.stage import Called, Stage
 
-__all__ = ["ROWS"]
-
 _CLOSED = "the gateway and its reapers are closed to others of their user"
 
 

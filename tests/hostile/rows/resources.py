@@ -6,8 +6,6 @@ from tests.hostile.rows.row import Row, at_most, both, no_answer, serves_on
 from tests.hostile.stage import LIMITS
 from tests.support.subtree import why_no_subtree
 
-__all__ = ["ROWS"]
-
 _PROCESSES = LIMITS["processes"] + 4
 _MB = LIMITS["memory_mb"] + 32
 

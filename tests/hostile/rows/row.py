@@ -11,8 +11,6 @@ from tests.hostile.home import word_of
 from tests.hostile.outside import CREDENTIAL
 from tests.hostile.stage import Called, Stage
 
-__all__ = ["BOTH", "STRICT", "Judge", "Outcome", "Row"]
-
 BOTH: Final = ("standard", "strict")
 STRICT: Final = ("strict",)
 

@@ -30,8 +30,6 @@ from transports.reply_queue import Frame
 from transports.upstream.stdio import StdioLink
 from transports.upstream_port import LinkClosed
 
-__all__ = ["ARGUMENTS", "Calls", "Client", "Fast", "answer_of", "warm"]
-
 ARGUMENTS = b'{"key":"k"}'
 DEMO = {"command": sys.executable, "args": ["-m", "gateway.demo_server"], "tools": {"recall": {"bind": {}}}}
 TOOL = "recall"

@@ -13,18 +13,6 @@ from typing import Final
 
 from transports.upstream.walls.reach import Address, unwrapped
 
-__all__ = [
-    "INTERNET",
-    "MAX_BYTES",
-    "AbstractName",
-    "Disconnect",
-    "InternetAddress",
-    "UnixPath",
-    "is_local",
-    "listeners",
-    "read_address",
-]
-
 INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 MAX_BYTES: Final = 128

@@ -10,8 +10,6 @@ from transports.upstream.walls.file_watch import watches
 from transports.upstream.walls.kernel import Kernel, probe
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
-__all__ = ["WallsFailed", "arrange", "build", "prepare", "ruleset_for"]
-
 
 class WallsFailed(Exception):
     """A wall could not be built, so nothing may run. The message is a sentence for the operator."""

@@ -27,8 +27,6 @@ from transports.upstream.walls.paths import as_meant, is_within
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, closing_fd, numbers
 
-__all__ = ["FileCalls", "is_descriptor"]
-
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _IN_DONT_FOLLOW: Final = 0x0200_0000
 _TIMES: Final = struct.Struct("=4q")  # two times: seconds, and nanoseconds or microseconds

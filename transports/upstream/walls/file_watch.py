@@ -15,8 +15,6 @@ from transports.upstream.walls.paths import is_within, without_links
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
 
-__all__ = ["FileWatch", "watches"]
-
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _O_PATH, _O_TMPFILE = 0x20_0000, 0x40_0000
 _MOST_REMEMBERED: Final = 4_096

@@ -35,8 +35,6 @@ from transports.upstream.walls.seccomp import OTHERS, SIGNALS
 from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
 
-__all__ = ["Gate", "ProcessCalls"]
-
 _ANNOUNCED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter announces if the walls have a `Reach`. socket(2) is announced for Internet
 datagrams; for TCP and netlink only if the process has left the machine's network."""

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-__all__ = ["RefusalQueue", "Refused", "Touched"]
-
 MAX_KINDS: Final = 64
 """The most different refusals between two messages. All others are counted as one more, without details."""
 

@@ -15,8 +15,6 @@ from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate
 from transports.upstream.walls.system_calls import call, closing_fd, machine, numbers
 
-__all__ = ["InotifyCalls"]
-
 _ADD, _MODIFY = 1, 3  # linux/eventpoll.h
 _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 

@@ -17,17 +17,6 @@ from typing import Final, NamedTuple
 from transports.upstream.walls.paths import as_meant
 from transports.upstream.walls.system_calls import call, closing_fd
 
-__all__ = [
-    "InterceptedCall",
-    "Listener",
-    "duplicate",
-    "duplicate_from",
-    "open_process",
-    "read_memory",
-    "read_path",
-    "signed",
-]
-
 # linux/seccomp.h, as x86_64 and aarch64 number their ioctls.
 _RECEIVE: Final = 0xC050_2100
 _ANSWER: Final = 0xC018_2101

@@ -14,8 +14,6 @@ from transports.upstream.walls.namespaces import why_not, why_shared
 from transports.upstream.walls.spec import Walls
 from transports.upstream.walls.system_calls import call, closing_fd, machine
 
-__all__ = ["Kernel", "probe"]
-
 _GET_ACTION_AVAILABLE: Final = 2
 _REFUSE, _NOTIFY = 0x0005_0000, 0x7FC0_0000
 _NOT_TRIED: Final = "namespaces were not tried"

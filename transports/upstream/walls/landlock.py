@@ -15,8 +15,6 @@ from transports.upstream.walls.paths import open_path
 from transports.upstream.walls.spec import MODES, Grant
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["abi", "allow", "restrict", "ruleset"]
-
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8
 _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = 1 << 9, 1 << 10, 1 << 11, 1 << 12

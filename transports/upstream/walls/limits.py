@@ -10,8 +10,6 @@ from typing import Final
 from transports.upstream.walls.spec import Limits
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["drop_capabilities", "forbid_new_privileges", "limit", "raised_files"]
-
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 _AMBIENT_CLEAR_ALL: Final = 4
 _OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_header, version 3

@@ -19,17 +19,6 @@ from transports.upstream.walls.paths import is_within, open_path
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import call, closing_fd, dumpable, fork_by
 
-__all__ = [
-    "fork_apart",
-    "is_apart",
-    "leave_network",
-    "own_mounts",
-    "place_folders",
-    "separate",
-    "why_not",
-    "why_shared",
-]
-
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x0002_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000
 _NEW_NETWORK: Final = 0x4000_0000
 

@@ -38,8 +38,6 @@ from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown,
 from transports.upstream.walls.spec import Reach
 from transports.upstream.walls.system_calls import closing_fd, numbers
 
-__all__ = ["NetworkCalls"]
-
 DNS_PORT: Final = 53
 _FAMILY: Final = struct.Struct("=H")
 _KIND: Final = 0xF  # of socket(2)'s second argument, without flags

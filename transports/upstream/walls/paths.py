@@ -12,8 +12,6 @@ from typing import Final
 
 from transports.upstream.walls.system_calls import call
 
-__all__ = ["as_meant", "is_within", "open_path", "resolved", "without_links"]
-
 _NO_MAGIC_LINKS, _NO_SYMLINKS = 0x02, 0x04
 _O_PATH: Final = 0o10000000  # Linux: this module is loaded, and not used, on other systems
 _HOW: Final = struct.pack("=QQQ", _O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS | _NO_SYMLINKS)  # flags, mode, resolve

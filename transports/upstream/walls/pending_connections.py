@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 
-__all__ = ["MAX_WAITING", "PendingConnections", "connect"]
-
 MAX_WAITING: Final = 128
 """The most blocking sockets of one server whose connections are being made. Each costs a descriptor."""
 

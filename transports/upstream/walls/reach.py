@@ -11,8 +11,6 @@ from typing import Final
 
 from transports.upstream.walls.spec import Reach
 
-__all__ = ["Address", "NameRules", "ReachRules", "destination", "kind_of", "shown", "unwrapped"]
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

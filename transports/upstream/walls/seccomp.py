@@ -16,22 +16,6 @@ from typing import Final, TypeAlias
 
 from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
 
-__all__ = [
-    "ALLOW",
-    "ATTRIBUTES",
-    "NOTIFY",
-    "OTHERS",
-    "SIGNALS",
-    "Decision",
-    "FilterKind",
-    "Match",
-    "Return",
-    "assemble",
-    "filter_for",
-    "install",
-    "refuse",
-]
-
 _LOAD, _AND, _RETURN, _JUMP, _IF_EQUAL, _IF_AT_LEAST = 0x20, 0x54, 0x06, 0x05, 0x15, 0x35
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _LOW_HALF: Final = 0 if sys.byteorder == "little" else 4

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["MODES", "Grant", "Limits", "Reach", "Walls"]
-
 MODES: Final = ("l", "r", "rx", "rw", "rwx")
 """The rights of a grant: `l` to list folders, `r` to read files too, `w` to write, make, rename and remove, `x` to
 execute."""

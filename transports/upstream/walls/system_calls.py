@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["AUDIT_ARCH", "LAST", "NUMBERS", "call", "closing_fd", "dumpable", "fork_by", "machine", "numbers"]
-
 _BOTH: Final = {
     "clone3": 435, "fchmodat2": 452, "file_setattr": 469, "fsconfig": 431, "fsmount": 432, "fsopen": 430, "fspick": 433,
     "getxattrat": 464, "io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425, "landlock_add_rule": 445,

@@ -5,8 +5,6 @@ import os
 import platform
 from typing import Any, Final
 
-__all__ = ["libc", "syscall", "text"]
-
 libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 
 _TABLE: Final = {
