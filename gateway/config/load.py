@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
 from gateway.config.hosts.files import adapted, read_document
 from gateway.config.hosts.placeholders import Place
-from gateway.config.sandbox import sandbox_table
+from gateway.config.sandbox import profile_table, sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
 
 __all__ = [
@@ -116,7 +116,7 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
         field = model.model_fields.get(first)
         if field is None or not text or not name.startswith(_PREFIX) or (below and not _is_object(field.annotation)):
             continue
-        if below and first != "sandbox" and not isinstance(given.get(first, {}), dict):
+        if below and first not in _SHORT and not isinstance(given.get(first, {}), dict):
             continue  # validation refuses what is no object
         value = _maybe_json(text)
         for key in reversed([first, *below]):
@@ -241,12 +241,16 @@ def _maybe_json(text: str) -> Any:
         return text
 
 
+_SHORT: Final = {"sandbox": sandbox_table, "direct": profile_table, "sandboxed": profile_table}
+"""Objects that may be given as a word or a list, each with the function that returns the object for it."""
+
+
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        if key == "sandbox" and isinstance(value, dict):
-            below = sandbox_table(below)  # else a variable for one field would replace the profile
+        if key in _SHORT and isinstance(value, dict):
+            below = _SHORT[key](below)  # else a variable for one field would replace the profile
         merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 

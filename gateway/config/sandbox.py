@@ -103,14 +103,14 @@ class SandboxSettings(Frozen):
     the launcher is the whole sandbox."""
 
 
-def _one(value: Any) -> Any:
+def profile_table(value: Any) -> Any:
     """Return the table for a profile's name alone, or a launcher alone."""
     if isinstance(value, str):
         return {"profile": value}
     return {"launcher": value} if isinstance(value, list | tuple) else value
 
 
-ForTrust = Annotated[SandboxSettings | None, BeforeValidator(_one)]
+ForTrust = Annotated[SandboxSettings | None, BeforeValidator(profile_table)]
 
 
 class SandboxTable(SandboxSettings):
@@ -127,7 +127,7 @@ def sandbox_table(value: Any) -> Any:
     that are not of direct trust."""
     if isinstance(value, list | tuple):
         return {"sandboxed": {"launcher": value}} if value else {}
-    return _one(value)
+    return profile_table(value)
 
 
 SandboxByTrust = Annotated[SandboxTable, BeforeValidator(sandbox_table)]

@@ -32,6 +32,20 @@ def test_a_variable_that_is_no_object_is_refused_with_its_name(
         assert refusal({}).startswith("the variable MCP_GATEWAY_SESSION: gateway.session: ")
 
 
+def test_variables_for_the_fields_of_a_sandbox_keep_that_for_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("", "standard"),
+        ("__REQUIRED", "true"),
+        ("__SANDBOXED", "strict"),
+        ("__SANDBOXED__FILES", "9"),
+    ):
+        monkeypatch.setenv(f"MCP_GATEWAY_SANDBOX{name}", value)
+    sandboxed = {"profile": "strict", "files": "9"}
+    assert variables(GatewaySettings) == {
+        "sandbox": {"profile": "standard", "required": "true", "sandboxed": sandboxed}
+    }
+
+
 def test_a_field_of_an_object_wins_over_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("mcp_gateway_session__max_age_s", "9")
     monkeypatch.setenv("MCP_GATEWAY_SESSION", '{"idle_ttl_s": 7, "max_age_s": 8}')
@@ -153,6 +167,10 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
     assert refusal({}) == told
 
 
+def _of(part: str, **fields: Any) -> dict[str, Any]:
+    return {"profile": "off", part: {**fields, "memory_mb": "9"}}
+
+
 @pytest.mark.parametrize(
     ("in_file", "variable", "value", "together"),
     [
@@ -160,6 +178,19 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(
         (["box"], "SANDBOX__READ", '["/srv"]', {"sandboxed": {"launcher": ["box"]}, "read": ["/srv"]}),
         ({"profile": "strict", "read": ["/srv"]}, "SANDBOX", "standard", "standard"),
         ("standard", "SANDBOX", '{"profile": "strict"}', {"profile": "strict"}),
+        *(
+            (
+                {"profile": "off", part: "strict"},
+                f"SANDBOX__{part.upper()}__MEMORY_MB",
+                "9",
+                _of(part, profile="strict"),
+            )
+            for part in ("direct", "sandboxed")
+        ),
+        *(
+            ({"profile": "off", part: ["box"]}, f"SANDBOX__{part.upper()}__MEMORY_MB", "9", _of(part, launcher=["box"]))
+            for part in ("direct", "sandboxed")
+        ),
     ],
 )
 def test_a_variable_for_one_field_of_a_sandbox_keeps_the_profile_of_the_file(
