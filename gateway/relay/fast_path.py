@@ -456,6 +456,8 @@ class FastCall(msgspec.Struct, eq=False):
                         is_answered = self.connection.answer_fast(frame, path.headers)
                     else:
                         is_answered = self._stream(frame, self.progress)
+        except msgspec.MsgspecError:
+            pass  # the general way says that it cannot be read
         except Exception:
             logger.exception("an answer cannot be given on the fast path")
         if is_answered:

@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
@@ -392,12 +393,13 @@ MEANWHILE: dict[str, Change] = {
     "the call was slow": lambda fast, patch: patch.setattr(fast.path.tool, "slow_s", -1.0),
     "the client does not read": lambda fast, _: setattr(fast.client, "takes", False),
     "the connection is broken": lambda fast, _: setattr(fast.client, "fault", RuntimeError("broken")),
+    "it cannot be translated": lambda fast, _: setattr(fast.path, "translate", partial(msgspec.json.decode, type=int)),
 }
 
 
 @pytest.mark.parametrize("change", MEANWHILE)
 async def test_an_answer_after_a_change_is_given_by_the_general_way(
-    fast: Fast, change: str, monkeypatch: pytest.MonkeyPatch
+    fast: Fast, change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = fast.begin()
     with monkeypatch.context() as patch:
@@ -408,6 +410,7 @@ async def test_an_answer_after_a_change_is_given_by_the_general_way(
     assert await answer_of(left) == [{"jsonrpc": "2.0", "id": "x-1", "result": OK}] and not fast.client.answers
     assert correlation == call.correlation == fast.ended[0].correlation
     assert fast.live.busy == len(fast.conversation.calls) == 0 and len(fast.counted) == len(fast.ended) == 1
+    assert ("cannot be given" in caplog.text) is (change == "the connection is broken"), "no fault of the gateway"
 
 
 async def test_the_exchange_has_the_number_the_time_and_the_ids_of_the_call(fast: Fast) -> None:
