@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
+from urllib.parse import urlsplit
 
 from gateway.config.sandbox import Sandbox, sandbox_of
 from gateway.config.secrets import key_file
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, enclosure_of
+from session_store.connect import sqlite_path
 from session_store.sqlite import KEY_FILE_ENDING
 from transports.upstream.stdio import INHERITED
 from transports.upstream.walls.spec import Walls
@@ -130,9 +132,8 @@ def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, .
 def own_files(options: GatewaySettings) -> list[Path]:
     """Return the files that give access to all sessions: the gateway's keys, and its store if that is a file, with the
     files of SQLite beside it. No server may read them. They may not exist yet."""
-    kind, _, path = options.store.partition(":///")
     store = []
-    if kind == "sqlite" and path:
+    if urlsplit(options.store).scheme == "sqlite" and (path := str(sqlite_path(options.store))) != ".":
         database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
         store = [path, f"{path}{KEY_FILE_ENDING}", *(f"{database}{ending}" for ending in ("-wal", "-shm", "-journal"))]
     named = (key_file(), Path(options.store_file) if options.store_file else None, *map(Path, store))

@@ -158,6 +158,13 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
 
 
 @requirement("box.keys")
+def test_the_file_of_a_store_is_read_from_its_url_as_the_store_reads_it(tmp_path: Path) -> None:
+    for scheme, ending in (("sqlite", "my%20s.db"), ("SQLITE", "my s.db"), ("sqlite", "my s.db?x=1")):
+        found = own_files(GatewaySettings.model_validate({"store": f"{scheme}:///{tmp_path}/{ending}"}))
+        assert {tmp_path / "my s.db", tmp_path / "my s.db.keys", tmp_path / "my s.db-wal"} <= {*found}
+
+
+@requirement("box.keys")
 def test_a_single_file_beside_the_store_has_its_pages(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "sessions.db")
     files = own_files(GatewaySettings.model_validate({"store": f"sqlite:///{tmp_path}/link.db"}))
