@@ -426,7 +426,7 @@ class Conversation:
         self._tasks.add(own_id, task)
 
     def hold_link(self) -> None:
-        """Keep the link open without calls while the server works on a task, until as many calls of `free_link`."""
+        """Keep the link open while the server works on a task. It stays open until `free_link` was called as often."""
         self._holds += 1
 
     def free_link(self) -> None:

@@ -315,7 +315,8 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if `count` numbers of that epoch are left; None: of any, as the session leaves this process."""
+        """Return True if `count` numbers are left that were reserved in `epoch`. None: the session leaves this process,
+        and numbers of any epoch will do."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:

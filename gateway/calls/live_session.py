@@ -419,7 +419,7 @@ class LiveSessions:
         return live
 
     def of_new(self, session: Session) -> LiveSession:
-        """Return the live session of a record that was created here, so that no earlier process left streams open."""
+        """Return the live session of a new record. No earlier process can have left streams of it open."""
         live = self.of(session)
         live.recover_nothing()
         return live

@@ -166,7 +166,8 @@ class LostStreams:
         return bool(self._waiting or self._going_on)
 
     async def looked(self) -> None:
-        """Wait until `look` has found all streams. Raises `StoreUnavailable` if it could not."""
+        """Wait until `look` has found all streams that an earlier process left open. Raises `StoreUnavailable` if it
+        could not."""
         await self._looked.wait()
         if self._has_failed:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")

@@ -273,8 +273,10 @@ class PeerRequests:
             sending.cancel()  # a copy that is not sent by now must not be sent later
 
     async def _before_next(self, peer: Peer, since: float, *, is_lost: bool) -> Outcome | None:
-        """Return the outcome for a peer that was not reached `since` then, because it timed out or (`is_lost`) its
-        connections end. None: it is time for the next try."""
+        """Wait before the next try to reach a peer. Return the outcome if there is to be no other try; else None.
+
+        `since` is the time of the last try (monotonic clock). `is_lost`: its connection broke; otherwise it timed out.
+        """
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
         if outcome is None and is_lost:
             await asyncio.sleep(_AGAIN_S)  # not needed after a timeout, which has taken time itself

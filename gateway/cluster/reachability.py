@@ -90,7 +90,8 @@ class Reachability:
                 await cluster.beat()  # publishes it at once
 
     async def keep_checking(self) -> None:
-        """Check periodically, and soon after another replica has claimed a session of this one, until cancelled."""
+        """Check until cancelled whether other replicas reach this one: periodically, and soon after another replica has
+        claimed a session of this one."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):

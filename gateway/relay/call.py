@@ -374,7 +374,7 @@ class Intake:
         server: str = "",
     ) -> Answer:
         """Send a call that was counted already. Arguments, result and errors are those of `accept`."""
-        reply, meta = self.begin(exchange, request, who, params, headers, may_repeat=not request.again)
+        reply, meta = self.begin(exchange, request, who, params, headers, may_resend=not request.again)
         check, correlation = request.check_mirrored, who.correlation
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, correlation, check, server, who.principal, sent)
@@ -402,11 +402,11 @@ class Intake:
         params: Object,
         headers: HeaderList,
         *,
-        may_repeat: bool = False,
+        may_resend: bool = False,
     ) -> tuple[CallReply, Object]:
         """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server.
 
-        The caller has to answer the exchange or to release the reply. `may_repeat`: if the tool allows it, the request
+        The caller has to answer the exchange or to release the reply. `may_resend`: if the tool allows it, the request
         is kept, so that the call can be repeated if this process dies.
 
         Raises:
@@ -417,7 +417,7 @@ class Intake:
         if live is not None:
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
         meta = self._watching.begin(exchange, request, self._meta(params, exchange, who.correlation), who.correlation)
-        may_repeat = may_repeat and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
+        may_resend = may_resend and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
         reply = CallReply(
             exchange,
             live,
@@ -425,7 +425,7 @@ class Intake:
             events=self.events if request.era is LEGACY else None,
             cluster=self._cluster,
             held=held,
-            kept=functools.partial(self._kept, exchange, request) if may_repeat else None,
+            kept=functools.partial(self._kept, exchange, request) if may_resend else None,
         )
         return reply, meta
 
@@ -497,9 +497,9 @@ class Intake:
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
-    def may_repeat(self, request: Request, route: Route) -> bool:
+    def may_take_fast_path(self, request: Request, route: Route) -> bool:
         """Return True if later calls like this request may take the fast path, by the same route."""
-        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_repeat(route)
+        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(route)
 
     def prepared(
         self, decision: CallDecision, route: Route, request: Request, who: RequestContext, params: Object

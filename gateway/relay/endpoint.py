@@ -141,7 +141,7 @@ class Endpoint:
 
     # -- what calls need to know of the servers here
 
-    def may_repeat(self, route: Route) -> bool:
+    def may_take_fast_path(self, route: Route) -> bool:
         """Return True if later calls like one on this route may take it without a check. They may not if the route
         depends on the apps that the session has opened, or if they open an app."""
         if route.named is None:

@@ -80,7 +80,7 @@ class GeneralWay(Protocol):
     max_exchanges: int
     events: EventWriter
 
-    def may_repeat(self, request: Request, route: Route) -> bool:
+    def may_take_fast_path(self, request: Request, route: Route) -> bool:
         """Return True if later calls like this request may take the fast path, by the same route."""
         ...
 
@@ -98,7 +98,7 @@ class GeneralWay(Protocol):
         params: Object,
         headers: HeaderList,
         *,
-        may_repeat: bool = False,
+        may_resend: bool = False,
     ) -> tuple[Answer, Object]:
         """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server."""
         ...
@@ -151,7 +151,7 @@ class FastPaths:
             or not conversation.has_nothing_but_calls(live)
         ):
             return None
-        if not self.way.may_repeat(request, route) or not _may_skip_checks(request, route.admitted):
+        if not self.way.may_take_fast_path(request, route) or not _may_skip_checks(request, route.admitted):
             return None
         prepared = self.way.prepared(decision, route, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
@@ -356,7 +356,7 @@ class FastPath:
             params = params | {"arguments": msgspec.Raw(self._check(bytes(params["arguments"])))}
         prepared = self.paths.way.prepared(self._decision, self._route, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
-        answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_repeat=True)
+        answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_resend=True)
         self.tool.begins(exchange)
         exchange.frame(call.number, params, meta)  # keeps the client's progress token
         link = call.conversation.link

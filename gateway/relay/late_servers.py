@@ -49,7 +49,7 @@ class Waiting(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Return True if nothing waits any more."""
+        """Return True if nobody waits for the late servers any more: the session or the stream has ended."""
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
         """Use the server, which is up, in that conversation."""

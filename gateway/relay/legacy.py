@@ -37,8 +37,8 @@ from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import Notice
 from gateway.relay.late_servers import Asker
-from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import StreamReply
+from gateway.relay.resent_calls import ResentCalls
 from gateway.sessions.attach import Resolved
 from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
@@ -161,7 +161,7 @@ class LegacyClients:
         self._endpoints = intake.endpoints
         self._tasks = tasks
         self._events = events
-        self._repeated = RepeatedCalls(intake, events, self.exchange)
+        self._resent = ResentCalls(intake, events, self.exchange)
 
     # -- calls (`gateway.relay.call.Clients`)
 
@@ -295,7 +295,7 @@ class LegacyClients:
                 await lost.looked()
             stream, after = await self._resumed(live, lost, last_event_id)
             if lost is not None and lost.go_on(stream):
-                await self._repeated.go_on(stream, lost, resolved, request, who)
+                await self._resent.go_on(stream, lost, resolved, request, who)
         if stream == STANDALONE and live.open_streams:
             raise stream_taken()
         return StreamReply(live, stream, after, events=self._events)

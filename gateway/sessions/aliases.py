@@ -59,8 +59,8 @@ class Aliases:
         return Alias(name) if await self._brings_nothing(request, principal) else None
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
-        """Return True if the client is certain to bring no session back. Without that certainty, two clients must not
-        share a session."""
+        """Return True if the client certainly cannot name a session in a later request. Only such clients may share a
+        default session."""
         agent, name = agent_of(request), modern_client(request).name
         if agent in self._default_for or name in self._default_for:
             return True

@@ -189,7 +189,7 @@ class LegacyTasks:
         is_own = conversation.is_process and not upstream.settings.shared
         for task in listed[:_MOST_LISTED] if isinstance(listed, list) else ():
             if isinstance(task, dict) and isinstance(own := task.get("taskId"), str):
-                text = self._relayed.text_of(live, conversation, endpoint, own, is_own=is_own)
+                text = self._relayed.handle_for(live, conversation, endpoint, own, is_own=is_own)
                 if text is not None:
                     named.append(task | {"taskId": text})
         return named

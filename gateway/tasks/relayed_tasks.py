@@ -329,7 +329,9 @@ class RelayedTasks:
         if (live := live_session_of(exchange)) is not None:
             self.known.note(live, conversation_of(exchange), handle, text, state_of(task, ttl))
 
-    def text_of(self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool) -> str | None:
+    def handle_for(
+        self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool
+    ) -> str | None:
         """Return the handle of a task that a server lists. None: the session must not see the task. `is_own`: all tasks
         that this server lists belong to the session."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)

@@ -207,7 +207,8 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """Return the line of the operator's module that failed, for an error; if none did, where modules are looked for."""
+    """Return the end of an error message: the line of the operator's module that failed. If no module was found, return
+    where modules are looked for."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

@@ -132,7 +132,7 @@ class Probe:
 
     @property
     def waited_s(self) -> float:
-        """Return how long the running probe has taken so far, or the last one if none runs."""
+        """Return the seconds that the last probe took, or the time of the running probe so far if that is longer."""
         return self.took_s if self.began_at is None else max(self.took_s, self._clock() - self.began_at)
 
     # -- eras

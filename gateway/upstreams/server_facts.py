@@ -118,7 +118,7 @@ class KnownFacts:
         self._mirrored = dict(facts.tools.mirrored)
 
     def changed(self) -> None:
-        """Increase `version`, so that earlier decisions about calls of the server no longer count."""
+        """Increase `version`. Decisions on calls of the server that were made before are invalid then."""
         self.version += 1
 
     @property

@@ -250,7 +250,8 @@ class MadeTasks:
         return [self._told(task.name) or task for task in seen]  # a task that works here has a newer version
 
     def _told(self, name: str) -> Task | None:
-        """Return the newest record of a task that works on this replica. None: only the store's record counts."""
+        """Return the last record that clients were told of a task that runs on this replica. None: it does not run
+        here, so the store has its newest record."""
         running = self._table.get(name)
         return None if running is None else running.record.told
 

@@ -219,7 +219,8 @@ class TaskRecovery:
 
 
 def _call_of(task: Task) -> StoredCall | None:
-    """Return the stored call of a task. None: it was not stored, or by another version, and cannot go on."""
+    """Return the stored call of a task. None: it was not stored, or another version has stored it. Then it cannot be
+    continued."""
     try:
         return StoredCall.read(task.request) if task.request else None
     except (msgspec.MsgspecError, RecursionError):

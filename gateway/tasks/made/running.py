@@ -210,7 +210,8 @@ class RunningTask:
         self._end_as(TaskEvent.FAIL, text, error=error)
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
-        """End the task with these fields. `text`, about the outcome, replaces the last progress as its message."""
+        """End the task by `event`, and change the fields `outcome` of its record. `text` describes the outcome. It
+        becomes the task's message, in place of the last progress."""
         ttl_s = self.record.now - self.task.created_at + self.kept_s  # counts from the creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
 

@@ -15,8 +15,8 @@ from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.listing import Called
-from gateway.relay.repeated_calls import RepeatedCalls
 from gateway.relay.replies import CallReply
+from gateway.relay.resent_calls import ResentCalls
 from gateway.sessions.attach import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
@@ -79,7 +79,7 @@ class Replica:
         self.live = LiveSession(session, log)
         self.events = EventWriter(log, lambda _: self.live.session.epoch)
         self.intake = an_intake(server, self.events)
-        self._repeated = RepeatedCalls(self.intake, self.events, self._exchange)
+        self._resent = ResentCalls(self.intake, self.events, self._exchange)
 
     def _exchange(self, resolved: Resolved, request: Request, who: RequestContext) -> Exchange:
         assert request.message is not None
@@ -90,7 +90,7 @@ class Replica:
     ) -> str:
         """The stream of a call of this replica's, of which so much was sent."""
         request = a_request(params=params, again=again, body_bytes=size)
-        reply, _ = self.intake.begin(a_tool_call(self.live, 7), request, WHO, params, [], may_repeat=not again)
+        reply, _ = self.intake.begin(a_tool_call(self.live, 7), request, WHO, params, [], may_resend=not again)
         assert isinstance(reply, CallReply)
         ids = await reply.record(frames)
         assert ids[0] is not None
@@ -102,7 +102,7 @@ class Replica:
         if (lost := self.live.lost) is None or not lost.go_on(stream):
             return False
         resolved = Resolved(live=self.live, context=self.live.session.context)
-        await self._repeated.go_on(stream, lost, resolved, a_request(endpoint="/other"), WHO)
+        await self._resent.go_on(stream, lost, resolved, a_request(endpoint="/other"), WHO)
         return True
 
     async def messages(self, stream: str) -> list[Any]:

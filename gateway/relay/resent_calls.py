@@ -27,7 +27,7 @@ ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
 """A function that makes the exchange of a call in a session."""
 
 
-class RepeatedCalls:
+class ResentCalls:
     """Continue streams that an earlier process has left open (`LostStreams`). Send the call again, as if its client had
     sent it now, and write its messages into the same stream. Several replicas may try: only one gets the request, so a
     call is sent again only once."""
