@@ -38,6 +38,10 @@ IdArgument = Annotated[
         metavar="[ID]", help="First characters of the session id, from `list`. Optional if there is only one session."
     ),
 ]
+EndedArgument = Annotated[
+    str,
+    typer.Argument(metavar="[ID]", help="First characters of the session id, from `list`, unless filters are given."),
+]
 SHOWN_ENTRIES: Final = 50
 """How many of the newest entries of a timeline are printed. `--json` has all that are kept."""
 
@@ -143,7 +147,7 @@ async def _live(operators: Operators, prefix: str) -> tuple[dict[str, Any] | Non
 @app.command("end")
 @asks(Target)
 async def end_session(
-    operators: Operators, which: Which, session_id: IdArgument = "", in_json: JsonOption = False
+    operators: Operators, which: Which, session_id: EndedArgument = "", in_json: JsonOption = False
 ) -> None:
     """End one session at once, on every replica; or all sessions that have every given value."""
     chosen = which.session_filter()
@@ -153,6 +157,8 @@ async def end_session(
         count = await operators.end_all(chosen)
         typer.echo(json.dumps({"ended": count}) if in_json else f"ended {count} session{'' if count == 1 else 's'}")
         return
+    if not session_id:  # never the only one by itself: the variable of a script may be unset
+        raise OperatorError("give the ID of the session, or --principal, --client and the like")
     ended = await operators.end(session_id)
     typer.echo(json.dumps({"ended": ended}) if in_json else f"ended {ended}")
 

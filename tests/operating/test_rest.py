@@ -89,8 +89,9 @@ def test_all_sessions_of_a_client_are_ended_on_every_replica(
     assert eventually(lambda: len(ends()) == 3)
     told = ends()
     assert [event["calls"] for event in told] == [1, 1, 1] and all(event["lasted_s"] > 0 for event in told)
-    refused = cli("sessions", "end", "abcd", "--client", "bulk-agent-2", url=here.base)
-    assert refused.returncode and "either the ID" in refused.stderr
+    for wrong, why in ((["abcd", "--client", "bulk-agent-2"], "either the ID"), ([], "give the ID of the session")):
+        refused = cli("sessions", "end", *wrong, url=here.base)
+        assert refused.returncode and why in refused.stderr
     printed = cli("sessions", "end", "--client", "bulk-agent-2", url=here.base)
     assert printed.stdout == "ended 1 session\n", printed.stderr
     assert spared.tool("pid").status_code == 404
