@@ -18,7 +18,6 @@ from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
-from transports.inbound_port import Refused
 from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
@@ -184,7 +183,7 @@ class PrestartPool:
             while servers and len(pool.ready) < max(server.settings.warm for server in servers):
                 async with self._at_once:
                     await self._make(pool, servers)
-        except (UpstreamUnavailable, Refused) as error:
+        except UpstreamUnavailable as error:
             logger.info("no process could be prestarted: %s", error)
 
     async def _make(self, pool: _Pool, servers: Sequence[ConfiguredUpstream]) -> None:

@@ -91,7 +91,18 @@ class SessionResources:
         if self._settings.kind == "object":
             return self._grants.for_object(session)
         env = await self._environment.of(session, correlation)
-        return await self._prestarted(session, env) or await self._for_child(session, env, correlation)
+        release = await self._quotas.process(session)
+        try:
+            resources = await self._prestarted(session, env) or await self._for_child(session, env, correlation)
+        except BaseException:
+            release()
+            raise
+
+        def close() -> None:
+            resources.close()
+            release()
+
+        return replace(resources, close=close)
 
     async def _for_url(self, live: LiveSession, resume: str) -> LinkResources:
         own = await self._credentials.fill(self._secret_headers, live.session.principal)
@@ -104,22 +115,10 @@ class SessionResources:
         )
 
     async def _for_child(self, session: Session, env: Mapping[str, str], correlation: str) -> LinkResources:
-        """Return the resources of a new process, which counts among those of its principal until they are closed."""
-        release = await self._quotas.process(session)
-        try:
-            sandbox = self._sandboxed.sandbox(session.context.trust)
-            facts = self._environment.facts(session, correlation)
-            resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
-            resources = await self._sandboxed.of_session(resources, session.id, sandbox)
-        except BaseException:
-            release()
-            raise
-
-        def close() -> None:
-            resources.close()
-            release()
-
-        return replace(resources, close=close)
+        sandbox = self._sandboxed.sandbox(session.context.trust)
+        facts = self._environment.facts(session, correlation)
+        resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
+        return await self._sandboxed.of_session(resources, session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the configuration of the server, and in the options that a link is given."""
@@ -130,7 +129,7 @@ class SessionResources:
         return await self._sandboxed.shared() if self._settings.kind == "command" else LinkResources()
 
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises the same errors as `of`."""
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
         correlation = new_correlation_id()
         env = await self._environment.of(session, correlation)
         resources = await self._for_child(session, env, correlation)

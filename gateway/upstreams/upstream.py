@@ -279,7 +279,7 @@ class ConfiguredUpstream:
         return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, `Refused`."""
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
         # The settings allow prestarted processes only for servers with a command.
         return await self._links.resources.prestart(session, cast("StdioUpstream", self._upstream))
 

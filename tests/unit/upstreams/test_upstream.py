@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +18,6 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
-from gateway.errors import too_many
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.packages import PackageInUse
@@ -198,13 +197,13 @@ class Pooled:
     def __init__(self, prestarted: int = 1) -> None:
         self.settings = SimpleNamespace(warm=prestarted)
         self.started: list[Process] = []
-        self.fault: Exception | None = None
+        self.is_busy = False
         self.given = PrestartedProcesses()
         self.pool = PrestartPool(self.given, lambda *_: [cast("ConfiguredUpstream", self)])
 
     async def prestart(self, session: Session) -> Any:
-        if self.fault is not None:
-            raise self.fault
+        if self.is_busy:
+            raise UpstreamUnavailable("busy")
         self.started.append(Process(session))
         return self.started[-1]
 
@@ -297,8 +296,7 @@ async def test_a_pool_that_is_not_used_is_closed(pooled: Pooled, monkeypatch: py
 
 async def test_a_server_that_cannot_start_leaves_the_pool_empty() -> None:
     pooled = Pooled(prestarted=2)
-    full = too_many("server processes", 1, anonymous=False)
-    for pooled.fault, count in ((UpstreamUnavailable("busy"), 0), (full, 0), (None, 2)):
+    for pooled.is_busy, count in ((True, 0), (False, 2)):
         await pooled.open()
         assert len(pooled.started) == count
 
@@ -432,54 +430,16 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
     before, now = (LinkResources(given=ConnectOptions(env={"MADE": made})) for made in ("before", "now"))
     environment = {"A": "b"}  # it says nothing of the trust
     prestarted = PrestartedProcess(before, cast("Any", link), environment, SANDBOXES["direct"], lambda: None)
-    resources = of_processes(environment, now, SimpleNamespace(process=returning(lambda: None)), [prestarted])
-    live: Any = SimpleNamespace(session=a_session(CLOCK, context=replace(SESSION.context, trust=trust)))
-    found = await resources.of(live, "", "")
-    assert (found.given.started is link) is is_taken and found.given.env == {"MADE": "before" if is_taken else "now"}
-    assert link.is_closed is not is_taken
-
-
-def of_processes(
-    environment: dict[str, str], made: LinkResources, quotas: object, prestarted: list[PrestartedProcess]
-) -> SessionResources:
-    """The resources of a server whose new processes get `made`."""
     parts: Any = {
-        "grants": SimpleNamespace(for_child=returning(made), folders=SimpleNamespace(forget=lambda _: None)),
+        "grants": SimpleNamespace(for_child=returning(now)),
         "assertions": None,
         "credentials": None,
         "environment": SimpleNamespace(of=returning(environment), facts=lambda *_: {}, comparable=dict),
-        "quotas": quotas,
-        "take_prestarted": lambda _: prestarted.pop() if prestarted else None,
-        "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(made)),
+        "quotas": SimpleNamespace(process=returning(lambda: None)),
+        "take_prestarted": lambda _: prestarted,
+        "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
     }
-    return SessionResources(UpstreamSettings(command="cat"), **parts)
-
-
-class Slots:
-    """The process quota of a principal."""
-
-    held = 0
-
-    async def process(self, session: Session) -> Callable[[], None]:
-        self.held += 1
-        return self.release
-
-    def release(self) -> None:
-        self.held -= 1
-
-
-@requirement("pol.limits", "proc.warm")
-async def test_a_prestarted_process_counts_once_from_its_start_to_its_end() -> None:
-    slots, link, prestarted = Slots(), Process(SESSION), list[PrestartedProcess]()
-    resources = of_processes({}, LinkResources(), slots, prestarted)
-    upstream: Any = SimpleNamespace(start=returning(link))
-    prestarted.append(await resources.prestart(SESSION, upstream))
-    assert slots.held == 1
-    live: Any = SimpleNamespace(session=SESSION)
-    taken, cold = await resources.of(live, "", ""), await resources.of(live, "", "")
-    assert taken.given.started is link and cold.given.started is None and slots.held == 2
-    for each in (taken, cold):
-        each.close()
-    assert slots.held == 0
-    await (await resources.prestart(SESSION, upstream)).close()
-    assert slots.held == 0
+    live: Any = SimpleNamespace(session=a_session(CLOCK, context=replace(SESSION.context, trust=trust)))
+    found = await SessionResources(UpstreamSettings(command="cat"), **parts).of(live, "", "")
+    assert (found.given.started is link) is is_taken and found.given.env == {"MADE": "before" if is_taken else "now"}
+    assert link.is_closed is not is_taken
