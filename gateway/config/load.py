@@ -116,13 +116,22 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
         field = model.model_fields.get(first)
         if field is None or not text or not name.startswith(_PREFIX) or (below and not _is_object(field.annotation)):
             continue
-        if below and first not in _SHORT and not isinstance(given.get(first, {}), dict):
+        if _is_in_text(given, [first, *below]):
             continue  # validation refuses what is no object
         value = _maybe_json(text)
         for key in reversed([first, *below]):
             value = {key: value}
         given = _merge(given, value)
     return given
+
+
+def _is_in_text(given: Any, path: list[str]) -> bool:
+    """Return True if another variable has given something else than an object for one that `path` leads through."""
+    for name in path[:-1]:
+        given = given.get(name, {})
+        if not isinstance(given, dict):
+            return name not in _SHORT
+    return False
 
 
 def _is_object(kind: Any) -> bool:

@@ -99,8 +99,10 @@ class SessionResources:
             raise
 
         def close() -> None:
-            resources.close()
-            release()
+            try:
+                resources.close()
+            finally:
+                release()
 
         return replace(resources, close=close)
 

@@ -46,6 +46,14 @@ def test_variables_for_the_fields_of_a_sandbox_keep_that_for_its_profile(monkeyp
     }
 
 
+def test_a_variable_that_is_no_object_is_refused_also_inside_an_object(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_POLICY__SESSION_RATE", "fast")
+    monkeypatch.setenv("MCP_GATEWAY_POLICY__SESSION_RATE__BURST", "7")
+    assert refusal({}).startswith("the variable MCP_GATEWAY_POLICY__SESSION_RATE: gateway.policy.session_rate: ")
+
+
 def test_a_field_of_an_object_wins_over_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("mcp_gateway_session__max_age_s", "9")
     monkeypatch.setenv("MCP_GATEWAY_SESSION", '{"idle_ttl_s": 7, "max_age_s": 8}')
