@@ -43,9 +43,9 @@ FLOORS: Mapping[str, Sequence[tuple[str, str, float]]] = {
     "eras": [
         ("legacy client, modern server", "legacy client, legacy server", 1 / 1.3),
         ("modern client, legacy server", "modern client, modern server", 1 / 1.3),
-        ("answers as event streams", "minimal relay", 0.31),
+        ("answers as event streams", "minimal relay", 0.45),
     ],
-    "features": [("everything, spans of 1 trace of 100", "nothing", 0.38)],
+    "features": [("everything, spans of 1 trace of 100", "nothing", 0.42)],
     "app": [("session untouched", "bare Starlette app", 0.70)],
     "peers": [("gateway, redis", "supergateway, stateful", 5.3), ("gateway, redis", "FastMCP proxy", 25.0)],
 }
