@@ -1,7 +1,5 @@
 """Resolve a legacy `initialize` to a session: one that the client names or is re-attached to, else a new one."""
 
-import contextlib
-
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
@@ -74,11 +72,12 @@ class InitializeResolver:
         self, request: Request, who: RequestContext, client: ClientFacts, key: Alias | None
     ) -> Resolved | None:
         if (token := explicit_token(request)) is not None:
-            session = None
-            with contextlib.suppress(Refused):
+            try:
                 session_id = self._lookup.id_of_token(token, request.era, who.principal)
                 session = await self._lookup.by_id(session_id, request.era, who.principal)
-            if session is not None:
+            except Refused:
+                pass  # the session has ended: the client gets a new one
+            else:
                 return await self._attacher.attach(session, who.claims)
         if key is not None:
             return await self._resolver.resume_by_alias(key, who)
