@@ -256,6 +256,7 @@ class PeerChannel(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
+        self._address = ""
         self._loop = asyncio.get_running_loop()
         self.name = ""
         self._calls: dict[int, PeerCall] = {}
@@ -275,6 +276,7 @@ class PeerChannel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._address = ":".join(map(str, transport.get_extra_info("peername", ("?", 0))[:2]))
 
     def proved(self, name: str) -> None:
         """Note that the peer has proved that it is the replica. `name` is the name of the connection."""
@@ -432,7 +434,8 @@ class PeerChannel(asyncio.Protocol):
         """Close the channel, because the peer has broken the protocol. Log `why`, if no such line was written a moment
         ago."""
         if _breaches.allows():
-            logger.error("a replica breaks the protocol between replicas, and its connection is closed: %s", why)
+            what = "the replica at %s breaks the protocol between replicas, and its connection is closed: %s"
+            logger.error(what, self._address, why)
         self.close()
 
     def close(self) -> None:

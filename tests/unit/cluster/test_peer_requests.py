@@ -361,7 +361,7 @@ async def test_why_a_peer_is_not_reached_is_told_once_in_a_while(
 async def test_calls_beyond_what_one_channel_takes_go_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[PeerChannel] = []
     may_open = asyncio.Event()
-    transport: Any = SimpleNamespace(write=lambda _: None, abort=lambda: None)
+    transport: Any = SimpleNamespace(write=lambda _: None, abort=lambda: None, get_extra_info=lambda _, other: other)
 
     async def opening(*_: Any) -> PeerChannel:
         await may_open.wait()

@@ -380,7 +380,7 @@ async def test_an_answer_that_breaks_a_rule_ends_the_channel_and_it_is_said(
         assert not found.asking.is_open and not found.asking.has(call)
         found.asking.fault("it did it again")
     [told] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "breaks the protocol" in told.getMessage(), "a peer does not fill the log"
+    assert "the replica at 127.0.0.1:" in told.getMessage(), "a peer does not fill the log"
 
 
 @requirement("rep.any")
