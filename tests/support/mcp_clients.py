@@ -5,6 +5,7 @@ They use httpx, which the gateway does not, so that both ends do not share a bug
 
 import itertools
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
@@ -136,6 +137,25 @@ class Modern:
 
     def tool(self, tool: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> httpx.Response:
         return self.send("tools/call", {"name": tool, "arguments": dict(arguments or {})}, **more)
+
+    @contextmanager
+    def leaving(self, tool: str, arguments: Mapping[str, Any], *, meta: Any = None) -> Iterator[socket.socket]:
+        """Send a call on a connection of its own and give the connection. The client leaves when the block ends."""
+        body = modern_body("tools/call", {"name": tool, "arguments": dict(arguments)}, meta=meta)
+        request = httpx.Request("POST", self.url, json=body, headers={**modern_headers(body), **self.headers})
+        head = [f"{name}: {value}" for name, value in request.headers.items()]
+        with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
+            start = "\r\n".join([f"POST {request.url.path} HTTP/1.1", *head, "", ""])
+            connection.sendall(start.encode("latin-1") + request.content)
+            yield connection
+
+    def leave_while_it_hangs(self) -> None:
+        """Leave as soon as the probe's tool `hang` has said that it hangs."""
+        with self.leaving("hang", {"say": True}, meta={"io.modelcontextprotocol/logLevel": "info"}) as connection:
+            said = b""
+            while b"hanging" not in said:
+                said += connection.recv(4096)
+                assert said, "closed"
 
 
 class Legacy:

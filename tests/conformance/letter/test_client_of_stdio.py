@@ -20,10 +20,11 @@ SPEC = "io.modelcontextprotocol/"
 TEXT = {"text": "one\ntwo\r\u2028three \u4e16\u754c"}
 
 
-def called(letter: Letter, name: str, tool: str) -> list[Any]:
-    """The calls of a tool that a server got."""
+def called(letter: Letter, name: str, tool: str, arguments: Any = None) -> list[Any]:
+    """The calls of a tool that a server got: all, or those with these arguments."""
     sent = messages_of(letter.record(name))
-    return [m for m in sent if m.get("method") == "tools/call" and m["params"]["name"] == tool]
+    calls = [m for m in sent if m.get("method") == "tools/call" and m["params"]["name"] == tool]
+    return [m for m in calls if arguments is None or m["params"]["arguments"] == arguments]
 
 
 @pytest.mark.parametrize("name", ["new", "old"])
@@ -46,7 +47,7 @@ def test_ids_and_progress_tokens_of_requests_to_one_process_differ(
     client = Modern(letter.url(name), http, headers={"MCP-Gateway-Session": token})
     for _ in range(3):
         client.tool("echo", {"marked": name}, meta={"progressToken": "same"}, request_id="same")
-    sent = [m for m in called(letter, name, "echo") if m["params"]["arguments"] == {"marked": name}]
+    sent = called(letter, name, "echo", {"marked": name})
     tokens = [m["params"]["_meta"]["progressToken"] for m in sent]
     assert len({m["id"] for m in sent}) == len(sent) == 3 and len(set(tokens)) == 3
     assert all(type(token) in (int, str) for token in tokens)
@@ -85,22 +86,20 @@ def test_discovery_comes_first_and_a_legacy_server_gets_the_handshake(letter: Le
 
 @pytest.mark.parametrize("name", ["new", "old"])
 def test_a_client_that_leaves_cancels_its_call_and_no_other(letter: Letter, http: httpx.Client, name: str) -> None:
-    url = letter.url(name)
-    token = Modern(url, http).tool("pid").headers["mcp-gateway-session"]
-    carried = {"MCP-Gateway-Session": token}
-    record = messages_of(letter.record(name))
-    with httpx.Client(timeout=0.5) as impatient, pytest.raises(httpx.TimeoutException):
-        Modern(url, impatient, headers=carried).tool("hang", {"marked": "left"})
+    token = Modern(letter.url(name), http).tool("pid").headers["mcp-gateway-session"]
+    client = Modern(letter.url(name), http, headers={"MCP-Gateway-Session": token})
+    left = {"marked": "left"}
+    with client.leaving("hang", left):
+        assert eventually(lambda: bool(called(letter, name, "hang", left)))
+    (call,) = called(letter, name, "hang", left)
 
     def cancelled() -> list[Any]:
-        since = messages_of(letter.record(name))[len(record) :]
-        return [m for m in since if m.get("method") == "notifications/cancelled"]
+        (of_its_process,) = (sent for path in letter.records(name) if call in (sent := messages_of(path)))
+        return [m["params"]["requestId"] for m in of_its_process if m.get("method") == "notifications/cancelled"]
 
-    assert eventually(lambda: bool(cancelled()))
-    left = {m["id"] for m in called(letter, name, "hang") if m["params"]["arguments"] == {"marked": "left"}}
-    assert {m["params"]["requestId"] for m in cancelled()} == left and len(cancelled()) == 1
-    assert tool_text(Modern(url, http, headers=carried).tool("echo", {"a": 1})) == '{"a": 1}'
-    assert len(cancelled()) == 1, "none for a call that has been answered"
+    assert eventually(lambda: cancelled() == [call["id"]])
+    assert tool_text(client.tool("echo", {"a": 1})) == '{"a": 1}'
+    assert cancelled() == [call["id"]], "none for a call that has been answered"
 
 
 def test_what_a_server_says_of_a_call_that_was_cancelled_is_ignored(letter: Letter, http: httpx.Client) -> None:
