@@ -79,6 +79,13 @@ class PeerUnproven(PeerConnectionLost):
         self.why = why
 
 
+class PeerOtherKeys(PeerUnproven):
+    """What answers at the address is a gateway, and has no key of this one."""
+
+    def __init__(self) -> None:
+        super().__init__("the gateway at that address has other keys")
+
+
 class Definition(Protocol):
     """The facts that several calls share. They are sent once; `place` is where the peer of a channel keeps them."""
 
@@ -451,6 +458,7 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
     Raises:
         PeerRefused: the connection was refused.
         PeerReplaced: another replica is there.
+        PeerOtherKeys: the process there is a gateway with other keys.
         PeerUnproven: the process there has not proved that it is the replica, or has closed the connection.
         PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing within `CONNECT_S`.
     """
@@ -470,7 +478,7 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
     except OtherReplica:
         raise PeerReplaced from None
     except OtherKeys:
-        raise PeerUnproven("the gateway at that address has other keys") from None
+        raise PeerOtherKeys from None
     except Unproven:
         raise PeerUnproven(f"what answers at that address is not a gateway of this version, {_TLS}") from None
     except (ssl.SSLError, ConnectionError) as error:

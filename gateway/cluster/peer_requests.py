@@ -30,6 +30,7 @@ from transports.peer_channel import (
     PeerCall,
     PeerChannel,
     PeerConnectionLost,
+    PeerOtherKeys,
     PeerRefused,
     PeerTimedOut,
     PeerUnproven,
@@ -239,7 +240,7 @@ class PeerRequests:
                 return Outcome.GONE
             except (PeerTimedOut, PeerConnectionLost) as failure:
                 timed_out_since, is_silent = timed_out_since or began, isinstance(failure, PeerTimedOut)
-                if (outcome := await self._before_next(peer, timed_out_since, is_lost=not is_silent)) is not None:
+                if (outcome := await self._before_next(peer, timed_out_since, failure)) is not None:
                     return outcome
                 continue
             ended = sent if isinstance(sent, Outcome) else await self._watched(sent, peer, copies, reply)
@@ -253,7 +254,7 @@ class PeerRequests:
                 continue
             # Another program may accept connections at the address of a dead peer: the lease decides.
             timed_out_since = timed_out_since or monotonic()
-            if (outcome := await self._before_next(peer, timed_out_since, is_lost=True)) is not None:
+            if (outcome := await self._before_next(peer, timed_out_since, PeerConnectionLost())) is not None:
                 return outcome
         return Outcome.TIMED_OUT
 
@@ -272,12 +273,18 @@ class PeerRequests:
         finally:
             sending.cancel()  # a copy that is not sent by now must not be sent later
 
-    async def _before_next(self, peer: Peer, since: float, *, is_lost: bool) -> Outcome | None:
+    async def _before_next(
+        self, peer: Peer, since: float, failure: PeerTimedOut | PeerConnectionLost
+    ) -> Outcome | None:
         """Wait before the next try to reach a peer. Return the outcome if there is to be no other try; else None.
 
-        `since` is the time of the last try (monotonic clock). `is_lost`: its connection broke; otherwise it timed out.
+        `since` is the time of the last try (monotonic clock), which ended with `failure`. Raises `Refused`: 503, the
+        peer may run, and has other keys. To claim its sessions would move them to and fro, without their processes.
         """
+        is_lost = not isinstance(failure, PeerTimedOut)
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
+        if isinstance(failure, PeerOtherKeys) and outcome in (None, Outcome.CUT_OFF):
+            raise unreachable()
         if outcome is None and is_lost:
             await asyncio.sleep(_AGAIN_S)  # not needed after a timeout, which has taken time itself
         return outcome

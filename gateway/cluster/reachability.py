@@ -1,8 +1,10 @@
-"""Check whether other replicas reach a gateway at the address that it advertises.
+"""Check whether other replicas reach a gateway at the address that it advertises, and whether it has their keys.
 
 A replica that the others cannot reach must own no session. They would take its sessions over, while it still serves the
 clients that reach it directly. So each replica sends itself a request at its advertised address, as another replica
-would. It does so periodically, and whenever another one has claimed a session although this one is alive.
+would. It does so periodically, and whenever another one has claimed a session although this one is alive. A replica
+whose keys are not those of the others must own none either, because they could not ask it. So it asks one of them
+before it is ready for the first time.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ from gateway.cluster.ownership import Cluster
 from session_store import StoreUnavailable
 from transports.peer_channel import (
     PeerConnectionLost,
+    PeerOtherKeys,
     PeerRefused,
     PeerReplaced,
     PeerTimedOut,
@@ -30,6 +33,10 @@ AGAIN_S: Final = 1.0
 
 _PATIENCE_S: Final = 3.0
 _NO_ANSWER: Final = "no answer from that address"
+_OTHER_KEYS: Final = PeerOtherKeys().why
+_ASKED: Final = 3
+"""The most replicas that are asked for their keys at once: those that have just died do not answer."""
+
 _LOG_EVERY: Final = 60
 
 
@@ -56,12 +63,13 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 class Reachability:
-    """Check whether other replicas reach this one, and set `cluster.is_reachable`."""
+    """Check whether other replicas reach this one and have its keys, and set `cluster.is_reachable`."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes) -> None:
         self._cluster = cluster
         self._envelopes = envelopes
         self._has_timed_out = False
+        self._has_known_keys = False
         self._failed = 0
 
     async def check(self) -> None:
@@ -81,6 +89,8 @@ class Reachability:
                 why,
                 ". Behind a port mapping, gateway.internal is the address to listen on",
             )
+        if not why and not self._has_known_keys:
+            why = await self._why_not_known()
         if not why and self._failed:
             logger.info("other gateways can reach this one at %s again", cluster.address)
         self._failed = self._failed + 1 if why else 0
@@ -88,6 +98,26 @@ class Reachability:
             cluster.set_reachable(not why)
             with contextlib.suppress(StoreUnavailable):
                 await cluster.beat()  # publishes it at once
+
+    async def _why_not_known(self) -> str:
+        """Return a text if another replica has other keys than this one, and log which. Empty: none is known to."""
+        try:
+            others = [await self._cluster.another() for _ in range(_ASKED)]
+        except StoreUnavailable:
+            return ""
+        asked = list(dict.fromkeys(other for other in others if other is not None))
+        answers = await asyncio.gather(*(why_not_found(address, name, self._envelopes) for name, address in asked))
+        for (name, address), why in zip(asked, answers, strict=True):
+            if why == _OTHER_KEYS:
+                if self._failed % _LOG_EVERY == 0:
+                    logger.error(
+                        "replica %s at %s has other keys than this gateway, which is not ready and accepts no session. "
+                        "Give all gateways on this store the same MCP_GATEWAY_KEYS",
+                        *(name, address),
+                    )
+                return why
+        self._has_known_keys = not asked or "" in answers
+        return ""
 
     async def keep_checking(self) -> None:
         """Check until cancelled whether other replicas reach this one: periodically, and soon after another replica has

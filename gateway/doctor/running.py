@@ -116,7 +116,7 @@ class _Client:
             )
         wrong = [answer for answer in answers if answer.status_code != 200]
         if wrong:
-            do = "read the gateways' logs, and check that they reach each other's gateway.advertise address"
+            do = "read the gateways' logs, and check that they have the same MCP_GATEWAY_KEYS and reach each other"
             what = f"{len(wrong)} of {_CONNECTIONS} connections got status {wrong[0].status_code}"
             return failure("sessions", what, do)
         return ok("sessions", f"a session was found through each of {_CONNECTIONS} connections")

@@ -30,9 +30,9 @@ pytestmark = requirement("rep.takeover")
 
 
 @contextlib.contextmanager
-def replica(redis: RunningRedis, **options: Any) -> Any:
-    options = {"store": redis.url, **options}
-    with running_gateway({"demo": server(DEMO)}, options=options, env=SIGNED, must_stop=False) as gateway:
+def replica(redis: RunningRedis, *keys: str, **options: Any) -> Any:
+    options, env = {"store": redis.url, **options}, {"MCP_GATEWAY_KEYS": ",".join(keys)} if keys else SIGNED
+    with running_gateway({"demo": server(DEMO)}, options=options, env=env, must_stop=False) as gateway:
         yield gateway
 
 
@@ -56,6 +56,29 @@ def test_a_replica_that_is_not_found_at_its_address_is_not_ready_and_owns_nothin
                 counts.append(tool_text(client.tool("count")))
             assert counts == ["1", "2", "3", "4", "5", "6"], "one process serves it"
             assert "taken over" not in lost.stderr() + found.stderr()
+
+
+@requirement("wall.ready")
+def test_a_replica_with_other_keys_than_the_others_is_not_ready_and_a_key_is_replaced_in_three_steps(
+    http: httpx.Client,
+) -> None:
+    old, new = "o" * 40, "n" * 40
+    with running_redis() as redis, contextlib.ExitStack() as replicas:
+        one = replicas.enter_context(replica(redis, old))
+        with replica(redis, new) as foreign:
+            assert not ready(foreign) and ready(one)
+            assert "has other keys" in foreign.stderr() and "MCP_GATEWAY_KEYS" in foreign.stderr()
+            assert Legacy(foreign.url, http).initialize().status_code == 503
+        for keys in ((old, new), (new, old), (new,)):
+            with contextlib.ExitStack() as before:
+                before.push(replicas.pop_all())
+                two = replicas.enter_context(replica(redis, *keys))
+                assert ready(two), two.stderr()
+                clients = [Legacy(gateway.url, http).open() for gateway in (one, two)]
+                for client, gateway in zip(clients, (two, one), strict=True):
+                    client.url = gateway.url  # the owner is the other one
+                    assert tool_text(client.tool("count")) == "1"
+            one = two
 
 
 def test_a_replica_that_is_found_no_longer_says_so_and_never_takes_back(http: httpx.Client) -> None:

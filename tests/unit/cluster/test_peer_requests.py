@@ -21,7 +21,14 @@ from session_store import KeyRing, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import Refused
-from transports.peer_channel import PeerChannel, PeerConnectionLost, PeerRefused, PeerTimedOut, PeerUnproven
+from transports.peer_channel import (
+    PeerChannel,
+    PeerConnectionLost,
+    PeerOtherKeys,
+    PeerRefused,
+    PeerTimedOut,
+    PeerUnproven,
+)
 from transports.peer_frames import MAX_CALLS
 
 pytestmark = pytest.mark.anyio
@@ -337,6 +344,14 @@ async def test_a_copy_that_comes_too_late_says_nothing_of_the_first() -> None:
     with pytest.raises(Refused):
         await asked.outcome()
     assert asked.reply.has_started, "the first may have been executed"
+
+
+@requirement("rep.takeover")
+async def test_the_sessions_of_a_peer_with_other_keys_are_not_claimed_while_it_runs() -> None:
+    with pytest.raises(Refused) as refused:
+        await Asked(Cluster(), PeerOtherKeys()).outcome()
+    assert refused.value.status == 503
+    assert await Asked(Cluster(False), PeerOtherKeys()).outcome() is Outcome.GONE, "another gateway has its address now"
 
 
 # -- the channels
