@@ -244,7 +244,11 @@ class _Servers:
             reason = decision.reason
         found = {"name": tool["name"], "visible": not reason, "why": reason}
         found |= {"operation": decision.operation, "operation_from": decision.operation_from}
-        return found | ({"bind": dict(decision.bind)} if decision.bind else {})
+        if decision.bind:
+            found["bind"] = dict(decision.bind)
+        if decision.blocked:
+            found["blocked"] = [expression.pattern.decode() for expression in decision.blocked]
+        return found
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
         """Explain each variable by the field that it has, or by the setting that it comes from."""
@@ -323,8 +327,9 @@ def _inside(server: dict[str, Any]) -> Iterator[str]:
     """Yield lines about what a visible server has, and what its processes get."""
     for tool in server.get("tools", ()):
         bound = "".join(f" · {argument} = {field}" for argument, field in tool.get("bind", {}).items())
+        blocked = "".join(f" · blocked: {expression}" for expression in tool.get("blocked", ()))
         operation = f"{tool['operation']} ({tool['operation_from']})"
-        yield f"  tool {tool['name']}: {_seen(tool)} · {operation}{bound}"
+        yield f"  tool {tool['name']}: {_seen(tool)} · {operation}{bound}{blocked}"
     for kind in ("prompts", "resources", "methods"):
         for item in server.get(kind, ()):
             yield f"  {kind.removesuffix('s')} {item['name']}: {_seen(item)}"

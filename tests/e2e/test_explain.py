@@ -30,7 +30,7 @@ SERVERS = {
         DEMO,
         direct_only=True,
         context_env={"WHO": "principal", "TEAM": "team"},
-        tools={"*": {"bind": {"key": "team"}}},
+        tools={"*": {"bind": {"key": "team"}}, "recall": {"blocked": ["drop\\s"]}},
     ),
 }
 OPTIONS: dict[str, Any] = {
@@ -94,6 +94,8 @@ def test_each_fact_and_each_hidden_thing_names_its_setting() -> None:
     direct = explained(Caller(principal="api-key:bob", trust="direct"), offline=True, tool="inner__recall")
     (tool,) = direct["servers"]["inner"]["tools"]
     assert tool["visible"] and tool["bind"] == {"key": "team"} and [*direct["servers"]] == ["inner"]
+    assert tool["blocked"] == [r"(?:drop\s)"]
+    assert any(line.endswith(r" · key = team · blocked: (?:drop\s)") for line in lines_of(direct))
     lasting = explained(Caller(principal="api-key:alice-new"), offline=True)
     assert lasting["lifetimes"]["max_age_s"] == {"value": 60.0, "why": "gateway.policy.rules[1].max_age_s"}
     assert lasting["context"]["permissions"]["why"] == ["gateway.policy.rules[2].permissions: p"]

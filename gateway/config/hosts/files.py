@@ -53,11 +53,25 @@ def parsed_document(data: bytes | str, where: str, *, is_toml: bool, hint: str =
     return document
 
 
+class _GivenTwice(ValueError):
+    """An object has a key twice."""
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
+    except _GivenTwice:
+        raise
     except ValueError:
         return _with_comments(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _GivenTwice(f"an object has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return found
 
 
 def _with_comments(text: str) -> Any:

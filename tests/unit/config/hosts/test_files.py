@@ -49,6 +49,7 @@ def test_comments_and_trailing_commas_are_read(tmp_path: Path) -> None:
         (b"\xff\xfe{}", "not valid JSON"),
         ("[]", "must contain an object"),
         ("", "not valid JSON"),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "not valid JSON: an object has the key 'b' twice"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_where_and_nothing_of_it(text: str | bytes, what: str, tmp_path: Path) -> None:
