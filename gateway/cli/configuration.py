@@ -1,9 +1,13 @@
 """Find the configuration that a command reads: the named file, `mcp.json` of the present folder, or a server's
 command."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from pydantic import ValidationError
+
+from gateway.config.addresses import base_url
 from gateway.config.hosts.entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings
 
@@ -46,3 +50,20 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
             "command after --; `mcp-session-gateway init` writes a file with the servers that your clients have"
         )
     return settings
+
+
+def with_url(settings: Settings, url: str, headers: Mapping[str, str]) -> Settings:
+    """Return the settings with the server at that URL, which gets these headers.
+
+    Raises:
+        ConfigurationError: the URL is unusable, or the settings have servers.
+    """
+    if settings.mcpServers:
+        raise ConfigurationError("give one of --url, a command after -- and a file with mcpServers")
+    try:
+        entry = {"url": f"{base_url(url)}/mcp", "headers": headers}
+        return Settings.model_validate({"mcpServers": {"gateway": entry}, "gateway": settings.gateway})
+    except ValidationError as error:
+        raise ConfigurationError(f"--url: {error.errors(include_url=False, include_input=False)[0]['msg']}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"--url: {error}") from None

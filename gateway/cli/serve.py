@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.configuration import configuration, with_command
+from gateway.cli.configuration import configuration, with_command, with_url
 from gateway.cli.error_exit import error_exit
 from gateway.cli.main import uncollected
 from gateway.cli.options import CommandArgument, ConfigOption, NamedConfigOption, Overrides, VerboseOption, options
 from gateway.config.faults import ConfigurationError, Note, located
-from gateway.config.settings import GatewaySettings, load
+from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE, PLACEHOLDER, TOKEN_VARIABLE
+from gateway.config.settings import GatewaySettings, Settings, load
 
 if TYPE_CHECKING:
     from gateway.serving.greeting import Welcome  # loads the server
@@ -64,6 +65,13 @@ def run(
 def stdio(
     command: CommandArgument = None,
     config: NamedConfigOption = None,
+    url: Annotated[
+        str,
+        typer.Option(
+            help="A running gateway to speak to over HTTP, instead of a command. It gets the session key of "
+            f"{KEY_VARIABLE} and the credential of {TOKEN_VARIABLE}."
+        ),
+    ] = "",
     store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
     allow_eval: Annotated[bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval.")] = False,
 ) -> None:
@@ -76,12 +84,24 @@ def stdio(
     queue_stderr()
     try:
         loaded = load(config, Overrides(store=store, allow_eval=allow_eval).given())
-        settings = with_command(loaded.settings, command)
+        settings = _with_url(loaded.settings, url) if url else with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         _log(loaded.notes)
         serve_stdio(settings)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
+
+
+def _with_url(settings: Settings, url: str) -> Settings:
+    """Return the settings with the gateway at that URL as the server, which gets the key and the credential of the
+    environment."""
+    given = os.environ
+    key = next((given[name] for name in settings.gateway.session.key_variables if given.get(name)), "")
+    credential = given.get(TOKEN_VARIABLE, "")
+    if credential == PLACEHOLDER:
+        raise ConfigurationError(f"{TOKEN_VARIABLE}: write your API key or access token in place of {PLACEHOLDER}")
+    headers = {KEY_HEADER: key} if key else {}
+    return with_url(settings, url, headers | ({"Authorization": f"Bearer {credential}"} if credential else {}))
 
 
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":

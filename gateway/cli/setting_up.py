@@ -2,9 +2,12 @@
 
 import json
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,8 +22,24 @@ from gateway.cli.target import endpoint_here
 from gateway.cli.terminal import Terminal
 from gateway.config.addresses import base_url
 from gateway.config.faults import did_you_mean
-from gateway.config.hosts.client_files import FoundServers, add_entry, found_servers, write_file
-from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, ClientFile, name_for, snippet, snippets
+from gateway.config.hosts.client_files import (
+    FoundServers,
+    add_entry,
+    entry_in,
+    found_servers,
+    session_key_of,
+    write_file,
+)
+from gateway.config.hosts.client_snippets import (
+    CLIENTS,
+    PLACEHOLDER,
+    TOKEN_VARIABLE,
+    WITH_KEY,
+    ClientFile,
+    Snippet,
+    snippet,
+    snippets,
+)
 from gateway.config.hosts.entries import command_fault
 from gateway.config.settings import ConfigurationError, Settings, load
 from session_store.tokens import generate_key
@@ -172,8 +191,27 @@ def _clients(incomplete: str) -> list[str]:
     return [client for client in CLIENTS if client.startswith(incomplete)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Options for what a client is told of the gateway."""
+
+    name: Annotated[str, typer.Option(help="What the client calls it.")] = ""
+    token: Annotated[bool, typer.Option("--token", help=f"Send the credential in the variable {TOKEN_VARIABLE}.")] = (
+        False
+    )
+    session_key: Annotated[
+        bool | None,
+        typer.Option(
+            "--session-key/--no-session-key",
+            help="Give the client a session key of its own, with which it finds its session again when it is opened "
+            f"again. Default: for {', '.join(sorted(WITH_KEY))}.",
+        ),
+    ] = None
+
+
 @options
 def connect(
+    entry: Entry,
     client: Annotated[
         str, typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=_clients)
     ] = "",
@@ -184,43 +222,67 @@ def connect(
         ),
     ] = "",
     config: ConfigOption = None,
-    name: Annotated[str, typer.Option(help="What the client calls it.")] = "",
-    token: Annotated[bool, typer.Option("--token", help=f"Send the credential in the variable {TOKEN_VARIABLE}.")] = (
-        False
-    ),
     write: Annotated[bool, typer.Option("--write", help="Write it into the client's file.")] = False,
 ) -> None:
     """Print how a client connects to the gateway, or write it into the client's file."""
-    try:
-        url = f"{base_url(url or endpoint_here(config))}/mcp"
-    except ConfigurationError as error:
-        raise error_exit(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
-    except (OperatorError, ValueError) as error:
-        raise error_exit(str(error)) from None
+    url = _endpoint(url, config)
     if not client:
-        for one in snippets(url, name=name, needs_token=token):
-            _out.print(f"{one.client:<12} {one.title}")
+        for one in snippets(url, name=entry.name, needs_token=entry.token):
+            _out.print(f"{one.client:<14} {one.title}")
         _out.print("Next: mcp-session-gateway connect CLIENT")
         return
     if client not in CLIENTS:
         known = ", ".join(CLIENTS)
         raise error_exit(f"there is no client {client!r}{did_you_mean(client, CLIENTS)}\nknown are {known}")
-    found = snippet(client, url, name=name or name_for(url), needs_token=token)
-    if not write:
-        if found.file is not None and found.text == found.file.text:
-            _err.print_labelled("file", found.file.path)
-        typer.echo(found.text, nl=False)
+    found = _snippet(client, url, entry)
+    if write:
+        _write(found)
         return
-    if found.file is None:
-        raise error_exit(
-            f"{found.title} has no file: run `mcp-session-gateway connect {client}`, and use what it prints"
-        )
-    path = Path(found.file.path).expanduser()
+    if found.file is not None and found.text == found.file.text:
+        _err.print_labelled("file", found.file.path)
+    typer.echo(found.text, nl=False)
+
+
+def _endpoint(given: str, config: Path | None) -> str:
+    """Return the URL that clients are given: the given one, or where the gateway runs or is to listen."""
     try:
-        written = add_entry(path, found.file)
+        return f"{base_url(given or endpoint_here(config))}/mcp"
+    except ConfigurationError as error:
+        raise error_exit(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
+    except (OperatorError, ValueError) as error:
+        raise error_exit(str(error)) from None
+
+
+def _write(found: Snippet) -> None:
+    """Add the entry to the client's file, and say what is left to do."""
+    if (file := found.file) is None:
+        raise error_exit(
+            f"{found.title} has no file: run `mcp-session-gateway connect {found.client}`, and use what it prints"
+        )
+    path = Path(file.path).expanduser()
+    try:
+        written = add_entry(path, file)
     except ConfigurationError as error:
         raise error_exit(str(error)) from None
-    _out.print(f"{path}: {found.file.at[-1]} {'added' if written else 'was there already'}")
+    _out.print(f"{path}: {file.at[-1]} {'added' if written else 'was there already'}")
+    if PLACEHOLDER in file.text:
+        _out.print(f"Next: write your API key or access token there, in place of {PLACEHOLDER}")
+
+
+def _snippet(client: str, url: str, entry: Entry) -> Snippet:
+    """Return how the client connects. It keeps the session key that its file has, or gets a new one, if it has any."""
+    script = Path(sys.executable).with_name("mcp-session-gateway")
+    program = (str(script),) if script.is_file() else (sys.executable, "-m", "gateway")
+    found = partial(snippet, client, url, name=entry.name, needs_token=entry.token, program=program)
+    if not (client in WITH_KEY if entry.session_key is None else entry.session_key):
+        return found()
+    file, kept = found().file, ""
+    if file is not None:
+        try:
+            kept = session_key_of(entry_in(Path(file.path).expanduser(), file))
+        except ConfigurationError as error:
+            raise error_exit(str(error)) from None
+    return found(session_key=kept or secrets.token_hex(16))
 
 
 def _given(file: Path) -> str:

@@ -57,6 +57,9 @@ class SessionSettings(Frozen):
     key_headers: tuple[str, ...] = ("MCP-Gateway-Session-Key",)
     """Headers in which a client can name its session by a key of its own choice; the first one that a request has
     counts. Add a header that clients send already, such as `Mcp-Client-Session-Id` or a host's conversation id."""
+    key_variables: tuple[str, ...] = ("MCP_SESSION_KEY",)
+    """Variables of its own environment in which `mcp-session-gateway stdio` finds the session key; the first one that
+    is set counts. Name the one that your orchestrator sets already."""
     default_session: Annotated[tuple[str, ...] | bool, WrapValidator(_clients_or_not)] = True
     """Whether a 2026-07-28 client that sends a credential and is known to bring no session back gets the session of its
     principal and client name ([which clients](clients.md#the-default-session)). A list names further such clients, by
@@ -168,8 +171,8 @@ EnvironmentMap = Annotated[
 
 
 class FieldSettings(Frozen):
-    """Where a field of the context comes from: one of `claim`, `header`, `announced`, `metadata` and `session_key`, and
-    `value` alone, or for sessions that have no other value."""
+    """Where a field of the context comes from: one of `claim`, `header`, `announced`, `metadata`, `session_key` and
+    `variable`, and `value` alone, or for sessions that have no other value."""
 
     claim: str = ""
     """The claim of the access token. A dotted name is a path into nested objects."""
@@ -184,6 +187,9 @@ class FieldSettings(Frozen):
     """The name in the session's metadata. A value that is longer than 1,024 characters is cut."""
     session_key: bool = False
     """The session key that the client has chosen. Empty for anonymous clients, whose key is a credential."""
+    variable: str = ""
+    """The variable in the environment of `mcp-session-gateway stdio`, as whoever starts it sets it, such as
+    `MCP_USER_ID`. The field is only announced. Clients of `run` have none."""
     value: str = ""
     """A fixed value."""
     to: frozenset[Literal["meta", "log", "audit"]] = frozenset()
@@ -194,7 +200,7 @@ class FieldSettings(Frozen):
     @property
     def is_announced(self) -> bool:
         """Return whether clients choose the value."""
-        return bool(self.announced or self.session_key or self.client_header)
+        return bool(self.announced or self.session_key or self.client_header or self.variable)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -204,6 +210,7 @@ class FieldSettings(Frozen):
             "announced": self.announced,
             "metadata": self.metadata,
             "session_key": self.session_key,
+            "variable": self.variable,
         }
         given = [name for name, source in sources.items() if source]
         if len(given) > 1:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.addresses import is_loopback
 from gateway.config.faults import ConfigurationError
-from gateway.config.hosts.client_snippets import ClientFile
+from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE, ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.hosts.files import TABLES, parsed_document, read_document, served_name
 from gateway.config.hosts.placeholders import Place
@@ -29,12 +29,14 @@ _IN_PROJECT: Final = (".mcp.json", ".cursor/mcp.json", ".vscode/mcp.json", ".gem
 _IN_HOME: Final = (
     *(".claude.json", ".cursor/mcp.json", ".codex/config.toml", ".gemini/settings.json"),
     *(".codeium/windsurf/mcp_config.json", ".lmstudio/mcp.json", ".copilot/mcp-config.json", ".kiro/settings/mcp.json"),
+    ".config/zed/settings.json",
 )
 _OURS_ALONE: Final = OURS - frozenset(
     {"command", "args", "env", "cwd", "url", "headers", "only_tools", "hidden_tools", "tools"}
 )
 """Fields that no other host has: a file that came with a folder does not decide what a server may touch, or who shares
 it."""
+_REACHED_BY: Final = frozenset({"command", "url", "httpUrl", "serverUrl"})
 _OF_APPS: Final = ("Claude/claude_desktop_config.json", "Code/User/mcp.json")
 
 
@@ -75,7 +77,9 @@ def _add(file: Path, document: dict[str, Any], project: Path, environ: Mapping[s
         elif not named:
             found.notes.append(f"{file}: {name}: left out, its name needs an ASCII letter or digit")
         elif _is_gateway(entry):
-            found.notes.append(f"{file}: {name}: left out, it is a gateway on this machine")
+            found.notes.append(f"{file}: {name}: left out, it is this gateway")
+        elif not _REACHED_BY & entry.keys():
+            found.notes.append(f"{file}: {name}: left out, it has neither a command nor a URL")
         elif named not in found.entries:
             found.entries[named] = _taken(f"{file}: {name}", entry, found)
             found.places[named] = file
@@ -126,7 +130,11 @@ def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dic
 
 def _is_gateway(entry: Mapping[str, Any]) -> bool:
     """Return whether it is most likely this gateway, which a client has been told of: it would serve itself."""
-    url = entry.get("url", entry.get("httpUrl"))
+    args = entry.get("args")
+    words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
+    if session_key_of(entry) or {"stdio", "--url"} <= {*words} or any(word.startswith(KEY_HEADER) for word in words):
+        return True
+    url = entry.get("url", entry.get("httpUrl", entry.get("serverUrl")))
     if not isinstance(url, str):
         return False
     try:
@@ -134,6 +142,27 @@ def _is_gateway(entry: Mapping[str, Any]) -> bool:
         return is_loopback(parts.hostname or "") and parts.port == 8_080 and parts.path.endswith("/mcp")
     except ValueError:
         return False
+
+
+def session_key_of(entry: Mapping[str, Any]) -> str:
+    """Return the session key of an entry; empty if it has none."""
+    for table, name in (("headers", KEY_HEADER), ("http_headers", KEY_HEADER), ("env", KEY_VARIABLE)):
+        given = entry.get(table)
+        if isinstance(given, dict) and isinstance(given.get(name), str):
+            return str(given[name])
+    return ""
+
+
+def entry_in(path: Path, file: ClientFile) -> dict[str, Any]:
+    """Return the entry that the file at `path` has in the place of `file`; empty if it has none.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    found: Any = read_document(path) if path.exists() else {}
+    for key in file.at:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 _TOKEN: Final = re.compile(

@@ -8,13 +8,24 @@ import base64
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+from gateway.config.addresses import is_of_this_machine
+
 TOKEN_VARIABLE: Final = "MCP_TOKEN"
 """The variable in which a client finds its API key or access token. No `MCP_GATEWAY_…`: those are settings."""
+KEY_VARIABLE: Final = "MCP_SESSION_KEY"
+"""The variable in which `mcp-session-gateway stdio` finds the session key."""
+KEY_HEADER: Final = "MCP-Gateway-Session-Key"
+PLACEHOLDER: Final = f"<{TOKEN_VARIABLE}>"
+"""What a person replaces by the credential, in the files of hosts that read no variables."""
+WITH_KEY: Final = frozenset({"claude-desktop", "lm-studio", "windsurf", "zed"})
+"""Clients that get a session key unless they are told otherwise: apps that a person opens again, whose file is that
+person's alone."""
 
 Language = Literal["sh", "json", "toml", "python", "typescript"]
 
@@ -62,17 +73,24 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Connection:
-    """What a client is told: `name` of the server in the client, and headers. `needs_token`: it sends a credential."""
+    """What a client is told: `name` of the server in the client. `needs_token`: it sends a credential. `program`: the
+    words that start this gateway's command on the client's machine; empty if it may not be there."""
 
     url: str
     name: str
     needs_token: bool
-    headers: Mapping[str, str] = field(default_factory=dict)
+    session_key: str = ""
+    program: tuple[str, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers beside the credential."""
+        return {KEY_HEADER: self.session_key} if self.session_key else {}
 
     def headers_with(self, variable: str) -> dict[str, str]:
         """Return the headers. `variable`: how the client refers to `TOKEN_VARIABLE`."""
         credential = {"Authorization": f"Bearer {variable}"} if self.needs_token else {}
-        return credential | dict(self.headers)
+        return credential | self.headers
 
     def options(self, option: str = "--header") -> str:
         """Return the headers as options of a shell command, in which the shell replaces the variable."""
@@ -92,21 +110,35 @@ def name_for(url: str) -> str:
     return found[1] if found else "gateway"
 
 
-def snippets(
-    url: str, *, name: str = "", needs_token: bool = False, headers: Mapping[str, str] | None = None
-) -> list[Snippet]:
-    """Return all clients for the gateway at `url`, which ends with `/mcp`.
+def snippets(url: str, **options: Any) -> list[Snippet]:
+    """Return all clients for the gateway at `url`. For the options, see `snippet`."""
+    return [snippet(client, url, **options) for client in CLIENTS]
+
+
+def snippet(
+    client: str,
+    url: str,
+    *,
+    name: str = "",
+    needs_token: bool = False,
+    session_key: str = "",
+    program: tuple[str, ...] = (),
+) -> Snippet:
+    """Return how one of `CLIENTS` uses the gateway at `url`, which ends with `/mcp`.
 
     `name`: what the client calls the server; empty: `name_for(url)`. `needs_token`: the gateway asks for a credential,
-    which the client finds in `TOKEN_VARIABLE`. `headers`: further headers, such as a session key.
+    which the client finds in `TOKEN_VARIABLE`. `session_key`: the key that names the client's session. `program`: the
+    words that start this gateway's command on the client's machine, for hosts that only speak stdio; without it, they
+    start mcp-remote.
+
+    Raises:
+        KeyError: there is no such client.
     """
-    connection = _Connection(url=url, name=name or name_for(url), needs_token=needs_token, headers=headers or {})
-    return [write(connection) for write in _CLIENTS.values()]
-
-
-def snippet(client: str, url: str, *, name: str = "", needs_token: bool = False) -> Snippet:
-    """Return the one of `CLIENTS`. Raises `KeyError`."""
-    return _CLIENTS[client](_Connection(url=url, name=name or name_for(url), needs_token=needs_token))
+    return _CLIENTS[client](
+        _Connection(
+            url=url, name=name or name_for(url), needs_token=needs_token, session_key=session_key, program=program
+        )
+    )
 
 
 def _claude_code(to: _Connection) -> Snippet:
@@ -191,6 +223,57 @@ def _gemini(to: _Connection) -> Snippet:
     )
 
 
+def _in_file(client: str, title: str, documentation: str, file: ClientFile) -> Snippet:
+    """Return the snippet of a client that has nothing but its file."""
+    return Snippet(client=client, title=title, documentation=documentation, language="json", text=file.text, file=file)
+
+
+def _claude_desktop(to: _Connection) -> Snippet:
+    folder = "Library/Application Support" if sys.platform == "darwin" else ".config"
+    file = ClientFile(
+        path=f"~/{folder}/Claude/claude_desktop_config.json", at=("mcpServers", to.name), entry=_started(to)
+    )
+    return _in_file(
+        "claude-desktop", "Claude Desktop", "https://modelcontextprotocol.io/docs/develop/connect-local-servers", file
+    )
+
+
+def _started(to: _Connection) -> dict[str, Any]:
+    """Return the entry of a host that only speaks stdio: a program that it starts, and that speaks HTTP."""
+    env = {TOKEN_VARIABLE: PLACEHOLDER} if to.needs_token else {}
+    if to.program:
+        command, args = to.program[0], [*to.program[1:], "stdio", "--url", to.url]
+        env |= {KEY_VARIABLE: to.session_key} if to.session_key else {}
+    else:
+        # mcp-remote replaces the variable. No space after the colon: some hosts cut arguments at spaces.
+        headers = [f"{name}:{value}" for name, value in to.headers_with(f"${{{TOKEN_VARIABLE}}}").items()]
+        command, args = "npx", ["-y", "mcp-remote", to.url]
+        args += [word for header in headers for word in ("--header", header)]
+        args += [] if to.url.startswith("https:") or is_of_this_machine(to.url) else ["--allow-http"]
+    return {"command": command, "args": args} | ({"env": env} if env else {})
+
+
+def _zed(to: _Connection) -> Snippet:
+    file = ClientFile(
+        path="~/.config/zed/settings.json", at=("context_servers", to.name), entry=to.entry(PLACEHOLDER, url=to.url)
+    )
+    return _in_file("zed", "Zed", "https://zed.dev/docs/ai/mcp", file)
+
+
+def _windsurf(to: _Connection) -> Snippet:
+    file = ClientFile(
+        path="~/.codeium/windsurf/mcp_config.json",
+        at=("mcpServers", to.name),
+        entry=to.entry(f"${{env:{TOKEN_VARIABLE}}}", serverUrl=to.url),
+    )
+    return _in_file("windsurf", "Windsurf", "https://docs.windsurf.com/windsurf/cascade/mcp", file)
+
+
+def _lm_studio(to: _Connection) -> Snippet:
+    file = ClientFile(path="~/.lmstudio/mcp.json", at=("mcpServers", to.name), entry=to.entry(PLACEHOLDER, url=to.url))
+    return _in_file("lm-studio", "LM Studio", "https://lmstudio.ai/docs/app/mcp", file)
+
+
 def _inspector(to: _Connection) -> Snippet:
     # On an old Node, npx would choose an old version without these options instead of saying what is wrong.
     program = "npx -y @modelcontextprotocol/inspector@latest"
@@ -263,6 +346,10 @@ _CLIENTS: Final[Mapping[str, Callable[[_Connection], Snippet]]] = {
     "vscode": _vscode,
     "codex": _codex,
     "gemini": _gemini,
+    "claude-desktop": _claude_desktop,
+    "zed": _zed,
+    "windsurf": _windsurf,
+    "lm-studio": _lm_studio,
     "inspector": _inspector,
     "python": _python,
     "typescript": _typescript,

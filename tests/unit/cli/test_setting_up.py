@@ -1,6 +1,7 @@
 """`init`, `add` and `connect`, and what the command says of itself."""
 
 import json
+import re
 import shlex
 import stat
 from pathlib import Path
@@ -137,6 +138,29 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
     assert ran("connect", "codex", "--write").exit_code == 0 and (here / ".codex/config.toml").exists()
     assert json.loads(ran("connect", "cursor").stdout)["mcpServers"]["gateway"]
     assert "has no file" in ran("connect", "python", "--write").output
+
+
+@requirement("first.clients", "first.session-key")
+def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None:
+    files = {
+        "zed": (".config/zed/settings.json", "context_servers"),
+        "windsurf": (".codeium/windsurf/mcp_config.json", "mcpServers"),
+        "lm-studio": (".lmstudio/mcp.json", "mcpServers"),
+    }
+    keys = []
+    for client, (file, table) in files.items():
+        assert "added" in ran("connect", client, "--write").output
+        assert "was there already" in ran("connect", client, "--write").output, "with the same key"
+        (entry,) = json.loads((here / file).read_text())[table].values()
+        keys.append(entry["headers"]["MCP-Gateway-Session-Key"])
+        assert keys[-1] in ran("connect", client).stdout
+        assert "Session-Key" not in ran("connect", client, "--no-session-key").stdout
+    assert len({*keys}) == 3 and all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
+    assert "Session-Key" not in ran("connect", "cursor").stdout
+    assert "Session-Key" in ran("connect", "cursor", "--session-key").stdout
+    assert "in place of <MCP_TOKEN>" in ran("connect", "zed", "--write", "--token", "--name", "other").output
+    (here / ".lmstudio/mcp.json").write_text("{")
+    assert ".lmstudio/mcp.json: not valid JSON" in refused("connect", "lm-studio").replace(" ", " ")
 
 
 @requirement("first.clients")

@@ -56,10 +56,22 @@ def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Pat
         "gateway": {"url": "http://127.0.0.1:8080/mcp"},
         "odd": {"url": "http://[::1"},
         "é": {"command": "x"},
+        "keyed": {"serverUrl": "https://far.example/mcp", "headers": {"MCP-Gateway-Session-Key": "k"}},
+        "started": {"command": "/bin/mcp-session-gateway", "args": ["stdio", "--url", "https://far.example/mcp"]},
+        "remote": {"command": "npx", "args": ["mcp-remote", "https://x", "--header", "MCP-Gateway-Session-Key:k"]},
     }
     put(tmp_path / ".cursor/mcp.json", {"mcpServers": entries})
     found = found_servers(tmp_path, tmp_path / "nobody", ENVIRON)
-    assert [*found.entries] == ["odd"] and len(found.notes) == 4
+    assert [*found.entries] == ["odd"] and len(found.notes) == 7
+
+
+@requirement("first.init")
+def test_zeds_servers_are_found_without_those_of_its_extensions(tmp_path: Path) -> None:
+    servers = '{"files": {"source": "custom", "command": "x"}, "pg": {"settings": {"url": "y"}},}'
+    put(tmp_path / ".config/zed/settings.json", f'// Zed\n{{"theme": "One", "context_servers": {servers}}}')
+    found = found_servers(tmp_path / "project", tmp_path, ENVIRON)
+    assert found.entries == {"files": {"command": "x"}}
+    assert any("pg: left out, it has neither a command nor a URL" in note for note in found.notes)
 
 
 @requirement("first.init")

@@ -10,7 +10,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, Snippet, name_for, snippet, snippets
+from gateway.config.hosts.client_snippets import (
+    CLIENTS,
+    PLACEHOLDER,
+    TOKEN_VARIABLE,
+    WITH_KEY,
+    Snippet,
+    name_for,
+    snippet,
+    snippets,
+)
 from gateway.config.hosts.entries import Findings
 from gateway.config.hosts.files import adapted
 from gateway.config.hosts.placeholders import Place
@@ -20,9 +29,10 @@ pytestmark = requirement("first.clients")
 
 URL = "http://127.0.0.1:8080/mcp"
 KEY = {"MCP-Gateway-Session-Key": "report-writer"}
-FULL: dict[str, Any] = {"needs_token": True, "headers": KEY}
+FULL: dict[str, Any] = {"needs_token": True, "session_key": "report-writer"}
 PLACE = Place(environ={TOKEN_VARIABLE: "s3cret"}, folder=Path("/project"))
-WITH_FILE = sorted(client for client in CLIENTS if snippet(client, URL).file)
+BY_STDIO = "claude-desktop"
+WITH_URL = sorted(client for client in CLIENTS if client != BY_STDIO and snippet(client, URL).file)
 
 
 def of(client: str, **more: Any) -> Snippet:
@@ -32,7 +42,7 @@ def of(client: str, **more: Any) -> Snippet:
 def read_back(one: Snippet) -> dict[str, Any]:
     """The file as the gateway reads files of that client: what a host makes of it."""
     assert one.file is not None
-    text = one.file.text
+    text = one.file.text.replace(PLACEHOLDER, "s3cret")  # what a person does
     document = tomllib.loads(text) if one.file.language == "toml" else json.loads(text)
     found = adapted(document, PLACE)
     assert found.findings == Findings()
@@ -40,12 +50,28 @@ def read_back(one: Snippet) -> dict[str, Any]:
     return servers
 
 
-@pytest.mark.parametrize("client", WITH_FILE)
+@pytest.mark.parametrize("client", WITH_URL)
 def test_a_clients_file_names_the_url_the_credential_and_the_headers(client: str) -> None:
     assert read_back(of(client)) == {"gateway": {"url": URL}}
     assert read_back(of(client, **FULL)) == {
         "gateway": {"url": URL, "headers": {"Authorization": "Bearer s3cret"} | KEY}
     }
+
+
+def test_a_host_that_only_speaks_stdio_starts_a_program_that_speaks_http() -> None:
+    started = snippet(BY_STDIO, URL, **FULL, program=("/bin/python", "-m", "gateway"))
+    assert read_back(started)["gateway"] == {
+        "command": "/bin/python",
+        "args": ["-m", "gateway", "stdio", "--url", URL],
+        "env": {"MCP_TOKEN": "s3cret", "MCP_SESSION_KEY": "report-writer"},
+    }
+    far = snippet(BY_STDIO, "http://far.example/mcp", **FULL).file
+    assert far is not None and far.entry["args"] == [
+        *("-y", "mcp-remote", "http://far.example/mcp", "--header", "Authorization:Bearer ${MCP_TOKEN}"),
+        *("--header", "MCP-Gateway-Session-Key:report-writer", "--allow-http"),
+    ]
+    assert read_back(snippet(BY_STDIO, URL)) == {"gateway": {"command": "npx", "args": ["-y", "mcp-remote", URL]}}
+    assert set(CLIENTS) > WITH_KEY
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -56,7 +82,9 @@ def test_a_snippet_needs_no_credential_unless_it_is_told(client: str) -> None:
 
 
 def test_commands_are_single_lines_for_a_shell() -> None:
-    words = {one.client: shlex.split(one.text) for one in snippets(URL, headers=KEY) if one.language == "sh"}
+    words = {
+        one.client: shlex.split(one.text) for one in snippets(URL, session_key="report-writer") if one.language == "sh"
+    }
     assert words["claude-code"][:5] == ["claude", "mcp", "add", "--transport", "http"]
     assert words["claude-code"][-2:] == ["--header", "MCP-Gateway-Session-Key: report-writer"]
     assert words["gemini"][-2:] == ["gateway", URL]
