@@ -38,6 +38,7 @@ class Purpose(StrEnum):
     CONNECTION = "http-sse-address"
     TASK = "task-handle"
     PEER = "peer-connection"
+    STDIO_KEY = "stdio-session-key"
 
 
 def is_canonical(text: str) -> bool:

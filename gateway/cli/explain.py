@@ -168,7 +168,9 @@ def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derive
 
 def _missing(field: Mapping[str, Any]) -> str:
     """Say why a field has no value, as far as that is known before the session opens."""
-    source = next(name for name in ("claim", "header", "announced", "metadata", "session_key") if field[name])
+    source = next(
+        name for name in ("claim", "header", "announced", "metadata", "session_key", "variable") if field[name]
+    )
     if source in ("claim", "header") and not field["client_header"]:
         return f"the credential or proxy does not send the {source} {field[source]}"
     return "the metadata of the session says it" if source == "metadata" else f"the client says it ({source})"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hmac
 import os
 import signal
 import stat
@@ -11,19 +12,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from queue import SimpleQueue
 from typing import Final, TextIO
 
+from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.session_facts import SESSION_KEY
+from gateway.identity.authenticate import Authenticated
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
-from session_store import StoreUnavailable
+from gateway.sessions.session_keys import ANONYMOUS_BITS, checked_key, estimated_bits
+from session_store import Session, StoreUnavailable
+from session_store.tokens import Purpose
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound.in_process_client import InProcessClient
 from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
-TOKEN_VARIABLES: Final = ("MCP_SESSION_TOKEN", "STAC_MCP_SESSION_ID")
+TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
+STAC_VARIABLE: Final = "STAC_MCP_SESSION_ID"
+"""A variable of another design: it has a token, or a name of the caller's own."""
 API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20
 
@@ -40,7 +47,7 @@ def serve_stdio(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     # Settings that protect a listening socket have no meaning here.
     local = settings.gateway.model_copy(update={"host": "127.0.0.1", "allowed_hosts": ()})
-    settings = settings.model_copy(update={"gateway": local})
+    settings, headers = _with_fields(settings.model_copy(update={"gateway": local}))
     gateway = Gateway(settings)
     stop = asyncio.Event()
 
@@ -53,16 +60,20 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     next_line = await _lines_of(sys.stdin)
-    key = os.environ.get(API_KEY_VARIABLE, "")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    if credential := os.environ.get(API_KEY_VARIABLE, ""):
+        headers["authorization"] = f"Bearer {credential}"
     async with gateway.running():
-        token = await _token(gateway, headers)
+        who = await _caller(gateway, headers)
+        name, is_token = await _variable(gateway)
+        token = await _token(gateway, who, name) if is_token else ""
+        if name and not is_token:
+            headers[settings.gateway.session.key_headers[0].lower()] = _as_header(_key(gateway, who, name))
         front = StreamConnection(
             InProcessClient(create_app(settings, gateway=gateway), ALL),
             _Output().write,
             token=token,
             # In a durable store the session waits for a client that starts again with its token.
-            outlives=bool(token) or gateway.parts.foundation.backend.is_durable,
+            outlives=bool(name) or gateway.parts.foundation.backend.is_durable,
             session_key=SESSION_KEY,
             headers=headers,
         )
@@ -74,23 +85,87 @@ async def _serve(settings: Settings) -> None:
         await front.close()
 
 
-async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
-    """Return the token of the session that the environment names; empty if it names none.
+def _with_fields(settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """Return the settings and the headers with which the requests of this process carry variables of its environment:
+    fields of the context, and room for the session key."""
+    options, headers, fields = settings.gateway, {}, dict(settings.gateway.context.fields)
+    for number, (name, field) in enumerate(fields.items()):
+        if field.variable:
+            header = f"mcp-gateway-field-{number}"
+            fields[name] = field.model_copy(update={"variable": "", "header": header, "client_header": True})
+            if value := os.environ.get(field.variable, ""):
+                headers[header] = _as_header(value)
+    session = options.session.model_copy(update={"key_headers": options.session.key_headers or (KEY_HEADER,)})
+    context = options.context.model_copy(update={"fields": fields})
+    changed = options.model_copy(update={"context": context, "session": session})
+    return settings.model_copy(update={"gateway": changed}), headers
+
+
+def _as_header(value: str) -> str:
+    """Return a value of the environment as a header has it: its bytes."""
+    return os.fsencode(value).decode("latin-1")
+
+
+async def _caller(gateway: Gateway, headers: Mapping[str, str]) -> Authenticated:
+    """Return the caller whose credential the environment has.
+
+    Raises:
+        ConfigurationError: the credential is missing or refused.
+    """
+    try:
+        return await gateway.identity.authenticate(headers, "")
+    except Refused as refused:
+        if "authorization" in headers:
+            raise ConfigurationError(f"{API_KEY_VARIABLE}: {refused}") from None
+        raise ConfigurationError(
+            f"this gateway serves nobody without a credential: set {API_KEY_VARIABLE}, in the environment of this "
+            "command, to an API key or access token"
+        ) from None
+
+
+async def _variable(gateway: Gateway) -> tuple[str, bool]:
+    """Return the variable that names the session, and whether it does so by a token; an empty name if there is none."""
+    if os.environ.get(TOKEN_VARIABLE):
+        return TOKEN_VARIABLE, True
+    names = gateway.parts.foundation.settings.gateway.session.key_variables
+    if name := next((name for name in names if os.environ.get(name)), ""):
+        return name, False
+    value = os.environ.get(STAC_VARIABLE, "")
+    # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
+    # operators choose: they are no wish of its user.
+    if not value or SOCKET_VARIABLE in os.environ:
+        return "", False
+    # Whoever gives a token, or the id of a session, means that session. Any other text is a name of their own.
+    return STAC_VARIABLE, "." in value or await _found(gateway, STAC_VARIABLE, value) is not None
+
+
+def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
+    """Return the session key that a variable has.
+
+    A key that others could guess is replaced by one that only owners of the signing keys know. So any name will do
+    here, and no anonymous client gets the session over HTTP by guessing it.
+
+    Raises:
+        ConfigurationError: it can be no key.
+    """
+    try:
+        key: str = checked_key(os.environ[name])
+    except Refused as refused:
+        raise ConfigurationError(f"{name}: {refused}") from None
+    if who.principal.is_anonymous and estimated_bits(key) < ANONYMOUS_BITS:
+        # The oldest key of the ring, so that a new one in front of it does not lose the session.
+        secret = gateway.parts.foundation.ring.derive(Purpose.STDIO_KEY)[-1]
+        key = hmac.digest(secret, os.fsencode(key), "sha256").hex()
+    return key
+
+
+async def _token(gateway: Gateway, who: Authenticated, name: str) -> str:
+    """Return the token that a variable has.
 
     Raises:
         ConfigurationError: there is no such session, or it belongs to another principal.
     """
-    # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
-    # operators choose: they are no wish of its user.
-    variables = TOKEN_VARIABLES[:1] if SOCKET_VARIABLE in os.environ else TOKEN_VARIABLES
-    name = next((name for name in variables if os.environ.get(name)), "")
-    if not name:
-        return ""
     token, new = os.environ[name], "unset it to start a new session"
-    try:
-        who = await gateway.identity.authenticate(headers, "")
-    except Refused as refused:
-        raise ConfigurationError(f"{API_KEY_VARIABLE}: {refused}") from None
 
     def refused_token(reason: str, message: str, session_id: str = "") -> ConfigurationError:
         # The audit trail has every refused token, also those that do not come by HTTP.
@@ -102,13 +177,10 @@ async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
         raise refused_token(
             "invalid session token",
             "this is not a session token of this gateway. A token is what the result of initialize has at "
-            f"_meta[{SESSION_KEY!r}]; a session id, a name of your own, or a token signed with other keys "
-            f"(MCP_GATEWAY_KEYS) is none. Correct it, or {new}",
+            f"_meta[{SESSION_KEY!r}]; a session id, or a token signed with other keys (MCP_GATEWAY_KEYS) is none. "
+            f"Correct it, or {new}; for a session of a name of your own, set {KEY_VARIABLE} instead",
         )
-    try:
-        session = await gateway.parts.foundation.backend.sessions.peek(session_id)
-    except StoreUnavailable as error:
-        raise ConfigurationError(f"{name}: the session store does not answer: {error}") from None
+    session = await _found(gateway, name, session_id)
     if session is None:
         raise refused_token("ended or expired", f"the session has ended or expired; {new}", session_id)
     if session.principal != who.principal:
@@ -118,6 +190,14 @@ async def _token(gateway: Gateway, headers: Mapping[str, str]) -> str:
             session_id,
         )
     return token
+
+
+async def _found(gateway: Gateway, name: str, session_id: str) -> Session | None:
+    """Return the session of that id, which a variable names; None if there is none."""
+    try:
+        return await gateway.parts.foundation.backend.sessions.peek(session_id)
+    except StoreUnavailable as error:
+        raise ConfigurationError(f"{name}: the session store does not answer: {error}") from None
 
 
 async def _lines_of(stream: TextIO) -> Callable[[], Awaitable[bytes]]:

@@ -49,9 +49,9 @@ def session_key(request: Request, headers: Sequence[str]) -> str | None:
     """
     for name in headers:
         if (value := request.headers.get(name)) is not None:
-            return _checked(value if value.isascii() else _as_utf_8(value))
+            return checked_key(value if value.isascii() else _as_utf_8(value))
     value = request.meta.get(KEY_META)
-    return None if value is None else _checked(value)
+    return None if value is None else checked_key(value)
 
 
 def _as_utf_8(value: str) -> str:
@@ -62,7 +62,8 @@ def _as_utf_8(value: str) -> str:
         return value
 
 
-def _checked(key: Any) -> str:
+def checked_key(key: Any) -> str:
+    """Return a value that a client or an environment gives as a session key. Raises as `session_key`."""
     if not isinstance(key, str):
         raise bad_session_key("must be a string")
     if not key.strip():

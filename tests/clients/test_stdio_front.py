@@ -118,6 +118,8 @@ def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Pat
         assert again.initialize()["result"]["_meta"]["io.github.mcp-session-gateway/session"] == token
         assert json.loads(again.tool("env", {"prefix": "MCP_SESSION_ID"})) == session
         assert again.end() == 0
+    mistaken = Typed("--store", store, env={**SIGNED, "STAC_MCP_SESSION_ID": session["MCP_SESSION_ID"]})
+    assert mistaken.end() == 2 and "a session id" in mistaken.log(), "not a key: it names a session"
     own = subprocess.run(
         [sys.executable, "-m", "gateway", "sessions", "end", session["MCP_SESSION_ID"], "--store", store],
         capture_output=True,
@@ -129,13 +131,70 @@ def test_a_legacy_client_learns_its_token_and_starts_again_with_it(tmp_path: Pat
     for variable, value, words in (
         ("MCP_SESSION_TOKEN", token, "the session has ended or expired"),
         ("MCP_SESSION_TOKEN", token[:-2] + "AA", "not a session token of this gateway"),
-        ("STAC_MCP_SESSION_ID", session["MCP_SESSION_ID"], "not a session token of this gateway"),
-        ("STAC_MCP_SESSION_ID", "my session", "not a session token of this gateway"),
+        ("STAC_MCP_SESSION_ID", token[:-2] + "AA", "not a session token of this gateway"),
     ):
         refused = Typed("--store", store, env={**SIGNED, variable: value})
         assert refused.end() == 2
         last = refused.log().splitlines()[-1]
         assert variable in last and words in last and token not in last
+
+
+@requirement("ctx.stdio-key", "ctx.stdio-front")
+def test_an_orchestrators_variables_name_the_session_and_announce_facts(tmp_path: Path) -> None:
+    fields = {"user": {"variable": "MCP_USER_ID", "to": ["meta"]}, "team": {"variable": "TEAM", "value": "none"}}
+    gateway = {
+        "store": f"sqlite:///{tmp_path / 'sessions.db'}",
+        "session": {"key_variables": ["MCP_SESSION_KEY", "CONVERSATION"]},
+        "context": {"fields": fields, "env": {"WHO_USER": "user", "WHO_TEAM": "team", "WHO_SESSION": "session_id"}},
+    }
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"main": server(PROBE)}, "gateway": gateway}))
+
+    def told(**variables: str) -> Any:
+        client = Typed("--config", str(file), env={**SIGNED, **variables}, child=())
+        client.initialize()
+        found = json.loads(client.tool("env", {"prefix": "WHO_"}))
+        assert client.end() == 0
+        return found
+
+    uuid = "0190b3c6-0000-7000-8000-000000000000"  # of a time: others could guess it
+    first = told(CONVERSATION=uuid, MCP_USER_ID="zoë")
+    assert first == {"WHO_USER": "zoë", "WHO_TEAM": "none", "WHO_SESSION": first["WHO_SESSION"]}
+    assert told(MCP_SESSION_KEY=uuid)["WHO_SESSION"] == first["WHO_SESSION"], "one key, whatever carries it"
+    assert told(STAC_MCP_SESSION_ID=uuid)["WHO_SESSION"] == first["WHO_SESSION"]
+    assert told(CONVERSATION="another")["WHO_SESSION"] != first["WHO_SESSION"]
+    refused = Typed("--config", str(file), env={**SIGNED, "CONVERSATION": "${CONVERSATION}"}, child=())
+    assert refused.end() == 2 and "CONVERSATION: The session key is a placeholder" in refused.log()
+
+
+@requirement("ctx.stdio-key")
+def test_a_missing_credential_is_told_in_words_of_stdio(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"main": server(PROBE)}, "gateway": {"api_keys": {"a": "0" * 64}}}))
+    for credential, words in (("", "set MCP_GATEWAY_API_KEY"), ("wrong", "MCP_GATEWAY_API_KEY: ")):
+        client = Typed("--config", str(file), env={"MCP_GATEWAY_API_KEY": credential}, child=())
+        assert client.end() == 2
+        last = client.log().splitlines()[-1]
+        assert words in last and "Bearer" not in last
+
+
+@requirement("first.session-key", "first.clients")
+def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_path: Path) -> None:
+    def opened(**state: str) -> list[str]:
+        (entry,) = json.loads(file.read_text())["mcpServers"].values()
+        host = Typed(env=entry["env"], argv=[entry["command"], *entry["args"]])
+        host.initialize(name="claude-ai")
+        found = [host.tool("pid"), host.tool("state", state)]
+        assert host.end() == 0
+        return found
+
+    with running_gateway({"main": server(PROBE)}) as gateway:
+        words = ["connect", "claude-desktop", "--write", "--url", gateway.url]
+        subprocess.run(
+            [sys.executable, "-m", "gateway", *words], cwd=ROOT, env={**os.environ, "HOME": str(tmp_path)}, check=True
+        )
+        (file,) = tmp_path.rglob("claude_desktop_config.json")
+        assert opened(draft="1") == opened(), "the process has stayed, with what it remembers"
 
 
 @requirement("ctx.stdio-token")

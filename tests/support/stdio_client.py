@@ -12,11 +12,18 @@ from tests.support.gateway_process import PROBE, ROOT
 
 
 class Typed:
-    """Runs `mcp-session-gateway stdio` with these options, in front of the server `child`."""
+    """Runs `mcp-session-gateway stdio` with these options, in front of the server `child`; or `argv`."""
 
-    def __init__(self, *options: str, env: Mapping[str, str] | None = None, child: Sequence[str] = PROBE) -> None:
+    def __init__(
+        self,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        child: Sequence[str] = PROBE,
+        argv: Sequence[str] = (),
+    ) -> None:
+        served = ["--", *child] if child else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "stdio", *options, *(["--", *child] if child else [])],
+            argv or [sys.executable, "-m", "gateway", "stdio", *options, *served],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -65,7 +72,7 @@ class Typed:
         """Close stdin; the exit code."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        code = self.process.wait(20)
+        code = self.process.wait(60)
         self._reader.join(5)
         self.process.stdout.close()
         return code
