@@ -50,7 +50,7 @@ class ErrorKind(NamedTuple):
 ERRORS: Final[dict[int, ErrorKind]] = {
     PARSE_ERROR: ErrorKind("not JSON", (400,), "client", "no"),
     INVALID_REQUEST: ErrorKind(
-        "invalid or unacceptable request", (200, 400, 403, 404, 405, 406, 413, 415, 421, 431), "client", "no"
+        "invalid or unacceptable request", (200, 400, 403, 404, 405, 406, 413, 415, 421, 431, 508), "client", "no"
     ),
     METHOD_NOT_FOUND: ErrorKind("unknown method", (200, 404), "client", "no"),
     INVALID_PARAMS: ErrorKind("invalid parameters", (200, 400, 404, 409), "client", "no"),

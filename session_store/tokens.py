@@ -39,6 +39,7 @@ class Purpose(StrEnum):
     TASK = "task-handle"
     PEER = "peer-connection"
     STDIO_KEY = "stdio-session-key"
+    HOP = "via-pseudonym"
 
 
 def is_canonical(text: str) -> bool:

@@ -23,7 +23,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.addresses import is_loopback
 from gateway.config.auth import AuthSettings
 from gateway.config.secrets import key_ring
-from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.settings import Settings
 from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedProxies
 from gateway.identity.context_rules import kept_claims
@@ -58,6 +58,7 @@ from gateway.sessions.returns import ReturnTracker
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
+from session_store.tokens import Purpose
 from transports.inbound.http import Guard
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
         ),
         audit=Audit(backend.audit, clock, options.audit, facts.audited, activity.add_event),
         name=name,
+        hops=_hops(ring, is_shared=backend.is_shared),
         activity=activity,
         facts=facts,
         cluster=cluster,
@@ -166,6 +168,14 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     )
 
 
+def _hops(ring: KeyRing, *, is_shared: bool) -> tuple[str, ...]:
+    """Return the names of this gateway in `Via` headers; it sends the first one. Replicas have the same names, which
+    tell nothing of the keys that they are made of. A gateway alone has a name that no other one has."""
+    if not is_shared:
+        return (f"gateway-{secrets.token_hex(8)}",)
+    return tuple(f"gateway-{key.hex()[:16]}" for key in ring.derive(Purpose.HOP))
+
+
 def _callers(base: Foundation) -> Callers:
     """Build the parts that authenticate callers."""
     options = base.settings.gateway
@@ -179,7 +189,7 @@ def _callers(base: Foundation) -> Callers:
         fields=options.context.fields,
     )
     senders = Senders(identity=identity, rates=base.rates, audit=base.audit, log=base.request_log)
-    return Callers(identity=identity, senders=senders, metadata=metadata, guard=_guard(options, identity.proxies))
+    return Callers(identity=identity, senders=senders, metadata=metadata, guard=_guard(base, identity.proxies))
 
 
 def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | None":
@@ -285,8 +295,9 @@ def _operating(
     return routes, queries
 
 
-def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
-    """Build the check of `Host`, `Origin` and proxies for all requests of clients."""
+def _guard(base: Foundation, proxies: TrustedProxies) -> Guard:
+    """Build the check of `Host`, `Origin`, `Via` and proxies for all requests of clients."""
+    options = base.settings.gateway
     names, proxies_say = options.allowed_hosts, () if options.auth.proxies is None else options.auth.proxies.headers
     fields = (field.header.lower() for field in options.context.fields.values() if field.header)
     keys = (name.lower() for name in options.session.key_headers)
@@ -297,6 +308,7 @@ def _guard(options: GatewaySettings, proxies: TrustedProxies) -> Guard:
         origins=frozenset(options.allowed_origins),
         loopback=is_loopback(options.host),
         single=frozenset((*proxies_say, *fields, *keys)),
+        hops=frozenset(base.hops),
     )
 
 

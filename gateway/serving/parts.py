@@ -90,6 +90,7 @@ class Foundation:
     ring: KeyRing
     clock: Callable[[], float]
     name: str
+    hops: tuple[str, ...]
     backend: Backend
     events: EventWriter
     live: LiveSessions

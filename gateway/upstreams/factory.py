@@ -46,8 +46,8 @@ CACHED_BYTES: Final = 8 << 20
 class UpstreamFactory:
     """Make the upstream objects of configured servers.
 
-    `resources` makes the resources of links to one server. `permits` returns those of a server's resource URIs that a
-    context may subscribe to.
+    `via` is the name of the gateway in the `Via` header of requests to URLs. `resources` makes the resources of links
+    to one server. `permits` returns those of a server's resource URIs that a context may subscribe to.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class UpstreamFactory:
         limits: LimitSettings,
         fork_server: ForkServer,
         *,
+        via: str = "",
         resources: Callable[[str, UpstreamSettings], SessionResources],
         records: SessionRecorder,
         permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
@@ -62,6 +63,7 @@ class UpstreamFactory:
     ) -> None:
         self._limits = limits
         self._fork_server = fork_server
+        self._via = {"via": f"1.1 {via}"} if via else {}
         self._resources = resources
         self._records = records
         self._permits = permits
@@ -138,7 +140,7 @@ class UpstreamFactory:
             return HttpUpstream(
                 name=name,
                 url=settings.url,
-                headers=_same_for_all(settings.headers),
+                headers=_same_for_all(settings.headers) | self._via,
                 max_event_bytes=limits.line_bytes,
             )
         return StdioUpstream(

@@ -23,7 +23,7 @@ from tests.support.stdio_server import text, tools
 from tests.support.table_server import table_server
 from tests.support.too_deep import TOO_DEEP
 
-DOCUMENTED = {200, 202, 400, 401, 403, 404, 405, 406, 409, 413, 415, 421, 429, 431}
+DOCUMENTED = {200, 202, 400, 401, 403, 404, 405, 406, 409, 413, 415, 421, 429, 431, 508}
 JSON_HEADERS = {**ACCEPT, "Content-Type": "application/json"}
 
 

@@ -24,6 +24,9 @@ _UNKNOWN_HOST: Final = "The Host header does not name this server: its operator 
 _FORBIDDEN_ORIGIN: Final = (
     "The Origin of this request is not allowed: the operator gives those that are as allowed_origins."
 )
+_LOOP: Final = (
+    "This request comes from this gateway itself: the url of one of its servers leads back to it. Remove this server."
+)
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
 )
@@ -143,6 +146,8 @@ class Guard:
     loopback: bool = True
     proxies: Container[str] = ()
     single: frozenset[str] = frozenset()
+    hops: frozenset[str] = frozenset()
+    """The names of this gateway in `Via` headers (RFC 9110 §7.6.3)."""
     head_bytes: int = Limits().head_bytes
     """The most bytes of all headers. Checked here too, because the app may be mounted in another HTTP server."""
 
@@ -155,7 +160,8 @@ class Guard:
         return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raise `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed."""
+        """Raise `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed, 508 for a request that
+        this gateway has sent itself."""
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
@@ -163,6 +169,9 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._allows(origin, headers)):
             raise Refused(403, INVALID_REQUEST, _FORBIDDEN_ORIGIN)
+        # Whoever names this gateway without having passed it harms only the own request.
+        if (via := headers.get("via")) and not self.hops.isdisjoint(via.replace(",", " ").split()):
+            raise Refused(508, INVALID_REQUEST, _LOOP)
 
     @property
     def served_host(self) -> str:

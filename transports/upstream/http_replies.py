@@ -72,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_ERROR_CHARS: Final = 200
 _DISCOVER: Final = "server/discover"
+_LOOP: Final = ": its url leads back to a gateway that has sent the request already"
 _MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 
@@ -116,7 +117,7 @@ class ReplyReader:
             self._events.unreadable(message.id, f"server {self._name!r} sent a response that is not an answer")
         else:
             status = f"{response.status_code} {response.reason_phrase}"
-            reason = f"server {self._name!r} answered {status}"
+            reason = f"server {self._name!r} answered {status}{_LOOP if response.status_code == 508 else ''}"
             self._events.refused(message.id, reason, response.status_code)
         return True
 
