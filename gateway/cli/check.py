@@ -1,6 +1,7 @@
 """Check a configuration as `run` reads it, and compare its policy with the servers (`check`)."""
 
 import asyncio
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from gateway.cli.configuration import configuration, required_configuration
 from gateway.cli.error_exit import error_exit
-from gateway.cli.options import ConfigOption, JsonOption, options
+from gateway.cli.options import ConfigOption, JsonOption, StrictOption, options
 from gateway.cli.terminal import Terminal
 from gateway.config.faults import located
 from gateway.config.settings import ConfigurationError, Settings, load
@@ -26,8 +27,10 @@ def check(
     config: ConfigOption = None,
     as_json: JsonOption = False,
     offline: Annotated[bool, typer.Option("--offline", help="Do not start or contact the servers.")] = False,
+    strict: StrictOption = False,
 ) -> None:
-    """Check a configuration file, and that its policy matches what the servers list. Exit status 2 if it is invalid.
+    """Check a configuration file, and that its policy matches what the servers list. Exit status 1 if servers cannot be
+    used, 2 if the file is invalid.
 
     Modules of `in_process` servers are imported. The other servers are started or contacted, unless --offline is given.
     """
@@ -39,7 +42,7 @@ def check(
 
     try:
         file = required_configuration(config)
-        loaded = load(file)
+        loaded = load(file, strict=strict)
         settings = loaded.settings
         key_ring(settings.gateway.store)
         warnings = [note.text for note in loaded.notes if note.level == "warning"]
@@ -56,8 +59,11 @@ def check(
             for one in sandboxes
             for secret in one.opens([file])
         ]
-        _import_targets(settings)
-        unanswered, more = ([], []) if offline else asyncio.run(_compared(settings))
+        left_out = settings.left_out | _import_faults(settings, file)
+        silent, more = ({}, []) if offline else asyncio.run(_compared(settings))
+        silent = {name: why for name, why in silent.items() if name not in left_out}
+        if strict and (left_out or silent):
+            raise ConfigurationError("\n".join([*chain.from_iterable(left_out.values()), *silent.values()]))
         warnings += more
     except ConfigurationError as error:
         message = located(str(error), configuration(config))
@@ -66,34 +72,54 @@ def check(
         typer.echo(to_json({"good": False, "faults": message.splitlines()}))
         raise typer.Exit(2) from None
     ignored = [note.text for note in loaded.notes if note.level == "ignored"]
+    served = [name for name in settings.mcpServers if name not in left_out]
     found = {
-        "good": True,
+        "good": not left_out and not silent,
         "file": str(file),
-        "servers": [*settings.mcpServers],
-        "unanswered": unanswered,
-        "warnings": warnings,
+        "servers": served,
+        "left_out": left_out,
+        "unanswered": [*silent],
+        "warnings": [*warnings, *silent.values()],
+        "ignored": ignored,
     }
-    typer.echo(to_json(found | {"ignored": ignored}) if as_json else _summary(file, settings, unanswered, offline))
-    for kind, lines in (("warning", warnings), ("ignored", ignored)):
-        for line in () if as_json else lines:
-            _err.print_labelled(kind, line)
+    if as_json:
+        typer.echo(to_json(found))
+    else:
+        for kind, lines in (
+            ("ignored", ignored),
+            ("warning", warnings),
+            ("error", [*chain.from_iterable(left_out.values()), *silent.values()]),
+        ):
+            for line in lines:
+                _err.print_labelled(kind, line)
+        typer.echo(_summary(file, served, [*left_out], [*silent], offline))
+    if not found["good"]:
+        raise typer.Exit(1)
 
 
-def _summary(config: Path, settings: Settings, unanswered: list[str], offline: bool) -> str:
+def _summary(config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool) -> str:
     """Return one line about the configuration. `ok` means that every server that was asked has answered."""
-    names = ", ".join(settings.mcpServers) or "no servers"
-    if unanswered:
-        return visible_line(f"{config}: valid ({names}), but without an answer from {', '.join(unanswered)}")
-    return visible_line(f"{config}: ok ({names}){'; no server was started or contacted' if offline else ''}")
+    names = ", ".join(served) or "no servers"
+    without = [f"without {', '.join(left_out)}"] if left_out else []
+    without += [f"without an answer from {', '.join(silent)}"] if silent else []
+    asked = "; no server was started or contacted" if offline else ""
+    if without:
+        return visible_line(f"{config}: valid ({names}), but {' and '.join(without)}{asked}")
+    return visible_line(f"{config}: ok ({names}){asked}")
 
 
-def _import_targets(settings: Settings) -> None:
-    """Import what `in_process` names, as the gateway does when it starts. Raises `ConfigurationError`."""
+def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]:
+    """Import what `in_process` names, as the gateway does when it starts. Return the faults by server."""
+    faults = {}
     for name, entry in settings.mcpServers.items():
         if entry.in_process:
             from gateway.upstreams.factory import load_object  # loads what serves
 
-            load_object(name, entry.in_process)
+            try:
+                load_object(name, entry.in_process)
+            except ConfigurationError as error:
+                faults[name] = tuple(located(str(error), file).splitlines())
+    return faults
 
 
 def _why_silent(upstream: "ConfiguredUpstream") -> str:
@@ -109,8 +135,8 @@ def _why_silent(upstream: "ConfiguredUpstream") -> str:
     return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
 
 
-async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
-    """Return the servers that did not answer, and warnings about what the others list.
+async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
+    """Return the servers that did not answer, each with the reason, and warnings about what the others list.
 
     Raises:
         ConfigurationError: the policy does not match their lists.
@@ -125,10 +151,10 @@ async def _compared(settings: Settings) -> tuple[list[str], list[str]]:
     async with gateway.running():
         policy = settings.gateway.policy
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
-        silent = [_why_silent(one) for one in gateway.upstreams if one.name in found.unasked]
+        silent = {one.name: _why_silent(one) for one in gateway.upstreams if one.name in found.unasked}
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]
     if refused:
         raise ConfigurationError("\n".join(refused))
-    return found.unasked, silent + found.unbound + found.no_tasks + (found.unchecked if policy.check_arguments else [])
+    return silent, found.unbound + found.no_tasks + (found.unchecked if policy.check_arguments else [])

@@ -57,8 +57,8 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Check": {
         "check": (
             "check:check",
-            "Check a configuration file, and that its policy matches what the servers list. Exit status 2 if it is "
-            "invalid.",
+            "Check a configuration file, and that its policy matches what the servers list. Exit status 1 if servers "
+            "cannot be used, 2 if the file is invalid.",
         ),
         "doctor": (
             "doctor:doctor",

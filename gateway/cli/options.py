@@ -30,6 +30,9 @@ CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log everything, as gateway.log_level debug.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Refuse if a server cannot be used, rather than leave it out.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -12,7 +12,15 @@ import typer
 from gateway.cli.configuration import configuration, with_command, with_url
 from gateway.cli.error_exit import error_exit
 from gateway.cli.main import uncollected
-from gateway.cli.options import CommandArgument, ConfigOption, NamedConfigOption, Overrides, VerboseOption, options
+from gateway.cli.options import (
+    CommandArgument,
+    ConfigOption,
+    NamedConfigOption,
+    Overrides,
+    StrictOption,
+    VerboseOption,
+    options,
+)
 from gateway.config.faults import ConfigurationError, Note, located
 from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE, PLACEHOLDER, TOKEN_VARIABLE
 from gateway.config.settings import GatewaySettings, Settings, load
@@ -31,9 +39,13 @@ def run(
     workers: Annotated[
         int, typer.Option(min=1, max=256, help="Worker processes that share the port; needs a redis store.")
     ] = 1,
+    strict: StrictOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Serve MCP over Streamable HTTP."""
+    """Serve MCP over Streamable HTTP.
+
+    A server that cannot be used is left out, and told of.
+    """
     with uncollected():
         from gateway.observability.queued_output import queue_stderr
         from gateway.serving.uvicorn_server import serve
@@ -42,7 +54,7 @@ def run(
     queue_stderr()
     found = config if command else configuration(config)
     try:
-        loaded = load(found, overrides.given())
+        loaded = load(found, overrides.given(), strict=strict)
         settings = with_command(loaded.settings, command)
         welcome = _welcome(settings.gateway, workers=workers, verbose=verbose)
         if LISTENER not in os.environ:
@@ -51,7 +63,7 @@ def run(
             _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
-        serve(settings, welcome)
+        serve(settings, welcome, strict=strict)
     except ConfigurationError as error:
         raise error_exit(located(str(error), found)) from None
     except OSError as error:

@@ -41,7 +41,7 @@ from gateway.config.hosts.client_snippets import (
     snippets,
 )
 from gateway.config.hosts.entries import command_fault
-from gateway.config.settings import ConfigurationError, Settings, load
+from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load
 from session_store.tokens import generate_key
 
 _TEMPLATE: Final = """\
@@ -112,17 +112,17 @@ def init(
         _out.print(f"  {name}  {f'from {found.places[name]}' if name in found.places else no_client}")
     for name, fields in found.secrets.items():
         _out.print_labelled("warning", f"{name}: copied with {_AS_TEXT.format(fields=', '.join(fields))}")
-    _tell_faults(file)
     _out.print(f"Next: mcp-session-gateway run{_given(file)}")
+    _tell_faults(file)
 
 
 def _tell_faults(file: Path) -> None:
-    """Print what has to be mended before the gateway starts: variables that are not set, mostly."""
+    """Print what is still missing: variables that are not set, mostly. Until then these servers are left out."""
     try:
-        load(file)
+        load(file, strict=True)
     except ConfigurationError as error:
         for line in str(error).splitlines():
-            _out.print_labelled("warning", line)
+            _out.print_labelled("missing", line)
 
 
 def _written(found: FoundServers) -> str:
@@ -165,7 +165,7 @@ def add(
     entry |= {"headers": _pairs("--header", header, ":")} if header else {}
     language: Any = "toml" if config.suffix == ".toml" else "json"
     try:
-        Settings.model_validate({"mcpServers": {name: entry}})
+        Settings.model_validate({"mcpServers": {name: entry}, "gateway": _gateway_of(config)})
         added = add_entry(config, ClientFile(path="", at=("mcpServers", name), entry=entry, language=language))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
@@ -175,6 +175,14 @@ def add(
         raise error_exit(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
     _out.print(f"Next: mcp-session-gateway run{_given(config)}")
+
+
+def _gateway_of(config: Path) -> GatewaySettings:
+    """Return the settings of the gateway to which a server is added. If they have faults, `run` tells them."""
+    try:
+        return load(config if config.exists() else None).settings.gateway
+    except ConfigurationError:
+        return GatewaySettings()
 
 
 def _pairs(option: str, given: Iterable[str], separator: str) -> dict[str, str]:

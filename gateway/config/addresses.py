@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 _ANY_NAME: Final = "*"
 _MOST_CHARS: Final = 500
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[^\s/@\[\]]+")
+_ENDPOINT: Final = re.compile(r"/(?:mcp|sse|servers/[^/]+/mcp)/?")
 _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
@@ -72,6 +73,24 @@ def is_same_place(one: str, other: str) -> bool:
     (host, port), (other_host, other_port) = host_and_port(one), host_and_port(other)
     is_same = host == other_host or (is_loopback(host) and is_loopback(other_host))
     return port != 0 and port == other_port and (is_same or bool({host, other_host} & {"0.0.0.0", "::"}))
+
+
+def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> bool:
+    """Return True if the URL of a server is an endpoint of the gateway itself.
+
+    The gateway listens on `host` and `port`. `names` are the host names that clients use, mostly at the default port of
+    a proxy.
+    """
+    parts = urlsplit(url)
+    try:
+        named, at = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # the port is no number
+        return False
+    if not _ENDPOINT.fullmatch(parts.path):
+        return False
+    if named == host or (is_loopback(named) and (is_loopback(host) or host in ("0.0.0.0", "::"))):
+        return at == port
+    return not is_loopback(named) and named in names and at in (80, 443, port)
 
 
 async def own_address_towards(url: str) -> str:

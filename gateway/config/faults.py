@@ -12,6 +12,14 @@ class ConfigurationError(ValueError):
     """The configuration cannot be used. The message names the place and what to do."""
 
 
+class ServerFault(ValueError):
+    """A setting of one server contradicts the settings of the gateway. Only that server is left out."""
+
+    def __init__(self, server: str, message: str) -> None:
+        super().__init__(message)
+        self.server = server
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A part of the configuration that has no effect. `warning`: the gateway does less than the file asks for."""

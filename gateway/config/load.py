@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from gateway.config.faults import ConfigurationError, Note, did_you_mean, meant
-from gateway.config.hosts.files import adapted, read_document
+from gateway.config.faults import ConfigurationError, Note, ServerFault, did_you_mean, meant
+from gateway.config.hosts.files import FaultyEntry, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from gateway.config.sandbox import profile_table, sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
@@ -26,6 +27,7 @@ __all__ = [
     "Gathered",
     "Origins",
     "explained",
+    "fault_lines",
     "gathered",
     "models_in",
     "unknown_variables",
@@ -199,11 +201,13 @@ def _has(given: Any, setting: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The document that all places make together, not validated yet, where it came from, and what has no effect."""
+    """The document that all places make together, not validated yet, where it came from, and what has no effect.
+    `faulty` has the entries of its servers that are known not to be usable."""
 
     document: dict[str, Any]
     origins: Origins
     notes: tuple[Note, ...]
+    faulty: dict[str, FaultyEntry]
 
 
 def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel]) -> Gathered:
@@ -212,21 +216,25 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
     `model` has the settings of `gateway`: their names are those of the variables.
 
     Raises:
-        ConfigurationError: the file cannot be read, a placeholder has no value, or a name is misspelt.
+        ConfigurationError: the file cannot be read, or a name in it or in the environment is misspelt.
     """
     misspelt, notes = unknown_variables(os.environ, model)
     place = Place(environ=os.environ, folder=(path or Path()).absolute().parent)
     found = adapted({} if path is None else read_document(path), place)
+    faulty = {
+        name: FaultyEntry(entry.given, tuple(f"{path}: {fault}" for fault in entry.faults))
+        for name, entry in found.faulty.items()
+    }
     faults = [*(f"{path}: {fault}" for fault in found.findings.faults), *misspelt]
     if faults:
-        raise ConfigurationError("\n".join(faults))
+        raise ConfigurationError("\n".join([*(fault for entry in faulty.values() for fault in entry.faults), *faults]))
     notes += tuple(Note(level=note.level, text=f"{path}: {note.text}") for note in found.findings.notes)
     document, environment = found.document, variables(model)
     gateway = document.get("gateway", {})
     origins = Origins(str(path or ""), gateway, environment, overrides, found.places)
     if isinstance(gateway, dict):
         document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
-    return Gathered(document=document, origins=origins, notes=notes)
+    return Gathered(document=document, origins=origins, notes=notes, faulty=faulty)
 
 
 def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
@@ -266,7 +274,12 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) -> str:
     """Return one line per fault: where, what. `model` is the model of the whole document."""
-    lines = []
+    return "\n".join(line for _, line in fault_lines(error, origins, model))
+
+
+def fault_lines(error: ValidationError, origins: Origins, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield each fault as the server that it is about, and the line for people. The server is empty for a fault of
+    the whole configuration."""
     for fault in error.errors(include_url=False, include_input=False):
         where = origins.in_words(fault["loc"])
         what = fault["msg"].removeprefix("Value error, ")
@@ -285,8 +298,14 @@ def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) 
             )
         elif fault["type"] in _NUMBER_FAULTS:
             what = f"must be a number{_unit(str(fault['loc'][-1]))}"
-        lines.append(": ".join(part for part in (place, where, what) if part))
-    return "\n".join(lines)
+        yield _server_of(fault), ": ".join(part for part in (place, where, what) if part)
+
+
+def _server_of(fault: ErrorDetails) -> str:
+    if fault["loc"][:1] == ("mcpServers",) and fault["loc"][1:2]:
+        return str(fault["loc"][1])
+    raised = fault.get("ctx", {}).get("error")
+    return raised.server if isinstance(raised, ServerFault) else ""
 
 
 def _is_named(setting: str, loc: tuple[int | str, ...]) -> bool:

@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from gateway.config.addresses import HostNames, ListenAddress, host_and_port, is_loopback, is_same_place
+from gateway.config.addresses import (
+    HostNames,
+    ListenAddress,
+    host_and_port,
+    is_loopback,
+    is_own_endpoint,
+    is_same_place,
+)
 from gateway.config.auth import (
     ALL_SERVERS,
     API_KEY_ISSUER,
@@ -23,9 +30,10 @@ from gateway.config.auth import (
     DiscoverySettings,
     KeyDigestSettings,
 )
-from gateway.config.faults import ConfigurationError, Note
+from gateway.config.faults import ConfigurationError, Note, ServerFault
+from gateway.config.hosts.files import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
-from gateway.config.load import Origins, explained, gathered
+from gateway.config.load import Gathered, Origins, fault_lines, gathered
 from gateway.config.model import Frozen
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
@@ -39,7 +47,7 @@ from gateway.config.sessions import (
     environment_of,
     is_usable_workspace,
 )
-from gateway.config.upstreams import UpstreamSettings
+from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from session_store.connect import check_store_url
 
 __all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "is_server_name", "load"]
@@ -289,14 +297,29 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _secrets_are_declared(self) -> Self:
-        places = {f"mcpServers.{name}": {**entry.env, **entry.headers} for name, entry in self.mcpServers.items()}
-        rules = enumerate(self.gateway.policy.rules)
-        places |= {f"gateway.policy.rules[{number}].env": rule.env for number, rule in rules}
-        for where, values in places.items():
-            for value in values.values():
-                for secret in re.findall(r"\$\{secret:([^}]*)\}", value):
-                    if secret not in self.gateway.secrets:
-                        raise ValueError(f"{where}: gateway.secrets has no entry {secret!r}")
+        for number, rule in enumerate(self.gateway.policy.rules):
+            if (secret := self._undeclared(rule.env)) is not None:
+                raise ValueError(f"gateway.policy.rules[{number}].env: gateway.secrets has no entry {secret!r}")
+        for name, entry in self.mcpServers.items():
+            if (secret := self._undeclared(entry.env | entry.headers)) is not None:
+                raise ServerFault(name, f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")
+        return self
+
+    def _undeclared(self, values: Mapping[str, str]) -> str | None:
+        """Return the first secret that the values name and `gateway.secrets` lacks."""
+        named = (secret for value in values.values() for secret in re.findall(r"\$\{secret:([^}]*)\}", value))
+        return next((secret for secret in named if secret not in self.gateway.secrets), None)
+
+    @model_validator(mode="after")
+    def _serves_others(self) -> Self:
+        host, port, names = self.gateway.host, self.gateway.port, self.gateway.allowed_hosts
+        for name, entry in self.mcpServers.items():
+            if entry.url and is_own_endpoint(entry.url, host, port, names):
+                raise ServerFault(
+                    name,
+                    f"mcpServers.{name}.url: this is the address of the gateway itself, which would serve itself: give "
+                    "the server's own URL, or remove the entry",
+                )
         return self
 
     @model_validator(mode="after")
@@ -308,23 +331,33 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _fields_are_declared(self) -> Self:
-        declared = self.gateway.context.fields
-        maps = {f"mcpServers.{name}.context_env": entry.context_env for name, entry in self.mcpServers.items()}
-        for where, variables in (maps | {"gateway.context.env": self.gateway.context.env}).items():
-            for variable, value in (variables or {}).items():
-                if value.field and value.field not in BUILT_IN and value.field not in declared:
-                    raise ValueError(_no_field(f"{where}.{variable}", value.field, (*BUILT_IN, *declared)))
+        if fault := self._unknown_variable("gateway.context.env", self.gateway.context.env or {}):
+            raise ValueError(fault)
         for name, entry in self.mcpServers.items():
-            for pattern, tool in entry.tools.items():
-                for argument, field in tool.bind.items():
-                    if field not in BOUND and field not in declared:
-                        where = f"mcpServers.{name}.tools.{pattern}.bind.{argument}"
-                        raise ValueError(_no_field(where, field, (*BOUND, *declared)))
+            if fault := self._unknown_variable(f"mcpServers.{name}.context_env", entry.context_env or {}):
+                raise ServerFault(name, fault)
+            if fault := self._unknown_binding(f"mcpServers.{name}.tools", entry.tools):
+                raise ServerFault(name, fault)
         return self
+
+    def _unknown_variable(self, where: str, variables: Mapping[str, EnvironmentValue]) -> str:
+        known = (*BUILT_IN, *self.gateway.context.fields)
+        for variable, value in variables.items():
+            if value.field and value.field not in known:
+                return _no_field(f"{where}.{variable}", value.field, known)
+        return ""
+
+    def _unknown_binding(self, where: str, tools: Mapping[str, ToolSettings]) -> str:
+        known = (*BOUND, *self.gateway.context.fields)
+        for pattern, tool in tools.items():
+            for argument, field in tool.bind.items():
+                if field not in known:
+                    return _no_field(f"{where}.{pattern}.bind.{argument}", field, known)
+        return ""
 
     @model_validator(mode="after")
     def _workspaces_are_usable(self) -> Self:
-        if not self.workspaces_become_variables:
+        if not self._some_server_gets_workspaces:
             return self
         pattern = self.gateway.context.workspace_pattern
         for number, rule in enumerate(self.gateway.policy.rules):
@@ -341,9 +374,19 @@ class Settings(Frozen):
 
     @property
     def workspaces_become_variables(self) -> bool:
-        """Return whether any server gets the workspace of its session in an environment variable."""
+        """Return whether any server gets the workspace of its session in an environment variable. A server that is left
+        out counts as one: durable sessions are still there when it is mended."""
+        return bool(self.left_out) or self._some_server_gets_workspaces
+
+    @property
+    def _some_server_gets_workspaces(self) -> bool:
         started = (entry for entry in self.mcpServers.values() if entry.has_own_process)
         return any(value.field == "workspace" for entry in started for value in self.environment_of(entry).values())
+
+    @property
+    def left_out(self) -> dict[str, tuple[str, ...]]:
+        """Return the servers that are not served because of faults in their entries, each with its faults."""
+        return {name: entry.faults for name, entry in self.mcpServers.items() if entry.faults}
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -373,15 +416,44 @@ class Loaded:
     notes: tuple[Note, ...]
 
 
-def load(path: Path | None = None, overrides: dict[str, Any] | None = None) -> Loaded:
+def load(path: Path | None = None, overrides: dict[str, Any] | None = None, *, strict: bool = False) -> Loaded:
     """Read the file (JSON, or TOML by its ending), the environment over it, and `overrides` (of `gateway`) over both.
 
+    A server whose entry has a fault is left out (`Settings.left_out`). With `strict`, it is an error.
+
     Raises:
-        ConfigurationError: one line per fault: where, what, and what to do.
+        ConfigurationError: one line per fault: where, what, and what to do. The settings of `gateway` have a fault, or
+            no server is left.
     """
     found = gathered(path, overrides or {}, GatewaySettings)
-    try:
-        settings = Settings.model_validate(found.document, context={"origins": found.origins})
-    except ValidationError as error:
-        raise ConfigurationError(explained(error, found.origins, Settings)) from None
+    settings = _validated(found)
+    left_out = settings.left_out
+    if left_out and (strict or len(left_out) == len(settings.mcpServers)):
+        raise ConfigurationError("\n".join(line for faults in left_out.values() for line in faults))
     return Loaded(settings=settings, notes=found.notes)
+
+
+def _validated(found: Gathered) -> Settings:
+    """Validate the document. Each round leaves out the servers in which the one before has found faults.
+
+    Raises:
+        ConfigurationError: there is a fault that is not of one server.
+    """
+    faulty = dict(found.faulty)
+    while True:
+        document = found.document
+        given = document.get("mcpServers")
+        if faulty and isinstance(given, dict):
+            left_out = {name: UpstreamSettings.left_out(entry.given, entry.faults) for name, entry in faulty.items()}
+            document = document | {"mcpServers": given | left_out}
+        try:
+            return Settings.model_validate(document, context={"origins": found.origins})
+        except ValidationError as error:
+            lines = [*fault_lines(error, found.origins, Settings)]
+        if any(not server for server, _ in lines):
+            known = [line for entry in faulty.values() for line in entry.faults]
+            raise ConfigurationError("\n".join([*known, *(line for _, line in lines)]))
+        servers: dict[str, list[str]] = {}
+        for server, line in lines:
+            servers.setdefault(server, []).append(line)
+        faulty |= {name: FaultyEntry(found.document["mcpServers"].get(name), tuple(of)) for name, of in servers.items()}

@@ -1,11 +1,13 @@
 """Define the entries of `mcpServers`: how to start or reach a server, and restrictions of what it lists."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
+from gateway.config.faults import meant
 from gateway.config.model import Frozen, Pattern, expression
 from gateway.config.sandbox import SandboxByTrust, SandboxTable
 from gateway.config.sessions import EnvironmentMap
@@ -13,6 +15,10 @@ from gateway.protocol.methods import METHODS, SERVER_METHODS
 
 _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "resource_uris"}
 """The setting that restricts MCP's own methods, by the kind of what they are about."""
+
+
+_VISIBILITY: Final = ("direct_only", "permissions")
+"""The settings that say who sees a server."""
 
 
 def _text(value: Any) -> Any:
@@ -129,6 +135,41 @@ class UpstreamSettings(BaseModel):
     """Stop a child that was idle for this long. The next call starts it again, and its result reports the restart. By
     default it stops after five minutes in a 2026-07-28 session to which no client has come back, and never in others,
     because a restart loses what a server holds in memory. 0 never stops it."""
+
+    _faults: tuple[str, ...] = PrivateAttr(())
+    _is_hidden: bool = PrivateAttr(False)
+
+    @classmethod
+    def left_out(cls, given: Any, faults: Iterable[str]) -> Self:
+        """Return the entry of a server that is not served because of its faults. Of what the file gives, only
+        `direct_only` and `permissions` count. If these cannot be read, no session is told of the server."""
+        names = given.keys() if isinstance(given, dict) else ()
+        seen = {name: given[name] for name in _VISIBILITY if name in names}
+        is_hidden = any(name not in cls.model_fields and meant(str(name), _VISIBILITY) for name in names)
+        try:
+            entry = cls.model_validate({"in_process": "left:out", **seen})
+        except ValidationError:
+            entry, is_hidden = cls(in_process="left:out"), True
+        return entry._with_faults(faults, is_hidden=is_hidden)
+
+    def without_server(self, fault: str) -> Self:
+        """Return the entry as that of a server that is left out, because what it names cannot be used."""
+        return self._with_faults([fault], is_hidden=False)
+
+    def _with_faults(self, faults: Iterable[str], *, is_hidden: bool) -> Self:
+        found = self.model_copy(update={"in_process": ""})
+        found._faults, found._is_hidden = tuple(faults), is_hidden
+        return found
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Return why the server is left out, one line for each fault; empty if it is served."""
+        return self._faults
+
+    @property
+    def is_hidden(self) -> bool:
+        """Return True if no session may be told of the server, because it cannot be read who may."""
+        return self._is_hidden
 
     @model_validator(mode="before")
     @classmethod

@@ -40,13 +40,17 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:
     """Start a server and ask what it lists. Wait for a server that hangs as long as a session would."""
     async with at_once:
+        if upstream.is_left_out:
+            return
         await asyncio.wait((upstream.start_probe(),), timeout=limit_s)
 
 
 def _finding(upstream: ConfiguredUpstream) -> Finding:
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
     if state.state != "ok":
-        if entry.kind == "url":
+        if upstream.is_left_out:
+            do = "correct this entry: the server is left out until then"
+        elif entry.kind == "url":
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
         else:
             do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"

@@ -1,5 +1,6 @@
 """Translate results and errors between the eras, and name the servers that a merged result lacks. Pure."""
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -26,7 +27,7 @@ MISSING_KEY: Final = f"{RESERVED}/missing"
 
 class Missing(msgspec.Struct, frozen=True):
     """A server whose part of a merged result is missing. `since`: seconds since 1970. `retry_s`: seconds until the
-    gateway tries it again, 0 if it tries now; None while the server is starting."""
+    gateway tries it again, 0 if it tries now, infinite if it never does; None while the server is starting."""
 
     server: str
     reason: str
@@ -42,7 +43,7 @@ def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
             "reason": entry.reason,
             "since": datetime.fromtimestamp(entry.since, UTC).isoformat(timespec="seconds"),
         }
-        | ({} if entry.retry_s is None else {"retryAfterMs": max(1, round(entry.retry_s * 1_000))})
+        | ({} if entry.retry_s in (None, math.inf) else {"retryAfterMs": max(1, round(entry.retry_s * 1_000))})
         for entry in missing
     ]
 

@@ -176,7 +176,8 @@ class LateServers:
             missing.append(entry)
             if entry.retry_s is not None:
                 failures[name] = error or UpstreamUnavailable(entry.reason)
-            self._report(name, entry.reason)
+            if not upstream.is_left_out:  # which the start has told
+                self._report(name, entry.reason)
         return Gathered(answers, known, tuple(missing), failures)
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
@@ -208,7 +209,7 @@ class LateServers:
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
-        if live is None:
+        if live is None or upstream.is_left_out:
             return follow is not None or upstream.is_failing
         if upstream.is_open_to(live):
             return follow is not None and not follow.is_paused
@@ -228,6 +229,9 @@ class LateServers:
         follow = self._follows.get(key)
         if follow is None:
             follow = _Follow()
+            if upstream.is_left_out:
+                follow.failures = upstream.failures
+                return follow
             if asker.live is None or not asker.live.ended:
                 self._follows[key] = follow
                 self._tasks.start(key, lambda: self._until_up(upstream, asker, follow))

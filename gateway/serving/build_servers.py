@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from gateway.config.faults import missing_extra
+from gateway.config.faults import ConfigurationError, missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
@@ -91,7 +91,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         permits=policy.permitted_uris,
         quotes=options.policy.last_output,
     )
-    upstreams = [factory.of_entry(name, entry) for name, entry in entries.items()]
+    upstreams = [_of_entry(factory, name, entry) for name, entry in entries.items()]
     upstreams += [factory.of_object(name, server) for name, server in objects.items()]
     late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
     sessions.closed.add(lambda live: prestarted.forget(live.session.id))
@@ -114,6 +114,16 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         late=late,
         endpoints=_endpoints(base, sessions, upstreams, late, policy=policy, tool_calls=tool_calls),
     )
+
+
+def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> ConfiguredUpstream:
+    """Return the upstream of an entry. A server that cannot be served is left out."""
+    if entry.faults:
+        return factory.of_left_out(name, entry)
+    try:
+        return factory.of_entry(name, entry)
+    except ConfigurationError as error:
+        return factory.of_left_out(name, entry.without_server(str(error)))
 
 
 def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_server: ForkServer) -> Packages:

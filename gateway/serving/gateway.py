@@ -31,11 +31,12 @@ class Gateway:
         ring: KeyRing | None = None,
         clock: Callable[[], float] = time,
         link: SignInLink | None = None,
+        strict: bool = False,
     ) -> None:
         parts = compose(settings, store=store, servers=servers, ring=ring, clock=clock, link=link)
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
-        self._lifecycle = Lifecycle(parts)
+        self._lifecycle = Lifecycle(parts, strict=strict)
         self.replica = "" if base.cluster is None else base.cluster.replica
         self.state = base.state
         self.audit = base.audit

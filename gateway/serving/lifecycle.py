@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from time import time
 from typing import Final
 
+from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
 from gateway.sandbox.enclosures import own_files
@@ -17,6 +18,7 @@ from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.reconciliation import Reconciliation
 from gateway.upstreams.review import compare, compare_late
 from gateway.upstreams.server_facts import ServerFacts
+from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.connect import shown
 from transports.tasks import Tasks
@@ -66,11 +68,22 @@ class StoreWatch:
         self.fault = str(error)
 
 
+def _refuse_failing(upstreams: Iterable[ConfiguredUpstream]) -> None:
+    """Raise `ConfigurationError` if a server is left out or has failed to start."""
+    failing = [upstream for upstream in upstreams if upstream.is_failing]
+    if failing:
+        states = [(upstream.name, upstream.state) for upstream in failing]
+        raise ConfigurationError(
+            "\n".join(f"server {name}: {with_output_tail(one.reason, one.output_tail)}" for name, one in states)
+        )
+
+
 class Lifecycle:
     """Starts and stops the parts of a gateway, and runs their regular work."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, strict: bool = False) -> None:
         self._parts = parts
+        self._strict = strict  # refuse to start without one of the servers
         self.store = StoreWatch(parts.foundation.backend, parts.foundation.settings.gateway.store)
         self._sweep_every_s = min(SWEEP_EVERY_S, parts.foundation.settings.gateway.shortest_ttl_s / 3)
 
@@ -92,7 +105,8 @@ class Lifecycle:
 
         Raises:
             ConfigurationError: the store or the advertised address cannot be used, the policy does not fit the
-                servers' lists, a required sandbox does not hold, or a sandbox grants files of the gateway.
+                servers' lists, a required sandbox does not hold, or a sandbox grants files of the gateway. If the
+                gateway is strict: a server cannot be used.
         """
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
@@ -104,6 +118,9 @@ class Lifecycle:
         refuse_unheld(found)
         refuse_open(found, own_files(base.settings.gateway))
         log_sandboxes(found, delegation)
+        for upstream in servers.upstreams:
+            for fault in upstream.settings.faults:
+                logger.error("server %s is left out: %s", upstream.name, fault, extra={"server": upstream.name})
         await self._open_store()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)
@@ -115,11 +132,14 @@ class Lifecycle:
             stack.push_async_callback(servers.packages.close)
             if http.membership is not None:
                 await stack.enter_async_context(http.membership.joined())
-            probes = {upstream.name: upstream.start_probe() for upstream in servers.upstreams if asks_servers}
+            asked = [upstream for upstream in servers.upstreams if asks_servers and not upstream.is_left_out]
+            probes = {upstream.name: upstream.start_probe() for upstream in asked}
             upkeep = self._start_upkeep()
             try:
                 if asks_servers:
                     await self._first_answers(probes)
+                    if self._strict:
+                        _refuse_failing(servers.upstreams)
                     options = base.settings.gateway
                     await compare(servers.upstreams, options, servers.tool_calls)
                     upkeep.spawn(compare_late(servers.upstreams, options, servers.tool_calls))

@@ -211,15 +211,16 @@ class _Server(uvicorn.Server):
         logger.info("%s", farewell(count, base.settings.gateway.store, self._gateway.store_fault))
 
 
-def serve(settings: Settings, welcome: Welcome | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says that the gateway is ready.
+def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says that the gateway is ready. With
+    `strict`, refuse to start if a server cannot be used.
 
     Raises:
         OSError: the address cannot be listened on.
         ConfigurationError: the settings cannot be served.
     """
     welcome = welcome or Welcome()
-    gateway = Gateway(settings, link=welcome.link)
+    gateway = Gateway(settings, link=welcome.link, strict=strict)
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())
     app = _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]())

@@ -27,7 +27,7 @@ from session_store.redaction import output_scrubber
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
 from transports.upstream.stdio import StdioUpstream
-from transports.upstream_port import Upstream
+from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream, UpstreamUnavailable
 
 OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program hands in."""
@@ -41,6 +41,19 @@ UNRETURNED_STOP_S: Final = 300.0
 
 CACHED_BYTES: Final = 8 << 20
 """Size limit of the fresh results that are kept of each server: lists, and resources that were read."""
+
+
+class _LeftOut:
+    """The upstream of a server that is left out: it opens no link."""
+
+    def __init__(self, name: str) -> None:
+        self.reason = f"server {name!r} is left out: its configuration has a fault, which operators are told"
+
+    async def connect(self, given: ConnectOptions, events: LinkEvents) -> Link:
+        raise UpstreamUnavailable(self.reason)
+
+    async def close(self) -> None:
+        pass
 
 
 class UpstreamFactory:
@@ -82,6 +95,11 @@ class UpstreamFactory:
         object."""
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server))
 
+    def of_left_out(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
+        """Return the upstream of a server that cannot be used, because its entry has faults. Clients are told that it
+        is missing; operators are told why."""
+        return self._make(name, settings, _LeftOut(name))
+
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream) -> ConfiguredUpstream:
         limits, known, idle_stop_s = self._limits, KnownFacts(), settings.idle_stop_s
         # Only processes stop if their client has not come back: other links cost too little for a restart.
@@ -106,6 +124,16 @@ class UpstreamFactory:
         )
         results = ResultCache(CACHED_BYTES)
         shared = SharedConversations(links, deadlines, results.changed)
+        probe = Probe(
+            name,
+            known,
+            shared,
+            start_s=limits.start_timeout_s,
+            is_url=settings.kind == "url",
+            results=results,
+        )
+        if isinstance(upstream, _LeftOut):
+            probe.give_up(upstream.reason)
         return ConfiguredUpstream(
             settings,
             upstream,
@@ -119,14 +147,7 @@ class UpstreamFactory:
             ),
             known=known,
             shared=shared,
-            probe=Probe(
-                name,
-                known,
-                shared,
-                start_s=limits.start_timeout_s,
-                is_url=settings.kind == "url",
-                results=results,
-            ),
+            probe=probe,
             deadlines=deadlines,
         )
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -211,6 +212,11 @@ class Probe:
         else:
             self._failed(facts.failure or "it supports no MCP version of this gateway", facts.output_tail)
         return facts
+
+    def give_up(self, reason: str) -> None:
+        """Record that the server is never asked. `reason` is for clients."""
+        self._known.learn(ServerFacts(failure=reason))
+        self.failures.fail(reason, math.inf)
 
     def learn(self, facts: ServerFacts) -> None:
         """Keep the facts that a session has learned about a server that refuses the probe."""

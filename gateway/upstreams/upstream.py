@@ -94,6 +94,11 @@ class ConfiguredUpstream:
         return self._facts.has_answered
 
     @property
+    def is_left_out(self) -> bool:
+        """Return True if the server is never asked, because its entry has faults."""
+        return bool(self.settings.faults)
+
+    @property
     def is_failing(self) -> bool:
         """Return True if the last probe has failed."""
         return self._probe.failures.count > 0
@@ -137,6 +142,8 @@ class ConfiguredUpstream:
     def state(self) -> ServerState:
         """Return the state of the server for operators: ok, starting or failing, and why."""
         probe = self._probe
+        if self.is_left_out:
+            return ServerState("failing", "; ".join(self.settings.faults))
         if self.has_answered:
             return ServerState("ok", start_s=probe.started_s)
         if not probe.failures.count:

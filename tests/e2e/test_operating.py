@@ -18,8 +18,9 @@ from gateway.errors import STORE_UNAVAILABLE
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.free_ports import free_port
 from tests.support.gateway_process import DEMO, ROOT, SIGNED, RunningGateway, operators_of, running_gateway, server
-from tests.support.mcp_clients import Legacy, Modern, messages, tool_text
+from tests.support.mcp_clients import Legacy, Modern, messages, result_of, tool_text
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.table_server import EXITS, GOOD, table_server
 from tests.support.waiting import eventually
@@ -235,13 +236,56 @@ def test_check_and_doctor_list_what_has_no_effect(tmp_path: Path) -> None:
 def test_check_says_ok_only_of_servers_that_answered(tmp_path: Path) -> None:
     document = {"mcpServers": {"demo": DEMO_ENTRY, "broken": {"command": "/does/not/exist"}}}
     found, words = ran(tmp_path, document, "check")
-    assert found == 0 and ": ok" not in words
+    assert found == 1 and ": ok" not in words
     assert "mcp.json: valid (demo, broken), but without an answer from broken" in words
     assert "its lists were not checked" in words and "No such file or directory" in words, "and why"
     found, words = ran(tmp_path, document, "check", "--json")
-    assert found == 0 and json.loads(words)["unanswered"] == ["broken"]
+    assert found == 1 and json.loads(words)["unanswered"] == ["broken"]
+    assert ran(tmp_path, document, "check", "--strict")[0] == 2
     found, words = ran(tmp_path, document, "check", "--offline")
     assert found == 0 and "ok (demo, broken); no server was started or contacted" in words
+
+
+@requirement("ops.left-out", "ops.check")
+def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: Path, http: httpx.Client) -> None:
+    """Which faults: tests/unit/config/test_load.py."""
+    faulty = {"unset": {"command": "x", "env": {"T": "${UNSET_1}"}}, "code": {"in_process": "nowhere:server"}}
+    document = {"mcpServers": {"demo": DEMO_ENTRY, **faulty}}
+    faults = "mcpServers.unset.env.T: the variable UNSET_1 is not set", "mcpServers.code.in_process: nowhere:server"
+    checked = run_command("check", "--config", str(_written(tmp_path, document)), timeout=60)
+    assert checked.returncode == 1 and all(fault in checked.stderr for fault in faults), checked.stderr
+    assert checked.stdout.endswith("mcp.json: valid (demo), but without unset, code\n")
+    assert ran(tmp_path, document, "run", "--strict") == (2, f"error {tmp_path}/mcp.json: {faults[0]}{_SET_IT}")
+    with running_gateway(document["mcpServers"], options={"admin": {"listen": "127.0.0.1:0"}}) as gateway:
+        answer = result_of(Legacy(gateway.url, http).open().call("tools/list"))
+        assert all(tool["name"].startswith("demo__") for tool in answer["tools"]) and answer["tools"]
+        missing = answer["_meta"]["io.github.mcp-session-gateway/missing"]
+        assert [one["server"] for one in missing] == ["unset", "code"]
+        assert "UNSET_1" not in json.dumps(missing) and "retryAfterMs" not in missing[0]
+        known = http.get(f"{operators_of(gateway)}/readyz").json()["unavailable"]
+        assert faults[0] in known["unset"] and faults[1] in known["code"]
+
+
+@requirement("ops.loop")
+def test_a_request_that_comes_back_is_refused(http: httpx.Client) -> None:
+    """Under a name that the configuration does not know as the gateway's own."""
+    port = free_port()
+    servers = {"demo": DEMO_ENTRY, "loop": {"url": f"http://0.0.0.0:{port}/mcp"}}
+    options = {"allowed_hosts": ["*"], "admin": {"listen": "127.0.0.1:0"}}
+    with running_gateway(servers, options=options, port=port) as gateway:
+        url = f"{operators_of(gateway)}/readyz"
+        assert eventually(lambda: "its url leads back" in http.get(url).json()["unavailable"].get("loop", ""))
+        headers = {"Via": "1.1 another, 1.0 proxy.example"}
+        assert Legacy(gateway.url, http).initialize(headers=headers).status_code == 200
+
+
+def _written(folder: Path, document: Any) -> Path:
+    path = folder / "mcp.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+_SET_IT = ": set it in the environment of the gateway, or write a default, as in ${UNSET_1:-default}"
 
 
 # -- stores as an operator meets them

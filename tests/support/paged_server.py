@@ -45,7 +45,7 @@ class OneServer:
     declared: Mapping[str, Any] = {"tools": {"listChanged": True}}
     discovery: bytes | None = b"{}"
     extensions = Declared()
-    is_failing = False
+    is_failing = is_left_out = False
     hangs_for_s = 0.0
 
     def itself(self, *_: Any) -> Self:

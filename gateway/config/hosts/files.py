@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.config.faults import ConfigurationError, meant
 from gateway.config.hosts.entries import Findings, adapted_entry
@@ -111,16 +111,25 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _SHOWN: Final = 12
 
 
+class FaultyEntry(NamedTuple):
+    """An entry of a server as the file has it, and why it cannot be served."""
+
+    given: Any
+    faults: tuple[str, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Adapted:
     """The document in the gateway's own form.
 
-    `places` has, by server, where the file has it if that is not `mcpServers.NAME`.
+    `places` has, by server, where the file has it if that is not `mcpServers.NAME`. `faulty` has the entries that
+    cannot be served, as the file has them, with their faults. The faults in `findings` are those of the whole file.
     """
 
     document: dict[str, Any]
     findings: Findings
     places: dict[str, str] = field(default_factory=dict)
+    faulty: dict[str, FaultyEntry] = field(default_factory=dict)
 
 
 def adapted(given: Mapping[str, Any], place: Place) -> Adapted:
@@ -169,9 +178,12 @@ def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> N
     found, (key, name) = result.findings, where
     served = served_name(name)
     at, servers = f"{key}.{name}", result.document["mcpServers"]
+    given, own = entry, Findings()
     if isinstance(entry, dict):
-        entry = adapted_entry(at, entry, place, found)
+        entry = adapted_entry(at, entry, place, own)
+        found.notes.extend(own.notes)
         if entry is None:
+            found.faults.extend(own.faults)
             return
     if not served or served in servers:
         other = result.places.get(served, f"mcpServers.{served}")
@@ -184,6 +196,8 @@ def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> N
     if at != f"mcpServers.{served}":
         result.places[served] = at
     servers[served] = entry
+    if own.faults:
+        result.faulty[served] = FaultyEntry(given, tuple(own.faults))
 
 
 def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
@@ -208,6 +222,7 @@ def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
         is_left_out = isinstance(allowed, list) and listed not in allowed
         if is_left_out or (isinstance(excluded, list) and listed in excluded):
             del result.document["mcpServers"][name]
+            result.faulty.pop(name, None)
             what = f"{allowing} does not list it" if is_left_out else f"{excluding} lists it"
             result.findings.note(f"mcpServers.{listed}: not served, because {what}")
 

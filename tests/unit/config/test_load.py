@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from gateway.config.faults import ConfigurationError
 from gateway.config.load import GONE, OTHER_NAMES, Origins, gathered, unknown_variables, variables
-from gateway.config.settings import GatewaySettings
+from gateway.config.policy import PolicySettings
+from gateway.config.settings import GatewaySettings, load
+from gateway.config.upstreams import UpstreamSettings
+from gateway.policy.decisions import Policy
+from session_store import Context
 from tests.requirements import requirement
 from tests.unit.config.conftest import Refusal
 
@@ -208,3 +213,82 @@ def test_a_variable_for_one_field_of_a_sandbox_keeps_the_profile_of_the_file(
     file.write_text(json.dumps({"gateway": {"sandbox": in_file}}), encoding="utf-8")
     monkeypatch.setenv(f"MCP_GATEWAY_{variable}", value)
     assert gathered(file, {}, GatewaySettings).document["gateway"]["sandbox"] == together
+
+
+GOOD = {"command": "x"}
+
+
+@requirement("ops.left-out", "ops.misspelt")
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        ({"command": "x", "env": {"T": "${UNSET_1}"}}, "b.env.T: the variable UNSET_1 is not set"),
+        ({"command": "x", "arg": []}, "b.arg: no such field; did you mean args?"),
+        ({"command": "python server.py"}, "b.command: must be the program alone"),
+        ({"command": "x", "warm": "many"}, "b.warm: "),
+        ({"command": "x", "env": {"T": "${secret:none}"}}, "b: gateway.secrets has no entry 'none'"),
+        ({"command": "x", "context_env": {"A": "no"}}, "b.context_env.A: there is no field 'no'"),
+        ({"command": "x", "tools": {"t": {"bind": {"a": "no"}}}}, "b.tools.t.bind.a: there is no field 'no'"),
+        ({}, "b: give one of command, url"),
+        ("x", "b: "),
+    ],
+)
+def test_a_fault_of_a_server_leaves_that_server_out(entry: Any, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": entry}}))
+    settings = load(path).settings
+    assert [*settings.mcpServers] == ["a", "b"] and [*settings.left_out] == ["b"], "names of tools stay what they were"
+    assert fault in settings.left_out["b"][0] and str(path) in settings.left_out["b"][0]
+    assert settings.mcpServers["b"].kind == "object" and not settings.mcpServers["b"].argv[0]
+    assert settings.workspaces_become_variables, "as if it was there"
+    with pytest.raises(ConfigurationError, match=re.escape(fault)):
+        load(path, strict=True)
+
+
+@requirement("ops.left-out")
+def test_no_server_left_a_name_twice_and_a_fault_of_the_gateway_refuse_the_start(refusal: Refusal) -> None:
+    faulty = {"command": "x", "arg": []}
+    assert refusal({"mcpServers": {"b": faulty}}).count("\n") == 0
+    assert "would have the same name" in refusal({"mcpServers": {"a": GOOD}, "servers": {"a": faulty}})
+    told = refusal({"mcpServers": {"a": GOOD, "b": faulty}, "gateway": {"port": "x"}})
+    assert "mcpServers.b.arg" in told and "gateway.port" in told
+
+
+@requirement("ops.left-out")
+@pytest.mark.parametrize(
+    ("given", "is_open_to"),
+    [
+        ({}, ["direct", "sandboxed"]),
+        ({"direct_only": True}, ["direct"]),
+        ({"permissions": ["p"]}, []),
+        ({"direct_onyl": True}, []),
+        ({"direct_only": "x y"}, []),
+        ({"permissions": 5}, []),
+    ],
+)
+def test_who_may_not_see_a_server_is_not_told_that_it_is_left_out(given: dict[str, Any], is_open_to: list[str]) -> None:
+    policy = Policy(PolicySettings(), {"b": UpstreamSettings.left_out({"command": "x", **given}, ["a fault"])})
+    contexts = {trust: Context(trust=trust) for trust in ("direct", "sandboxed")}
+    assert [trust for trust, context in contexts.items() if not policy.why_hidden(context, "b")] == is_open_to
+    assert policy.is_open is (len(is_open_to) == 2)
+
+
+@requirement("ops.loop")
+@pytest.mark.parametrize(
+    ("url", "is_own"),
+    [
+        ("http://localhost:8080/mcp", True),
+        ("http://127.0.0.1:8080/servers/a/mcp/", True),
+        ("https://mcp.example.com/mcp", True),
+        ("http://127.0.0.1:8081/mcp", False),
+        ("http://127.0.0.1:8080/other", False),
+        ("https://mcp.example.com/github/mcp", False),
+        ("https://mcp.example.com:9000/mcp", False),
+        ("https://other.example.com/mcp", False),
+    ],
+)
+def test_a_server_that_is_the_gateway_itself_is_left_out(url: str, is_own: bool, tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    gateway = {"allowed_hosts": ["mcp.example.com", "localhost"]}
+    path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": {"url": url}}, "gateway": gateway}))
+    assert [*load(path).settings.left_out] == ["b"] * is_own
