@@ -66,3 +66,11 @@ def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
         assert tool_text(answer) == "dunes: search 1 of agent-1 for anonymous"
         trace = result_of(answer)["_meta"]["io.github.mcp-session-gateway/trace"]
         assert tool_text(two.tool("session")).startswith(trace["session"])
+
+
+@requirement("id.carriers", "id.reattach")
+def test_the_basket_is_found_again_by_the_cookie_alone() -> None:
+    with running("cookies") as gateway, httpx.Client() as browser:
+        for wanted in ("apple", "apple, pear"):
+            client = Legacy(gateway.url, browser).open()  # it begins anew, and has kept its cookies
+            assert tool_text(client.tool("add", {"item": wanted.rpartition(" ")[2]})) == wanted
