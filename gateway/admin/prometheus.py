@@ -94,6 +94,13 @@ class PrometheusExporter:
         for how, lasted in self._audit.durations.items():
             ages.add_metric([how], _buckets(lasted), lasted.total_s)
         yield ages
+        each = self._audit.calls_each
+        yield HistogramMetricFamily(
+            "mcp_gateway_session_calls",
+            "Calls answered in sessions that ended here",
+            buckets=_buckets(each),
+            sum_value=each.total_s,
+        )
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
         yield CounterMetricFamily(
             "mcp_gateway_log_lines_dropped", "Lines for stderr that were dropped", value=dropped_lines()

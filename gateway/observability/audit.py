@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gateway.config.auth import AuditSettings
 from gateway.observability.escaped_text import visible_json
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.metrics import Durations
+from gateway.observability.metrics import CALLS, Durations
 from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
@@ -70,6 +70,7 @@ class Audit:
         self._noted = noted
         self.counts: Counter[str] = Counter()  # events since the process began, by name
         self.durations: dict[SessionEnd, Durations] = {how: Durations() for how in ENDS}  # of sessions that ended
+        self.calls_each = Durations(CALLS)  # in sessions that ended, where their number is known
         self.lost = 0
         self._trail = trail
         self._clock = clock
@@ -124,6 +125,8 @@ class Audit:
         lasted_s = round(max(0.0, now - session.created_at), 3)
         self.counts[how] += 1
         self.durations[how].add(lasted_s)
+        if calls is not None:
+            self.calls_each.add(calls)
         correlation, facts = CORRELATION.get(), self._facts(session)
         event = AuditEvent(
             at=now, event=how, reason=reason, correlation=correlation, lasted_s=lasted_s, calls=calls, **facts

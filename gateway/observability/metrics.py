@@ -30,6 +30,10 @@ LIFETIMES_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0
 """Upper bounds of the buckets for the ages of sessions, in seconds."""
 
 
+CALLS: Final = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 10_000.0)
+"""Upper bounds of the buckets for the calls of a session."""
+
+
 PAUSES_S: Final = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05), *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0))
 """Upper bounds of the buckets for pauses of the event loop, in seconds."""
 

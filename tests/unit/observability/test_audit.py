@@ -44,6 +44,7 @@ async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() ->
     assert (ended.correlation, ended.lasted_s, ended.calls, expired.calls) == ("c-1", 90.0, 3, 0)
     assert (ended.workspace, ended.trust) == ("w-1", "sandboxed")
     assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
+    assert (sum(audit.calls_each.counts), audit.calls_each.total_s) == (2, 3), "how busy sessions are"
 
 
 @requirement("task.operators")
