@@ -45,7 +45,7 @@ def check(
         loaded = load(file, strict=strict)
         settings = loaded.settings
         key_ring(settings.gateway.store)
-        warnings = [note.text for note in loaded.notes if note.level == "warning"]
+        warnings = [note.line for note in loaded.notes if note.level == "warning"]
         warnings += [f"{one.what}; {one.do}" for one in check_workspaces(settings) if one.state != "ok"]
         warnings += [] if settings.mcpServers else ["nothing to serve: mcpServers is empty or missing"]
         sandboxes = configured_sandboxes(settings)

@@ -138,4 +138,4 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
 def _log(notes: Iterable[Note]) -> None:
     """Log the notes about the configuration that `check` and `doctor` print."""
     for note in notes:
-        logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.text)
+        logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.line)

@@ -22,10 +22,17 @@ class ServerFault(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A part of the configuration that has no effect. `warning`: the gateway does less than the file asks for."""
+    """A part of the configuration that has no effect, or is dangerous. `warning`: the gateway does less than the file
+    asks for, or more than is safe. `do`: the advice; empty: correct or remove that part."""
 
     level: Literal["ignored", "warning"]
     text: str
+    do: str = ""
+
+    @property
+    def line(self) -> str:
+        """Return the note and the advice in one line."""
+        return f"{self.text}: {self.do}" if self.do else self.text
 
 
 def missing_extra(setting: str, extra: str) -> ConfigurationError:

@@ -5,7 +5,7 @@ A configuration is one JSON or TOML file: the `mcpServers` object people already
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -34,7 +34,7 @@ from gateway.config.faults import ConfigurationError, Note, ServerFault
 from gateway.config.hosts.files import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import Gathered, Origins, fault_lines, gathered
-from gateway.config.model import Frozen
+from gateway.config.model import Frozen, matches
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
 from gateway.config.secrets import PeerTlsSettings, SecretSettings
@@ -410,7 +410,7 @@ def _no_field(where: str, field: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The settings, and notes about what in the file and the environment has no effect."""
+    """The settings, and notes about what in the file and the environment has no effect or is dangerous."""
 
     settings: Settings
     notes: tuple[Note, ...]
@@ -430,7 +430,7 @@ def load(path: Path | None = None, overrides: dict[str, Any] | None = None, *, s
     left_out = settings.left_out
     if left_out and (strict or len(left_out) == len(settings.mcpServers)):
         raise ConfigurationError("\n".join(line for faults in left_out.values() for line in faults))
-    return Loaded(settings=settings, notes=found.notes)
+    return Loaded(settings=settings, notes=(*found.notes, *_unblocked(settings)))
 
 
 def _validated(found: Gathered) -> Settings:
@@ -457,3 +457,29 @@ def _validated(found: Gathered) -> Settings:
         for server, line in lines:
             servers.setdefault(server, []).append(line)
         faulty |= {name: FaultyEntry(found.document["mcpServers"].get(name), tuple(of)) for name, of in servers.items()}
+
+
+def _unblocked(settings: Settings) -> Iterator[Note]:
+    """Yield warnings about tools that evaluate whatever their arguments hold."""
+    if not settings.gateway.policy.eval_tools:
+        return
+    is_any = False
+    for server, entry in settings.mcpServers.items():
+        blocking = [pattern for pattern, tool in entry.tools.items() if tool.blocked]
+        for name, tool in entry.tools.items():
+            is_any |= tool.operation == "eval"
+            if tool.operation == "eval" and not any(pattern == name or matches(pattern, name) for pattern in blocking):
+                yield Note(
+                    level="warning",
+                    text=f"mcpServers.{server}.tools.{name}: eval tools are on, and blocked refuses nothing of what "
+                    "clients send this one",
+                    do="set blocked; docs/policy.md (Expressions to start with) has a list",
+                )
+    if not is_any:
+        yield Note(
+            level="warning",
+            text="eval tools are on (gateway.policy.eval_tools, --allow-eval), which enables nothing: no tool has the "
+            "operation eval",
+            do="give the tools that evaluate operation and blocked; docs/policy.md (Expressions to start with) has a "
+            "list",
+        )

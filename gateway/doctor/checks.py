@@ -66,7 +66,11 @@ def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
         yield warning("configuration", f"{config}: nothing to serve", "add servers, or give `run` a command after --")
     for note in loaded.notes:
         do = "correct or remove it; docs/configuration.md says what is read from which host's file"
-        yield ok("configuration", note.text) if note.level == "ignored" else warning("configuration", note.text, do)
+        yield (
+            ok("configuration", note.text)
+            if note.level == "ignored"
+            else warning("configuration", note.text, note.do or do)
+        )
 
 
 async def check_settings(settings: Settings, config: Path | None = None) -> AsyncIterator[Finding]:

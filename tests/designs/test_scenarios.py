@@ -94,6 +94,7 @@ def test_tools_read_and_write_and_none_evaluates(stage: Callable[..., Typed]) ->
 @requirement("pol.operation")
 def test_tools_that_evaluate_are_switched_on_and_their_words_stay_blocked(stage: Callable[..., Typed]) -> None:
     client = stage("--allow-eval")
+    assert "eval tools are on" not in client.log(), "something is blocked"
     assert called(client, "evaluate", expression="1+1")["result"]["content"][0]["text"] == "2"
     for expression in ("import os", "IMPORT os", "open ('x')"):
         blocked = called(client, "evaluate", expression=expression)["result"]

@@ -1,5 +1,6 @@
 """Settings are validated when they are loaded, and an error names the field."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,29 @@ def test_a_bad_configuration_fails_at_start_naming_the_field(
 def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, refusal: Refusal) -> None:
     said = refusal({"mcpServers": {"s": {"command": "x", "tools": {"run": {"blocked": ["fine", word]}}}}})
     assert "mcpServers.s.tools.run.blocked" in said and "RE2" in said
+
+
+@requirement("pol.operation")
+@pytest.mark.parametrize(
+    ("tools", "is_on", "words"),
+    [
+        ({"run": {"operation": "eval"}}, True, "mcpServers.s.tools.run: eval tools are on"),
+        ({"run": {"operation": "eval"}, "other": {"blocked": ["x"]}}, True, "mcpServers.s.tools.run: eval tools are"),
+        ({"run": {"operation": "eval"}, "r*": {"blocked": ["x"]}}, True, ""),
+        ({"run": {"operation": "eval", "blocked": ["x"]}}, True, ""),
+        ({"run": {"operation": "eval"}}, False, ""),
+        ({}, True, "which enables nothing"),
+    ],
+)
+def test_tools_that_evaluate_whatever_they_get_are_warned_of(
+    tools: Any, is_on: bool, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"s": {"command": "x", "tools": tools}}}))
+    notes = load(file, {"policy": {"eval_tools": True}} if is_on else {}).notes
+    assert [(note.level, words in note.line, "Expressions to start with" in note.do) for note in notes] == (
+        [("warning", True, True)] if words else []
+    )
 
 
 @requirement("wall.defaults", "spec.origin")

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.main import app
 from gateway.config.settings import Settings
 from gateway.doctor.checks import check_everything, check_settings
 from gateway.doctor.findings import Finding
@@ -71,6 +73,17 @@ async def test_what_is_ignored_or_missing_is_a_finding(tmp_path: Path) -> None:
         "ignored theme: not mcpServers or gateway": "ok",
         "mcpServers.a: not served": "warning",
     }
+
+
+@requirement("ops.check", "pol.operation")
+async def test_eval_tools_that_take_everything_are_a_warning_of_doctor_and_check(tmp_path: Path) -> None:
+    tools = {"run": {"operation": "eval"}}
+    document = {"mcpServers": {"a": {"command": "true", "tools": tools}}, "gateway": {"policy": {"eval_tools": True}}}
+    path = written(tmp_path, document)
+    (warned,) = (one for one in await found(path, "configuration") if one.state == "warning")
+    assert "tools.run: eval tools are on" in warned.what and "Expressions to start with" in warned.do
+    checked = CliRunner().invoke(app, ["check", "--offline", "--config", str(path)])
+    assert "Expressions to start with" in " ".join(checked.output.split())
 
 
 @requirement("ops.check")
