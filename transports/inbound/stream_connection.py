@@ -228,7 +228,7 @@ class StreamConnection:
             return
         before, reply = self._last_post, self._ask("POST", headers, line)
         self._last_post = self._tasks.spawn(_sent_in_order(reply, before))
-        if message.method == "notifications/initialized":
+        if message.method == "notifications/initialized" and headers["mcp-session-id"]:
             await self._last_post
             self._stream = self._ask("GET", headers)
             self._tasks.spawn(_pass_on(self._stream, self._write))

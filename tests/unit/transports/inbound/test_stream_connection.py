@@ -67,3 +67,17 @@ async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_
     await ends.connection.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
     assert [(each["id"], each.get("error", {}).get("code")) for each in ends.got] == [(1, -32603), (2, None)]
     assert "foresaw" not in json.dumps(ends.got) and "could not be handled" in caplog.text
+
+
+async def test_the_notification_of_a_client_that_got_no_session_has_no_answer() -> None:
+    class Refusing(Ends):
+        def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
+            answer = Answered(json.loads(body or b"{}").get("id"), None)
+            answer.headers = {}
+            return answer
+
+    ends = Refusing()
+    await ends.connection.receive(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}')
+    await ends.connection.receive(b'{"jsonrpc":"2.0","method":"notifications/initialized"}')
+    await ends.connection.close()
+    assert [each["id"] for each in ends.got] == [1]
