@@ -59,7 +59,7 @@ def with_url(settings: Settings, url: str, headers: Mapping[str, str]) -> Settin
         ConfigurationError: the URL is unusable, or the settings have servers.
     """
     if settings.mcpServers:
-        raise ConfigurationError("give one of --url, a command after -- and a file with mcpServers")
+        raise ConfigurationError("give either --url or a file with mcpServers, not both")
     try:
         entry = {"url": f"{base_url(url)}/mcp", "headers": headers}
         return Settings.model_validate({"mcpServers": {"gateway": entry}, "gateway": settings.gateway})

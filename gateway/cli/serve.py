@@ -96,9 +96,13 @@ def stdio(
     queue_stderr()
     try:
         loaded = load(config, Overrides(store=store, allow_eval=allow_eval).given())
+        if url and command:
+            raise ConfigurationError("give either --url or a command after --, not both")
         settings = _with_url(loaded.settings, url) if url else with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         _log(loaded.notes)
+        if url and not os.environ.get(TOKEN_VARIABLE):
+            logger.info("the gateway at %s gets no credential, because %s is not set", url, TOKEN_VARIABLE)
         serve_stdio(settings)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
