@@ -20,8 +20,13 @@ from transports.upstream.stdio import HOME
 from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
-_OWN_FILES: Final[Mapping[str, str]] = {"@modelcontextprotocol/server-memory": "MEMORY_FILE_PATH"}
-"""Packages whose program keeps its data beside itself, and the variable that names another file."""
+_OWN_FILES: Final[Mapping[str, tuple[str, str]]] = {
+    "@modelcontextprotocol/server-memory": ("MEMORY_FILE_PATH", "{home}/memory.jsonl"),
+}
+"""Packages whose program keeps its data beside itself, the variable that names another file, and that file."""
+_JAVA: Final = ("JAVA_TOOL_OPTIONS", "-Djava.io.tmpdir={temporary} -Duser.home={home}")
+"""Java takes both folders from elsewhere, whatever TMPDIR and HOME are."""
+_OF_JAVA: Final = re.compile(r"java[\d.]*|jbang")
 _NAME_IN: Final = re.compile(r"(?<=.)@.*")
 _LONGEST_NAME: Final = 1_024
 """A longer argument is no path."""
@@ -56,13 +61,15 @@ class WalledProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enclosure:
-    """The walls of one server for sessions of one trust, without the grants of a single session. `left_out` has a
-    sentence for each thing that its configuration names and that is not granted, with the way to grant it. `withheld`
-    are files beside its code that may hold others' credentials. `moves`: the process is started in HOME."""
+    """The walls of one server for sessions of one trust, without the grants of a single session. `own_env` are
+    variables that name places in the `{home}` and the `{temporary}` folder of a process. `left_out` has a sentence for
+    each thing that its configuration names and that is not granted, with the way to grant it. `withheld` are files
+    beside its code that may hold others' credentials. `moves`: the process is started in HOME."""
 
     sandbox: Sandbox
     walls: Walls
     env: Mapping[str, str]
+    own_env: Mapping[str, str]
     cwd: str | None
     moves: bool
     left_out: tuple[str, ...]
@@ -85,7 +92,9 @@ class Enclosure:
             reach=replace(reach, sockets=(*reach.sockets, *map(real, (*sockets, *paths)))),
             temporary=real(str(own.temporary)),
         )
-        env = {**self.env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
+        places = {"home": own.home, "temporary": own.temporary}
+        own_env = {name: value.format_map(places) for name, value in self.own_env.items()}
+        env = {**self.env, **own_env, "HOME": str(own.home), "TMPDIR": str(own.temporary)}
         return WalledProcess(walls=walls, env=env, cwd=HOME if self.moves else self.cwd)
 
 
@@ -131,22 +140,23 @@ def enclosure_of(
             watch="refused" if sandbox.watch else "nothing",
         ),
         env={name: value for name, value in runtime.env.items() if name not in settings.env},
+        own_env=dict(_own_files(settings, folder)),
         cwd=None if is_own else settings.cwd,
         moves=is_own,
-        left_out=(*named.left_out, *unlisted, *listed.left_out, *_own_files(settings)),
+        left_out=(*named.left_out, *unlisted, *listed.left_out),
         withheld=tuple(withheld),
     )
 
 
-def _own_files(settings: UpstreamSettings) -> Iterator[str]:
-    """Yield a hint if the package writes beside its own program, because no variable names another place."""
-    command = parse(settings.argv)
-    variable = "" if command is None else _OWN_FILES.get(_NAME_IN.sub("", command.package), "")
-    if variable and variable not in {*settings.env, *(settings.context_env or ())}:
-        yield (
-            f"{variable} is not set, so the server writes beside its own program, where it may not: set the variable "
-            "in env, to a file in an existing folder, which all its sessions then share"
-        )
+def _own_files(settings: UpstreamSettings, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield variables by which the program writes into its own folder, unless the settings have them. It would write
+    beside itself, or where its user has a home."""
+    package = parse(settings.argv)
+    named = None if package is None else _OWN_FILES.get(_NAME_IN.sub("", package.package))
+    programs = (os.path.basename(command[0]) for command, _ in placed_commands(settings.argv, folder))
+    wanted = (named, _JAVA if any(map(_OF_JAVA.fullmatch, programs)) else None)
+    taken = {*settings.env, *(settings.context_env or ())}
+    yield from (one for one in wanted if one is not None and one[0] not in taken)
 
 
 class _Listed:

@@ -262,7 +262,10 @@ def explained(
         },
         "cgroup": told(delegation),
         "watch": sandbox.watch,
-        "variables": dict(enclosure.env),
+        "variables": {
+            **enclosure.env,
+            **{name: value.format(home="$HOME", temporary="$TMPDIR") for name, value in enclosure.own_env.items()},
+        },
         "not_granted": one.left_out,
         "withheld": enclosure.withheld,
         "missing": one.missing,

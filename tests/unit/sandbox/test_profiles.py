@@ -1,6 +1,7 @@
 """The walls that a profile becomes for one server, and for one process of it."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,28 @@ def test_a_repository_is_asked_for_until_it_is_listed(place: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-memory@1.2"])
-def test_a_server_that_writes_beside_its_program_says_which_variable_to_set(tmp_path: Path, package: str) -> None:
+def test_a_server_that_writes_beside_its_program_writes_into_its_own_folder(
+    tmp_path: Path, own: OwnFolder, package: str
+) -> None:
     entry = {"command": "npx", "args": ["-y", package]}
-    [why] = enclosed(entry).left_out
-    assert why.startswith("MEMORY_FILE_PATH is not set")
+    assert enclosed(entry).process(own).env["MEMORY_FILE_PATH"] == f"{own.home}/memory.jsonl"
     for set_by in ({"env": {"MEMORY_FILE_PATH": f"{tmp_path}/m.json"}}, {"context_env": {"MEMORY_FILE_PATH": "id"}}):
-        assert not enclosed({**entry, **set_by}).left_out
+        assert "MEMORY_FILE_PATH" not in enclosed({**entry, **set_by}).process(own).env
+
+
+@pytest.mark.parametrize(
+    ("command", "is_java"),
+    [("java -jar a.jar", True), ("/opt/jdk/bin/java X", True), ("sh -c 'exec java X'", True), ("javac X", False)],
+)
+def test_java_has_its_home_and_its_temporary_files_in_its_own_folder(
+    own: OwnFolder, command: str, is_java: bool
+) -> None:
+    program, *arguments = shlex.split(command)
+    env = enclosed({"command": program, "args": arguments}).process(own).env
+    wanted = f"-Djava.io.tmpdir={own.temporary} -Duser.home={own.home}"
+    assert env.get("JAVA_TOOL_OPTIONS") == (wanted if is_java else None)
+    mine = enclosed({"command": program, "args": arguments, "env": {"JAVA_TOOL_OPTIONS": "-Xmx1g"}})
+    assert "JAVA_TOOL_OPTIONS" not in mine.process(own).env
 
 
 def test_no_grant_repeats_what_one_above_it_allows() -> None:
