@@ -122,13 +122,15 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
     return faults
 
 
-def _why_silent(upstream: "ConfiguredUpstream") -> str:
-    """Say why the lists of a server were not checked, and what it said last."""
+def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
+    """Say why the lists of a server were not checked, and what it said last. `package` is being fetched for it."""
     from gateway.calls.starts import with_output_tail
 
     state = upstream.state
-    if state.state == "starting":
-        why = f"it has not answered for {state.waited_s:.0f} s, and may still be fetching its package"
+    if package:
+        why = f"its package {package} is still being fetched: check again in a minute"
+    elif state.state == "starting":
+        why = f"it has not answered for {state.waited_s:.0f} s"
     else:
         why = state.reason
     told = with_output_tail(why, state.output_tail)
@@ -151,7 +153,9 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
     async with gateway.running():
         policy = settings.gateway.policy
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
-        silent = {one.name: _why_silent(one) for one in gateway.upstreams if one.name in found.unasked}
+        packages = gateway.parts.servers.packages
+        unasked = [one for one in gateway.upstreams if one.name in found.unasked]
+        silent = {one.name: _why_silent(one, packages.fetching(one.name)) for one in unasked}
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]

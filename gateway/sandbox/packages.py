@@ -32,8 +32,8 @@ from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 2
-"""The most packages that are fetched at the same time."""
+AT_ONCE: Final = 8
+"""The most packages that are fetched at the same time. A fetch mostly waits for its registry."""
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 300.0
 _POLL_S: Final = 0.2
@@ -75,13 +75,23 @@ class _Failure:
 class Packages:
     """Fetch packages and keep them, for all servers of one gateway.
 
-    Concurrent sessions share one fetch, and so do the gateways of one machine. `clock` returns Unix time.
+    Concurrent sessions share one fetch, and so do the gateways of one machine. A start waits for a fetch for at most
+    `wait_s`, which goes on all the same. `clock` returns Unix time.
     """
 
-    def __init__(self, settings: PackageSettings, fetcher: PackageFetcher, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self,
+        settings: PackageSettings,
+        fetcher: PackageFetcher,
+        clock: Callable[[], float] = time,
+        *,
+        wait_s: float = 600.0,
+    ) -> None:
         self._settings = settings
         self._fetcher = fetcher
         self._clock = clock
+        self._wait_s = wait_s
+        self._fetching: dict[str, str] = {}  # the package, by server
         self._tasks = Tasks("packages")
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._failures: dict[str, _Failure] = {}
@@ -126,6 +136,10 @@ class Packages:
             )
         raise UpstreamUnavailable(f"server {server!r}: the package {command.package} changes too often")
 
+    def fetching(self, server: str) -> str:
+        """Return the package that a start of the server waits for; empty if none does."""
+        return self._fetching.get(server, "")
+
     async def close(self) -> None:
         """Cancel running fetches."""
         await self._tasks.close()
@@ -157,14 +171,23 @@ class Packages:
         """Wait until the package is fetched.
 
         Raises:
-            UpstreamUnavailable: it could not be fetched.
+            UpstreamUnavailable: it could not be fetched, or not in time.
         """
         name = folder.path.name
         if self._error(name) is None:
+            self._fetching[server] = request.command.package
             try:
-                await self._tasks.share(name, lambda: self._fetch(server, folder, request))
+                async with asyncio.timeout(self._wait_s):
+                    await self._tasks.share(name, lambda: self._fetch(server, folder, request))
+            except TimeoutError:
+                raise UpstreamUnavailable(
+                    f"server {server!r} is not started yet: its package {request.command.package} is still being "
+                    "fetched"
+                ) from None
             except TasksClosed:
                 raise UpstreamUnavailable("the gateway stops") from None
+            finally:
+                self._fetching.pop(server, None)
         if (failure := self._failures.get(name)) is not None:
             raise UpstreamUnavailable(
                 f"server {server!r}: the package {request.command.package} could not be fetched: {failure.reason}"

@@ -134,7 +134,9 @@ def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_s
         closed=own_listeners(options, workers=worker_count()),
         required=any(each.sandbox(trust).required for each in enclosures for trust in TRUSTS),
     )
-    return Packages(options.packages, PackageFetcher(fork_server, walls))
+    # Before the start of the server counts as too late, so that who waits is told of the fetch.
+    wait_s = options.limits.start_timeout_s * 0.8
+    return Packages(options.packages, PackageFetcher(fork_server, walls), wait_s=wait_s)
 
 
 def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:

@@ -133,16 +133,18 @@ def server_lines(gateway: Gateway, found: list[ServerSandbox] | None = None) -> 
     for one in found or ():
         profile = f"{one.sandbox.profile}{f' ({one.trusts[0]})' if one.trusts else ''}"
         profiles.setdefault(one.server, []).append(profile)
-    return tuple(_line(upstream, ", ".join(profiles.get(upstream.name, ()))) for upstream in gateway.upstreams)
+    return tuple(_line(gateway, upstream, ", ".join(profiles.get(upstream.name, ()))) for upstream in gateway.upstreams)
 
 
-def _line(upstream: ConfiguredUpstream, sandbox: str) -> ServerLine:
+def _line(gateway: Gateway, upstream: ConfiguredUpstream, sandbox: str) -> ServerLine:
     state, tools = upstream.state, upstream.probed_tools
     about = state.reason
     if state.state == "ok":
         about = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
     elif state.state == "starting":
-        about = "still starting: a line below says when it is ready"
+        package = gateway.parts.servers.packages.fetching(upstream.name)
+        doing = f"fetching its package {package}" if package else "still starting"
+        about = f"{doing}: a line below says when it is ready"
     count = len(tools.listed) if state.state == "ok" and tools is not None else None
     return ServerLine(name=upstream.name, state=state.state, tools=count, about=about, sandbox=sandbox)
 

@@ -1,0 +1,69 @@
+"""What is told of a fetch while it goes on, and of a program that is not installed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.config.sandbox import PackageSettings
+from gateway.sandbox.package_run import FetchFailed, run
+from gateway.sandbox.packages import AT_ONCE, Packages
+from tests.requirements import requirement
+from transports.upstream.process import Command, ProcessFailed
+from transports.upstream_port import UpstreamUnavailable
+
+pytestmark = [pytest.mark.anyio, requirement("box.package-errors")]
+
+
+class Endless:
+    """Fetches that do not end."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.changed = asyncio.Event()
+
+    async def fetch(self, *_: Any) -> Any:
+        self.begun += 1
+        self.changed.set()
+        await asyncio.Event().wait()
+
+
+async def test_who_waits_for_a_fetch_is_told_of_it_and_the_fetch_goes_on(tmp_path: Path) -> None:
+    fetcher = Endless()
+    packages = Packages(PackageSettings(folder=str(tmp_path)), cast("Any", fetcher), wait_s=0.01)
+    for _ in range(2):
+        with pytest.raises(UpstreamUnavailable, match="'a' is not started yet: its package x is still being fetched"):
+            await packages.use("a", ("npx", "-y", "x"), {}, None)
+    await fetcher.changed.wait()
+    assert fetcher.begun == 1 and packages.fetching("a") == ""
+    await packages.close()
+
+
+async def test_packages_are_fetched_side_by_side_and_each_server_is_told_of_its_own(tmp_path: Path) -> None:
+    fetcher = Endless()
+    packages = Packages(PackageSettings(folder=str(tmp_path)), cast("Any", fetcher))
+    lines = [("npx", "-y", f"x{number}") for number in range(AT_ONCE)]
+    waiting = [asyncio.create_task(packages.use(line[-1], line, {}, None)) for line in lines]
+    while fetcher.begun < AT_ONCE:
+        fetcher.changed.clear()
+        await fetcher.changed.wait()
+    assert [packages.fetching(line[-1]) for line in lines] == [line[-1] for line in lines]
+    await packages.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert packages.fetching("x0") == ""
+
+
+@pytest.mark.parametrize(("program", "do"), [("uvx", "pip install uv"), ("npx", "install Node.js")])
+async def test_a_program_that_is_missing_is_told_with_how_to_get_it(tmp_path: Path, program: str, do: str) -> None:
+    class Refusing:
+        async def spawn(self, command: Command, *_: Any, **__: Any) -> Any:
+            raise ProcessFailed("No such file or directory", command.argv[0])
+
+    for path, is_told in ((str(tmp_path), True), (str(tmp_path / "bin"), False)):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / program).touch(0o700)
+        command = Command(argv=(program, "x"), env={"PATH": path}, cwd=None)
+        with pytest.raises(FetchFailed) as caught:
+            await run(cast("Any", Refusing()), command, timeout_s=1, package="x")
+        assert (do in str(caught.value)) is is_told
