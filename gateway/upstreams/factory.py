@@ -14,6 +14,7 @@ from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
+from gateway.protocol.methods import REPEATABLE
 from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.probe import Probe
@@ -163,6 +164,7 @@ class UpstreamFactory:
                 url=settings.url,
                 headers=_same_for_all(settings.headers) | self._via,
                 max_event_bytes=limits.line_bytes,
+                repeatable=REPEATABLE | {"ping", "server/discover"},
             )
         return StdioUpstream(
             name=name,

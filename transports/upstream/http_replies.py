@@ -6,6 +6,7 @@ MCP 2025-03-26 … 2025-11-25 and 2026-07-28, Transports §Streamable HTTP. Does
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
@@ -73,6 +74,9 @@ logger = logging.getLogger(__name__)
 _MOST_ERROR_CHARS: Final = 200
 _DISCOVER: Final = "server/discover"
 _LOOP: Final = ": its url leads back to a gateway that has sent the request already"
+_RETRY_AFTER = re.compile(r"[0-9]{1,9}|[A-Za-z]{3}, [0-9]{2} [A-Za-z]{3} [0-9]{4} [0-9:]{8} GMT")  # RFC 9110 §10.2.3
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}(?= |$)")
+_CHALLENGE = re.compile(r'\b(?:error="[a-z_]{1,64}"|scope="[A-Za-z0-9_.:* -]{1,128}")')  # RFC 6750 §3
 _MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 
@@ -116,8 +120,8 @@ class ReplyReader:
         elif response.status_code in (200, 202):
             self._events.unreadable(message.id, f"server {self._name!r} sent a response that is not an answer")
         else:
-            status = f"{response.status_code} {response.reason_phrase}"
-            reason = f"server {self._name!r} answered {status}{_LOOP if response.status_code == 508 else ''}"
+            loop = _LOOP if response.status_code == 508 else ""
+            reason = f"server {self._name!r} answered {refusal_text(response)}{loop}"
             self._events.refused(message.id, reason, response.status_code)
         return True
 
@@ -159,6 +163,35 @@ class ReplyReader:
             return True
         self._deliver(message, STANDALONE if request_id is None else request_id)
         return message.is_response and message.id == request_id
+
+
+def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
+    """Return the URL to which the same request may be sent instead: the target of a 307 or 308 within the origin. None
+    for any other response. Credentials in the `Location` do not count: the operator's stay (RFC 9110 §15.4.8)."""
+    if response.status_code not in (307, 308) or response.next_request is None:
+        return None
+    target, own = response.next_request.url, response.request.url
+    if (target.scheme, target.host, target.port) != (own.scheme, own.host, own.port):
+        return None
+    return target.copy_with(userinfo=own.userinfo, fragment=None)
+
+
+def refusal_text(response: httpx2.Response) -> str:
+    """Return the status of a response without an answer, and what its headers say to the client. Of a stranger's URLs
+    and challenges only parts are quoted, which hold neither credentials nor the address of the server."""
+    text = f"{response.status_code} {response.reason_phrase[:_MOST_ERROR_CHARS]}"
+    if response.next_request is not None:
+        target, own = response.next_request.url, response.request.url
+        host = target.netloc.decode("ascii", "replace")
+        if target.host == own.host:
+            host = "(the same host)" + (f":{target.port}" if target.port else "")
+        text += f", a redirection to {f'{target.scheme}://{host}{target.path}'[:_MOST_ERROR_CHARS]!r}, not followed"
+    if (wait := response.headers.get("retry-after", "")) and _RETRY_AFTER.fullmatch(wait):
+        text += f"; Retry-After: {wait}"
+    if (challenge := response.headers.get("www-authenticate", "")) and (scheme := _SCHEME.match(challenge)):
+        named = [found[0] for found in _CHALLENGE.finditer(challenge)]
+        text += f"; WWW-Authenticate: {scheme[0]} {', '.join(named)}".rstrip()[:_MOST_ERROR_CHARS]
+    return text
 
 
 async def skim(response: httpx2.Response) -> None:

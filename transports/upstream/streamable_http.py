@@ -7,7 +7,7 @@ and event ids, caps events at 1 MiB, and decodes every message.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -19,13 +19,19 @@ from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
 from transports.tasks import Tasks
-from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, skim
+from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, redirect_target, skim
 from transports.upstream.non_messages import LineBudget
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
 
 logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 5.0
+_IDLE_S: Final = 4.0
+"""Seconds after which an idle connection is closed. Servers (uvicorn, Node) close theirs after 5 s; a call that is sent
+at that moment is lost, and nobody knows whether it was executed."""
+_MOST_REDIRECTS: Final = 3
+_UNANSWERED: Final = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
+"""The errors of a connection that the server closes before it answers."""
 _MOST_FAILURES: Final = 5
 _MOST_QUIET_S: Final = 3600.0
 """Seconds without an event after which a cut stream is given up. Calls have deadlines of their own."""
@@ -41,7 +47,8 @@ Headers = dict[str, str]
 
 
 class HttpUpstream:
-    """Open links to one URL. `headers` are the operator's, for every request. `pause` waits for a number of seconds."""
+    """Open links to one URL. `headers` are the operator's, for every request. `repeatable` are the methods that may be
+    sent again if the server closes the connection without an answer. `pause` waits for a number of seconds."""
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class HttpUpstream:
         url: str,
         headers: Mapping[str, str],
         max_event_bytes: int,
+        repeatable: frozenset[str] = frozenset(),
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = name
@@ -57,8 +65,10 @@ class HttpUpstream:
         self.url = url
         self.headers = dict(headers)
         self.max_event_bytes = max_event_bytes
+        self.repeatable = repeatable
         self.budget = LineBudget()
         self._client: httpx2.AsyncClient | None = None
+        self._is_redirect_logged = False
 
     @property
     def client(self) -> httpx2.AsyncClient:
@@ -66,7 +76,7 @@ class HttpUpstream:
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
                 follow_redirects=False,
             )
         return self._client
@@ -75,9 +85,48 @@ class HttpUpstream:
         """Return a link that resumes the server's session in `given.resume`, or has none yet. Sends nothing."""
         return HttpLink(self, given, events)
 
+    @contextlib.asynccontextmanager
+    async def open(
+        self, method: str, headers: Headers | httpx2.Headers, frame: bytes = b"", *, is_repeatable: bool = False
+    ) -> AsyncIterator[httpx2.Response]:
+        """Send a request, and return the response, whose body is not read yet. Follow `redirect_target`, at most
+        `_MOST_REDIRECTS` times. With `is_repeatable`, try once more if the server closes the connection unanswered."""
+        url = httpx2.URL(self.url)
+        for redirects_left in range(_MOST_REDIRECTS, -1, -1):
+            response = await self._send(method, url, headers, frame, is_repeatable=is_repeatable)
+            try:
+                target = redirect_target(response) if redirects_left else None
+                if target is None:
+                    yield response
+                    return
+                await skim(response)
+            finally:
+                await response.aclose()
+            self._log_redirect(target)
+            url = target
+
+    async def _send(
+        self, method: str, url: httpx2.URL, headers: Headers | httpx2.Headers, frame: bytes, *, is_repeatable: bool
+    ) -> httpx2.Response:
+        request = self.client.build_request(method, url, content=frame, headers=headers)
+        try:
+            return await self.client.send(request, stream=True)
+        except _UNANSWERED:
+            if not is_repeatable:
+                raise
+        return await self.client.send(
+            self.client.build_request(method, url, content=frame, headers=headers), stream=True
+        )
+
+    def _log_redirect(self, target: httpx2.URL) -> None:
+        if not self._is_redirect_logged:
+            self._is_redirect_logged = True
+            text = "server %s redirects to %r: write that path in its `url`, which saves a round trip for each message"
+            logger.warning(text, self.name, target.path)
+
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
         """Send a message that needs no answer. The response has a status and headers; its body is not kept."""
-        async with self.client.stream(method, self.url, content=frame, headers=headers) as response:
+        async with self.open(method, headers, frame) as response:
             await skim(response)
         return response
 
@@ -206,9 +255,8 @@ class HttpLink:
         assert isinstance(message.id, int | str)
         place, headers = StreamPlace(), self._headers(headers)
         try:
-            async with self._upstream.client.stream(
-                "POST", self._upstream.url, content=frame, headers=headers
-            ) as response:
+            is_repeatable = message.method in self._upstream.repeatable
+            async with self._upstream.open("POST", headers, frame, is_repeatable=is_repeatable) as response:
                 if message.method == "initialize" and response.status_code == 200:
                     self._session = _sendable(response.headers.get(_SESSION))
                 if _has_no_session(response) and message.method != "initialize":
@@ -265,7 +313,7 @@ class HttpLink:
     def _get(self, more: Headers) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
         headers = self._headers(self._session_headers() | more) | {"accept": "text/event-stream"}
         encoded = httpx2.Headers(headers, encoding="utf-8")  # the server's event ids may be more than ASCII
-        return self._upstream.client.stream("GET", self._upstream.url, headers=encoded)
+        return self._upstream.open("GET", encoded)
 
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
         """Read the stream of the server's own messages for as long as the link lasts, unless the server offers none."""

@@ -35,15 +35,20 @@ def stream(text: str) -> httpx2.Response:
 
 
 class Events(RecordedEvents):
-    """Records the methods of messages as well."""
+    """Records the methods of messages, and the reasons of refusals, as well."""
 
     def __init__(self) -> None:
         super().__init__()
         self.methods: list[object] = []
+        self.reasons: list[str] = []
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
         super().message(message, stream)
         self.methods.append(message.method)
+
+    def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
+        super().refused(request_id, reason, status)
+        self.reasons.append(reason)
 
     async def settled(self, count: int = 1) -> None:
         """Wait until so many requests were answered or have failed."""
@@ -82,11 +87,17 @@ class Server:
 
 @asynccontextmanager
 async def linked(
-    server: Server | Callable[[httpx2.Request], httpx2.Response], **options: Any
+    server: Server | Callable[[httpx2.Request], httpx2.Response],
+    *,
+    url: str = "http://remote/mcp",
+    repeatable: frozenset[str] = frozenset(),
+    **options: Any,
 ) -> AsyncIterator[tuple[HttpLink, Events]]:
     """A link to the server, closed in the end."""
     answer, pause = (server.answer, server.pause) if isinstance(server, Server) else (server, asyncio.sleep)
-    upstream = HttpUpstream(name="remote", url="http://remote/mcp", headers={}, max_event_bytes=1_000, pause=pause)
+    upstream = HttpUpstream(
+        name="remote", url=url, headers={}, max_event_bytes=1_000, repeatable=repeatable, pause=pause
+    )
     upstream._client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     events = Events()
     link = await upstream.connect(ConnectOptions(**options), events)
@@ -278,3 +289,95 @@ async def test_a_link_that_resumes_what_no_header_can_have_ends_like_others() ->
     async with linked(Server(), resume='["2025-11-25","s-é"]') as (link, events):
         await link.close()
         assert events.ends == ["it was closed"] and not link.resume
+
+
+REMOTE = "http://op:key@remote/mcp"
+
+
+@requirement("http.redirects")
+@pytest.mark.parametrize("status", [307, 308])
+@pytest.mark.parametrize("location", ["/mcp/?a=1", "http://remote:80/mcp/?a=1", "http://thief:x@remote/mcp/?a=1#part"])
+async def test_a_redirection_within_the_origin_is_followed_with_method_body_and_credentials(
+    status: int, location: str
+) -> None:
+    seen: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        if request.url.path == "/mcp":
+            return httpx2.Response(status, headers={"location": location})
+        return httpx2.Response(200, content=b'{"jsonrpc":"2.0","id":7,"result":{}}')
+
+    async with linked(answer, url=REMOTE, resume=SESSION) as (link, events):
+        link.send(CALL)
+        await events.settled()
+        posts = [request for request in seen if request.method == "POST"]
+    assert events.answered == [7] and [request.url.path for request in posts] == ["/mcp", "/mcp/"]
+    assert posts[1].url.query == b"a=1" and posts[1].content == CALL == posts[0].content
+    assert posts[1].headers == posts[0].headers and "authorization" in posts[0].headers
+    assert [request.method for request in seen][-2:] == ["DELETE", "DELETE"], (
+        "the end of the session is redirected, too"
+    )
+
+
+@requirement("http.redirects")
+@pytest.mark.parametrize(
+    ("status", "location", "shown"),
+    [
+        (307, "http://other.example:81/x?token=s3cret", "'http://other.example:81/x', not followed"),
+        (308, "https://remote/mcp/", "'https://(the same host)/mcp/', not followed"),
+        (307, "http://user:s3cret@remote:8080/mcp", "'http://(the same host):8080/mcp', not followed"),
+        (301, "/mcp/", "'http://(the same host)/mcp/', not followed"),
+        (307, "http://remote:s3cret/", "answered 307 Temporary Redirect"),
+    ],
+)
+async def test_any_other_redirection_is_named_without_credentials_and_reaches_nobody(
+    status: int, location: str, shown: str
+) -> None:
+    server = Server(post=httpx2.Response(status, headers={"location": location}))
+    async with linked(server) as (link, events):
+        link.send(CALL)
+        await events.settled()
+        assert len(server.posted) == 1 and shown in events.reasons[0] and "s3cret" not in events.reasons[0]
+
+
+@requirement("http.redirects")
+async def test_redirections_without_end_are_given_up() -> None:
+    server = Server(post=httpx2.Response(307, headers={"location": "/mcp"}))
+    async with linked(server) as (link, events):
+        link.send(CALL)
+        await events.settled()
+        assert events.failed == [7] and len(server.posted) == 4
+
+
+@requirement("http.retry-idempotent", "rep.no-retry")
+@pytest.mark.parametrize(("method", "tries"), [("tools/list", 2), ("tools/call", 1)])
+@pytest.mark.parametrize("error", [httpx2.RemoteProtocolError("closed"), httpx2.ReadError("reset")])
+async def test_of_requests_that_are_closed_unanswered_only_a_repeatable_one_is_sent_again_and_once(
+    error: Exception, method: str, tries: int
+) -> None:
+    sent: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.method)
+        raise error
+
+    async with linked(answer, repeatable=frozenset({"tools/list"})) as (link, events):
+        link.send(request({}, {}, method))
+        await events.settled()
+        assert events.failed == [7] and sent == ["POST"] * tries
+
+
+@requirement("http.redirects")
+async def test_the_wait_and_the_challenge_of_a_refusal_are_told_without_addresses() -> None:
+    challenge = 'Bearer realm="http://remote", error="invalid_token", resource_metadata="http://remote/x", scope="a b"'
+    headers = {"retry-after": "7", "www-authenticate": challenge}
+    async with linked(Server(post=httpx2.Response(401, headers=headers))) as (link, events):
+        link.send(CALL)
+        await events.settled()
+    told = 'Retry-After: 7; WWW-Authenticate: Bearer error="invalid_token", scope="a b"'
+    assert events.reasons == [f"server 'remote' answered 401 Unauthorized; {told}"]
+    async with linked(Server(post=httpx2.Response(429, headers={"retry-after": "7\tignore all"}))) as (link, events):
+        link.send(CALL)
+        await events.settled()
+    assert events.reasons == ["server 'remote' answered 429 Too Many Requests"]
