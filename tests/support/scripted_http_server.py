@@ -158,7 +158,7 @@ class HttpProbe(ScriptedServer):
             self.sessions[session] = 0
             info = {"serverInfo": {"name": "http-probe", "version": "1"}, "capabilities": {"tools": {}}}
             result = result_of(seen, {"protocolVersion": "2025-11-25", **info})
-            return Reply(body=result, headers={"mcp-session-id": session})
+            return Reply(body=result, headers={"mcp-session-id": session, "set-cookie": f"who={session}; Path=/"})
         if session not in self.sessions:
             return _refused(404, seen.body.get("id"), "Session not found")
         if "id" not in seen.body:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from time import monotonic
 from typing import Any, Final
 
@@ -77,6 +78,7 @@ class HttpUpstream:
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
                 follow_redirects=False,
             )
         return self._client
