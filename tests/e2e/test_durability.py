@@ -75,6 +75,7 @@ def test_clients_go_on_after_a_restart(store: str, how: str, http: httpx.Client)
         assert untouched.status_code == 200 and restarted(untouched) is None, "nothing of that server was lost"
 
 
+@pytest.mark.alone  # a session lives for a second, and is used meanwhile
 @requirement("life.events")
 def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str, http: httpx.Client, cli: Any) -> None:
     keys = {name: sha256(name) for name in ("alice", "bob")}
@@ -196,6 +197,7 @@ def process(client: Legacy | Modern, **more: dict[str, str]) -> psutil.Process:
     return psutil.Process(int(tool_text(client.tool("pid", **more))))
 
 
+@pytest.mark.alone  # it uses a session within its time
 @requirement("life.ttl")
 def test_idle_time_slides_and_its_end_takes_the_process(short: InProcessGateway, http: httpx.Client) -> None:
     client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
@@ -219,6 +221,7 @@ def test_delete_ends_a_session_at_once_and_twice_is_harmless(probe: RunningGatew
     assert other.tool("pid").status_code == 200
 
 
+@pytest.mark.alone
 @requirement("life.unconfirmed")
 def test_an_anonymous_session_nobody_returns_to_goes_with_its_process(
     short: InProcessGateway, http: httpx.Client

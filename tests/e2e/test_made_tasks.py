@@ -43,8 +43,7 @@ def gateway(ledger: Path) -> Iterator[InProcessGateway]:
     """Anonymous clients, and a server of each era, which looks for files of the tests."""
     servers = {era: server((*WORK, era), env={"LEDGER": str(ledger)}, sandbox="off") for era in ERAS}
     tasks = {"after_s": AFTER_S, "at_once": ["*/slow_*"], "result_bytes": 4_096}
-    options = {"tasks": tasks, "session": {"unconfirmed_ttl_s": 1.0}, "limits": {"call_timeout_s": 1.5}}
-    with in_process_gateway(servers, options=options) as running:
+    with in_process_gateway(servers, options={"tasks": tasks}) as running:
         yield running
 
 
@@ -204,9 +203,17 @@ def test_the_end_of_a_session_ends_its_tasks_and_forgets_them(gateway: InProcess
 
 
 @requirement("task.make", "life.unconfirmed")
-def test_a_working_task_keeps_its_session_and_a_result_outlives_it(client: TaskClient) -> None:
-    task = client.begin("modern__work", job="long", seconds=2.2)  # longer than a call may take, or an unused session
-    assert text(client.until(task, "completed")) == text(client.get(task)) == "done long"
+@pytest.mark.alone
+def test_a_working_task_keeps_its_session_and_a_result_outlives_it(http: httpx.Client) -> None:
+    options = {
+        "tasks": {"after_s": AFTER_S},
+        "session": {"unconfirmed_ttl_s": 1.0},
+        "limits": {"call_timeout_s": 1.5},
+    }
+    with in_process_gateway({"modern": server((*WORK, "modern"))}, options=options) as gateway:
+        client = TaskClient(gateway.url, http)
+        task = client.begin("work", job="long", seconds=2.2)  # longer than a call may take, or an unused session
+        assert text(client.until(task, "completed")) == text(client.get(task)) == "done long"
 
 
 @requirement("task.rights")

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.support.commands import ROOT as ROOT
 from tests.support.commands import CommandProcess, start_command
+from tests.support.waiting import GIVE_UP_S
 
 READY_WITHIN_S = 60.0
 DEMO = (sys.executable, "-m", "gateway", "demo-server")
@@ -32,6 +33,12 @@ UNLIMITED = dict.fromkeys(
 
 SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 """The variables of gateways that share a store."""
+
+
+def waiting_for_lists(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options whose lists wait for servers as long as tests do, unless they say otherwise."""
+    given = dict(options or {})
+    return {**given, "limits": {"list_timeout_s": GIVE_UP_S, **given.get("limits", {})}}
 
 
 def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -137,7 +144,9 @@ def running_gateway(
         else:
             config = Path(folder, "mcp.json")
             entries = {"main": server(command)} if servers is None else servers
-            config.write_text(json.dumps({"mcpServers": entries, "gateway": options or {}}), encoding="utf-8")
+            config.write_text(
+                json.dumps({"mcpServers": entries, "gateway": waiting_for_lists(options)}), encoding="utf-8"
+            )
             typed += ["--config", str(config)]
         process = start_command(typed, env={**os.environ, **(env or {})})
         gateway = RunningGateway(process)

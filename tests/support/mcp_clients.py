@@ -65,7 +65,9 @@ def messages(response: httpx.Response) -> list[Any]:
 
 def result_of(response: httpx.Response) -> Any:
     """The result that a response ends with."""
-    return messages(response)[-1]["result"]
+    answer = messages(response)[-1]
+    assert "result" in answer, answer
+    return answer["result"]
 
 
 def error_of(response: httpx.Response) -> Any:

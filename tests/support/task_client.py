@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from tests.support.mcp_clients import DECLARES_TASKS, Modern, messages, modern_body, modern_headers, streamed
-from tests.support.waiting import eventually
+from tests.support.waiting import GIVE_UP_S, eventually
 
 ACCEPT: Any = {"action": "accept", "content": {}}
 
@@ -52,7 +52,7 @@ class TaskClient:
     def get(self, task: str) -> Any:
         return self.result(self.send("tasks/get", task))
 
-    def until(self, task: str, status: str, within_s: float = 10.0) -> Any:
+    def until(self, task: str, status: str, within_s: float = GIVE_UP_S) -> Any:
         """The task once it has that status."""
         found: dict[str, Any] = {}
 
