@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.support.gateway_process import PROBE, ROOT
+from tests.support.waiting import GIVE_UP_S
 
 
 class Typed:
@@ -28,7 +29,7 @@ class Typed:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "MCP_GATEWAY_LIMITS__LIST_TIMEOUT_S": str(GIVE_UP_S), **(env or {})},
         )
         self._log: list[bytes] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
