@@ -74,7 +74,8 @@ class SessionSettings(Frozen):
     session, unless the client uses cookies, a session key or the header `MCP-Gateway-Session`. `always`: every result,
     except those that may be cached."""
     workspace_path: str = "orbit.workspace"
-    """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots."""
+    """Path in `_meta` at which a client announces its workspace: nested objects, or one key with dots.
+    Empty: no client announces one."""
     trust: Trust = "direct"
     """Trust of sessions for which neither a credential nor a rule sets one."""
     metadata: dict[str, str] = Field(default={})
@@ -122,6 +123,7 @@ BUILT_IN: Final = (*BOUND, CORRELATION_ID, TEMP_DIR)
 DEFAULT_CONTEXT_ENV: Final = {
     "MCP_SESSION_ID": "session_id",
     "MCP_SESSION_WORKSPACE": "workspace",
+    "MCP_SESSION_WORKSPACE_PROVENANCE": "workspace_provenance",
     "MCP_SESSION_TRUST": "trust",
     "MCP_SESSION_PRINCIPAL": "principal",
     "MCP_SESSION_AGENT": "agent",
@@ -149,6 +151,9 @@ class EnvironmentValue(Frozen):
     """Empty for anonymous clients, whose `principal` is `anonymous`."""
     default: str = ""
     """The value if the field is empty."""
+    announced: bool = False
+    """Whether the variable also has a workspace that the client only announced. Else it has `default` then, because a
+    server that knows no provenance takes the variable for yours. `policy.trust_announced_workspace` is enough, too."""
 
 
 def _as_value(value: Any) -> Any:
@@ -272,7 +277,7 @@ def is_usable_workspace(workspace: str, pattern: str) -> bool:
 def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
     """Return the variables of a server: `everywhere` are those of all servers, `own` those of the server's
     `context_env`."""
-    defaults = {name: EnvironmentValue(field=field) for name, field in DEFAULT_CONTEXT_ENV.items()}
+    defaults = {name: EnvironmentValue(field=field, announced=True) for name, field in DEFAULT_CONTEXT_ENV.items()}
     if everywhere is None:
         chosen = defaults if own is None else own
     else:

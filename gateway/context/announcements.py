@@ -26,7 +26,8 @@ class Announced(msgspec.Struct, frozen=True):
 
 
 class MetaPath:
-    """Find a value in `_meta` by a path into nested objects, or by one key with dots. The nested value wins."""
+    """Find a value in `_meta` by a path into nested objects, or by one key with dots. The nested value wins. An empty
+    path finds nothing."""
 
     def __init__(self, path: str) -> None:
         self._key = path
@@ -38,7 +39,7 @@ class MetaPath:
         Raises:
             Refused: 400, it is not a string.
         """
-        if self._parts[0] not in meta and self._key not in meta:
+        if not self._key or (self._parts[0] not in meta and self._key not in meta):
             return ""
         nested: Any = meta
         for part in self._parts:
@@ -48,7 +49,7 @@ class MetaPath:
     def without(self, meta: Object, is_wrong: Callable[[Any], bool]) -> Object:
         """Return a `_meta` without values at that place, nested or by one key, for which `is_wrong` is true. Entries of
         `_meta` are raw JSON."""
-        if self._key in meta and is_wrong(msgspec.json.decode(meta[self._key])):
+        if self._key and self._key in meta and is_wrong(msgspec.json.decode(meta[self._key])):
             meta = {name: raw for name, raw in meta.items() if name != self._key}
         first, rest = self._parts[0], self._parts[1:]
         if rest and first in meta:

@@ -138,14 +138,18 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 class SessionFacts:
     """Give the fields of sessions to servers, logs and the audit trail, by the names that the configuration uses.
-    `metadata` has the templates of the metadata that new sessions get.
+    `metadata` has the templates of the metadata that new sessions get. `trusts_announced`: a workspace that a client
+    announces counts as one from the configuration.
 
     Values from the session's metadata are read each time, because metadata changes while a session lives. All other
     values are decided when a session opens, or when its credential changes.
     """
 
-    def __init__(self, settings: ContextSettings, metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: ContextSettings, metadata: Mapping[str, str], *, trusts_announced: bool = False
+    ) -> None:
         self._fields = settings.fields
+        self._trusts_announced = trusts_announced
         self._templates = metadata
         self._in_meta = self._told("meta")
         self._in_log = self._told("log")
@@ -188,6 +192,9 @@ class SessionFacts:
 
     def _variable(self, session: Session, wanted: EnvironmentValue, more: Mapping[str, str]) -> str:
         if wanted.empty_for_anonymous and session.principal.is_anonymous and wanted.field.startswith("principal"):
+            return wanted.default
+        is_announced = wanted.field == "workspace" and session.context.provenance.workspace == "announced"
+        if is_announced and not (wanted.announced or self._trusts_announced):
             return wanted.default
         found = more[wanted.field] if wanted.field in more else self.value(session, wanted.field)
         return found or wanted.default

@@ -127,7 +127,8 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     name = replica or secrets.token_hex(6)
     activity = Activity(backend, name, clock, lambda: live.count)
     rates = RateLimits(options.rated_policy, backend.rates)
-    facts = SessionFacts(options.context, options.session.metadata)
+    trusts_announced = options.policy.trust_announced_workspace
+    facts = SessionFacts(options.context, options.session.metadata, trusts_announced=trusts_announced)
     return Foundation(
         settings=settings,
         ring=ring,

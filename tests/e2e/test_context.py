@@ -31,6 +31,7 @@ def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, htt
     assert set(told) == {
         "MCP_SESSION_ID",
         "MCP_SESSION_WORKSPACE",
+        "MCP_SESSION_WORKSPACE_PROVENANCE",
         "MCP_SESSION_TRUST",
         "MCP_SESSION_PRINCIPAL",
         "MCP_SESSION_AGENT",
@@ -129,7 +130,7 @@ OPTIONS: dict[str, Any] = {
             "TICKET": "ticket",
             "REGION": "region",
             "USER_ID": {"field": "principal.subject"},
-            "WORKSPACE": "workspace",
+            "WORKSPACE": {"field": "workspace", "announced": True},
             "TMPDIR": "temp_dir",
         },
         "workspace_ids": {"/srv/projects/*": "project-{name}"},

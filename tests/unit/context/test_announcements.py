@@ -53,6 +53,12 @@ def test_a_workspace_is_announced_nested_or_dotted_and_the_nested_one_wins(meta:
     assert announcing().workspace(meta) == workspace
 
 
+@requirement("ctx.announce", "wall.provenance")
+def test_nothing_is_announced_without_a_path() -> None:
+    meta = {"": "red", "orbit": {"workspace": "red"}, "orbit.workspace": "red"}
+    assert Announcements("", ContextSettings(), lambda _: None).workspace(meta) == ""
+
+
 @requirement("ctx.announce")
 @pytest.mark.parametrize("value", [7, ["red"], {"a": 1}, True])
 def test_a_workspace_that_is_no_text_is_refused_by_its_path(value: Any) -> None:

@@ -17,7 +17,7 @@ from gateway.context.session_facts import (
     new_correlation_id,
     with_meta,
 )
-from session_store import ANONYMOUS, ClientFacts, Context, ContextField, Principal, Session
+from session_store import ANONYMOUS, ClientFacts, Context, ContextField, Principal, Provenance, Session
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from transports.jsonrpc import encode
@@ -145,10 +145,25 @@ def test_a_variable_can_have_the_subject_alone_and_be_empty_for_nobody() -> None
         "WORKSPACE": {"field": "workspace", "empty_for_anonymous": True, "default": "none"},
         "PLAIN": {"field": "principal"},
     }
-    named = variables(session(), **wanted)
+    told = Context(workspace="w", provenance=Provenance(workspace="configured"))
+    named = variables(session(context=told), **wanted)
     assert named == {"SUBJECT": "ann", "WORKSPACE": "w"} | dict.fromkeys(("WHO", "NAME", "PLAIN"), "https://id:ann")
     nobody = variables(session(principal=ANONYMOUS, context=Context()), **wanted)
     assert nobody == {"SUBJECT": "", "WHO": "", "NAME": "guest", "WORKSPACE": "none", "PLAIN": "anonymous"}
+
+
+@requirement("ctx.env-names", "wall.provenance")
+def test_a_workspace_that_a_client_announces_fills_only_a_variable_that_says_so() -> None:
+    wanted: dict[str, Any] = {
+        "BOUNDARY": {"field": "workspace"},
+        "SAFE": {"field": "workspace", "default": "none"},
+        "SAID": {"field": "workspace", "announced": True},
+    }
+    announced = session(context=Context(workspace="w"))
+    assert variables(announced, **wanted) == {"BOUNDARY": "", "SAFE": "none", "SAID": "w"}
+    trusting = SessionFacts(SETTINGS, {}, trusts_announced=True)
+    names = {name: EnvironmentValue.model_validate(value) for name, value in wanted.items()}
+    assert set(trusting.environment(announced, names, {}).values()) == {"w"}
 
 
 @requirement("ctx.env", "ctx.unforgeable")
