@@ -106,9 +106,14 @@ def test_operators_see_which_servers_cannot_be_used_and_what_they_wrote(
 ) -> None:
     gateway, _ = failing
     key = bearer(OPERATOR)
-    replicas = http.get(f"{gateway.base}/admin/api/replicas", headers=key).json()
-    found = {entry["server"]: entry for entry in replicas[0]["unavailable"]}
-    assert {"exit", "usage"} <= {*found} and not {"good", "banner", "crash"} & {*found}
+
+    def unavailable() -> dict[str, Any]:
+        replicas = http.get(f"{gateway.base}/admin/api/replicas", headers=key).json()
+        return {entry["server"]: entry for entry in replicas[0]["unavailable"]}
+
+    assert eventually(lambda: not {"good", "banner", "crash"} & {*unavailable()}), "they are up"
+    assert eventually(lambda: all(unavailable()[name]["attempts"] for name in ("exit", "usage")))
+    found = unavailable()
     assert found["exit"]["state"] == "failing" and found["exit"]["attempts"] >= 1
     assert found["exit"]["output"] == [
         "could not open the database: db_password=[redacted]",

@@ -117,6 +117,17 @@ def tool_text(response: httpx.Response) -> str:
     return text
 
 
+@contextmanager
+def posted(url: str, body: Any, headers: Mapping[str, str]) -> Iterator[socket.socket]:
+    """Send a request on a connection of its own and give the connection. The client leaves when the block ends."""
+    request = httpx.Request("POST", url, json=body, headers=headers)
+    head = [f"{name}: {value}" for name, value in request.headers.items()]
+    with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
+        start = "\r\n".join([f"POST {request.url.path} HTTP/1.1", *head, "", ""])
+        connection.sendall(start.encode("latin-1") + request.content)
+        yield connection
+
+
 class Modern:
     """A modern client. It returns no session token and no cookie, unless `headers` hold one."""
 
@@ -142,13 +153,9 @@ class Modern:
 
     @contextmanager
     def leaving(self, tool: str, arguments: Mapping[str, Any], *, meta: Any = None) -> Iterator[socket.socket]:
-        """Send a call on a connection of its own and give the connection. The client leaves when the block ends."""
+        """Send a call as `posted`."""
         body = modern_body("tools/call", {"name": tool, "arguments": dict(arguments)}, meta=meta)
-        request = httpx.Request("POST", self.url, json=body, headers={**modern_headers(body), **self.headers})
-        head = [f"{name}: {value}" for name, value in request.headers.items()]
-        with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
-            start = "\r\n".join([f"POST {request.url.path} HTTP/1.1", *head, "", ""])
-            connection.sendall(start.encode("latin-1") + request.content)
+        with posted(self.url, body, {**modern_headers(body), **self.headers}) as connection:
             yield connection
 
     def leave_while_it_hangs(self) -> None:
