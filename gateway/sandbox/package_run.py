@@ -1,8 +1,6 @@
 """Run a program of a fetch to its end, for a limited time. Keep its last output for the error message."""
 
 import asyncio
-import os
-import shutil
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +10,6 @@ from session_store.redaction import output_scrubber
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, ProcessFailed
 
-_INSTALL: Final = {
-    **dict.fromkeys(("uv", "uvx"), "install uv, for example by `pip install uv` (https://docs.astral.sh/uv)"),
-    **dict.fromkeys(("npm", "npx"), "install Node.js, which it comes with (https://nodejs.org)"),
-}
-"""How to get a program that is missing."""
 _SHOWN_CHARS: Final = 300
 _SHOWN_LINES: Final = 3
 _KEPT_LINES: Final = 200
@@ -67,9 +60,7 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
     try:
         process = await fork_server.spawn(command, lines, fields=lambda: {"package": package})
     except ProcessFailed as error:
-        is_missing = shutil.which(command.argv[0], path=command.env.get("PATH", os.defpath)) is None
-        do = f"; {_INSTALL[name]}" if is_missing and name in _INSTALL else ""
-        raise FetchFailed(f"{name} could not be started: {error}{do}") from error
+        raise FetchFailed(f"{name} could not be started: {error}") from error
     try:
         process.stdin.finish()
         async with asyncio.timeout(timeout_s):

@@ -148,11 +148,19 @@ KILL_TIMEOUT_S: Final = 5.0
 """Seconds in which a killed process must end. It ends at once, unless the kernel holds it (uninterruptible sleep)."""
 
 
+_INSTALL: Final = {
+    **dict.fromkeys(("uv", "uvx"), "install uv, for example by `pip install uv` (https://docs.astral.sh/uv)"),
+    **dict.fromkeys(("npm", "npx"), "install Node.js, which it comes with (https://nodejs.org)"),
+}
+
+
 class ProcessFailed(Exception):
-    """A command could not be started. The message says why; `command` is the first word of the command."""
+    """A command could not be started. The message says why, and how to get a known program that is missing; `command`
+    is the first word of the command."""
 
     def __init__(self, reason: str, command: str) -> None:
-        super().__init__(reason)
+        do = _INSTALL.get(command) if reason.endswith(f"No such file or directory: {command!r}") else None
+        super().__init__(f"{reason}; {do}" if do else reason)
         self.command = command
 
 
