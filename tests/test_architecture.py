@@ -380,6 +380,7 @@ CONTEXT_VARIABLES = {
     "gateway/observability/tracing.py": "the span of a request, for who reports its end",
     "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
     "session_store/current.py": "current_session(), for the code of tools",
+    "transports/hops.py": "the gateways that a request has passed, which it repeats to servers",
 }
 
 

@@ -85,7 +85,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     factory = UpstreamFactory(
         options.limits,
         fork_server,
-        via=base.hops[0],
+        gateway=base.hops[0],
         resources=resources,
         records=sessions.records,
         permits=policy.permitted_uris,

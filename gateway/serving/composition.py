@@ -59,6 +59,7 @@ from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
 from session_store.tokens import Purpose
+from transports.hops import gateway_name
 from transports.inbound.http import Guard
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ def _hops(ring: KeyRing, *, is_shared: bool) -> tuple[str, ...]:
     """Return the names of this gateway in `Via` headers; it sends the first one. Replicas have the same names, which
     tell nothing of the keys that they are made of. A gateway alone has a name that no other one has."""
     if not is_shared:
-        return (f"gateway-{secrets.token_hex(8)}",)
-    return tuple(f"gateway-{key.hex()[:16]}" for key in ring.derive(Purpose.HOP))
+        return (gateway_name(secrets.token_hex(8)),)
+    return tuple(gateway_name(key.hex()[:16]) for key in ring.derive(Purpose.HOP))
 
 
 def _callers(base: Foundation) -> Callers:

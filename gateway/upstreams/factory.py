@@ -60,8 +60,8 @@ class _LeftOut:
 class UpstreamFactory:
     """Make the upstream objects of configured servers.
 
-    `via` is the name of the gateway in the `Via` header of requests to URLs. `resources` makes the resources of links
-    to one server. `permits` returns those of a server's resource URIs that a context may subscribe to.
+    `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` makes the resources of
+    links to one server. `permits` returns those of a server's resource URIs that a context may subscribe to.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class UpstreamFactory:
         limits: LimitSettings,
         fork_server: ForkServer,
         *,
-        via: str = "",
+        gateway: str = "",
         resources: Callable[[str, UpstreamSettings], SessionResources],
         records: SessionRecorder,
         permits: Callable[[Context, str, frozenset[str]], frozenset[str]],
@@ -77,7 +77,7 @@ class UpstreamFactory:
     ) -> None:
         self._limits = limits
         self._fork_server = fork_server
-        self._via = {"via": f"1.1 {via}"} if via else {}
+        self._gateway = gateway
         self._resources = resources
         self._records = records
         self._permits = permits
@@ -162,8 +162,9 @@ class UpstreamFactory:
             return HttpUpstream(
                 name=name,
                 url=settings.url,
-                headers=_same_for_all(settings.headers) | self._via,
+                headers=_same_for_all(settings.headers),
                 max_event_bytes=limits.line_bytes,
+                gateway=self._gateway,
                 repeatable=REPEATABLE | {"ping", "server/discover"},
             )
         return StdioUpstream(

@@ -279,6 +279,17 @@ def test_a_request_that_comes_back_is_refused(http: httpx.Client) -> None:
         assert Legacy(gateway.url, http).initialize(headers=headers).status_code == 200
 
 
+@requirement("ops.loop")
+def test_a_loop_through_another_gateway_ends_at_the_first(http: httpx.Client) -> None:
+    port = free_port()
+    back = {"demo": DEMO_ENTRY, "a": {"url": f"http://127.0.0.1:{port}/mcp"}}
+    with running_gateway(back) as b, running_gateway({"demo": DEMO_ENTRY, "b": {"url": b.url}}, port=port) as a:
+        client = Legacy(a.url, http).open()
+        around = {"name": "b__a__demo__whoami", "arguments": {}}
+        assert eventually(lambda: "leads back" in client.call("tools/call", around).text)
+        assert "leads back" not in client.call("tools/call", around | {"name": "b__demo__whoami"}).text
+
+
 def _written(folder: Path, document: Any) -> Path:
     path = folder / "mcp.json"
     path.write_text(json.dumps(document), encoding="utf-8")

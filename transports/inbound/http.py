@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from transports.hops import MOST, PASSED, gateways_in
 from transports.inbound.limits import MAX_LABEL_CHARS, SMALL_BODY_BYTES, HeldBody, Limits, client_network
 from transports.inbound_port import HeaderList, Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
@@ -25,7 +26,7 @@ _FORBIDDEN_ORIGIN: Final = (
     "The Origin of this request is not allowed: the operator gives those that are as allowed_origins."
 )
 _LOOP: Final = (
-    "This request comes from this gateway itself: the url of one of its servers leads back to it. Remove this server."
+    "This request has passed this gateway already: the url of one of its servers leads back to it. Remove this server."
 )
 _SINGLE: Final = frozenset(
     {"authorization", "content-type", "host", "last-event-id", "mcp-gateway-session", "mcp-session-id", "origin"}
@@ -161,7 +162,7 @@ class Guard:
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed, 508 for a request that
-        this gateway has sent itself."""
+        comes back to this gateway. Requests to servers for this one name the gateways that it has passed."""
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
@@ -169,9 +170,11 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._allows(origin, headers)):
             raise Refused(403, INVALID_REQUEST, _FORBIDDEN_ORIGIN)
+        passed = gateways_in(via) if (via := headers.get("via")) else ()
         # Whoever names this gateway without having passed it harms only the own request.
-        if (via := headers.get("via")) and not self.hops.isdisjoint(via.replace(",", " ").split()):
+        if not self.hops.isdisjoint(passed) or len(passed) > MOST:
             raise Refused(508, INVALID_REQUEST, _LOOP)
+        PASSED.set(passed)
 
     @property
     def served_host(self) -> str:

@@ -16,6 +16,7 @@ import httpx2
 import msgspec
 
 from transports.era import NAME_SOURCES
+from transports.hops import via_of
 from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
@@ -49,7 +50,8 @@ Headers = dict[str, str]
 
 class HttpUpstream:
     """Open links to one URL. `headers` are the operator's, for every request. `repeatable` are the methods that may be
-    sent again if the server closes the connection without an answer. `pause` waits for a number of seconds."""
+    sent again if the server closes the connection without an answer. `gateway` is the name of this gateway in `Via`;
+    empty: it sends none. `pause` waits for a number of seconds."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class HttpUpstream:
         url: str,
         headers: Mapping[str, str],
         max_event_bytes: int,
+        gateway: str = "",
         repeatable: frozenset[str] = frozenset(),
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -65,6 +68,7 @@ class HttpUpstream:
         self.pause = pause
         self.url = url
         self.headers = dict(headers)
+        self.gateway = gateway
         self.max_event_bytes = max_event_bytes
         self.repeatable = repeatable
         self.budget = LineBudget()
@@ -208,6 +212,7 @@ class HttpLink:
             **more,
             **self._given.headers(),
             **self._upstream.headers,
+            **({"via": via_of(self._upstream.gateway)} if self._upstream.gateway else {}),
         }
 
     def _session_headers(self) -> Headers:

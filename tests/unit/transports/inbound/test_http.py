@@ -1,12 +1,16 @@
 """Headers of a request as a map."""
 
 import contextlib
+from contextvars import copy_context
 
 import pytest
 
 from tests.requirements import requirement
+from transports.hops import MOST, gateway_name, via_of
 from transports.inbound.http import Guard, header_map
 from transports.inbound_port import Refused
+
+ONE, OTHER, THIRD = (gateway_name(digit * 16) for digit in "abc")
 
 
 @requirement("wall.authority")
@@ -21,15 +25,26 @@ def test_headers_are_the_same_in_any_case_and_with_any_space() -> None:
 @pytest.mark.parametrize(
     ("via", "is_refused"),
     [
-        ("1.1 gateway-a", True),
-        ("1.1 proxy, 1.1 gateway-b (with a comment)", True),
-        ("HTTP/1.1 gateway-a", True),
-        ("1.1 gateway-c, 1.1 gateway-aa", False),
+        (f"1.1 {ONE}", True),
+        (f"1.1 proxy, 1.1 {OTHER} (with a comment)", True),
+        (f"HTTP/1.1 {ONE},1.1 proxy", True),
+        (f"1.1 {ONE}0, 1.1 x{OTHER}, 1.1 {ONE}.example, 1.1 {THIRD}", False),
+        (", ".join([f"1.1 {THIRD}"] * (MOST + 1)), True),
         ("", False),
     ],
 )
-def test_a_request_that_this_gateway_has_sent_is_refused(via: str, is_refused: bool) -> None:
-    guard = Guard(hops=frozenset({"gateway-a", "gateway-b"}))
+def test_a_request_that_has_passed_this_gateway_is_refused(via: str, is_refused: bool) -> None:
+    guard = Guard(hops=frozenset({ONE, OTHER}))
     with pytest.raises(Refused) if is_refused else contextlib.nullcontext() as caught:
-        guard.check({"host": "localhost", "via": via})
+        copy_context().run(guard.check, {"host": "localhost", "via": via})
     assert caught is None or caught.value.status == 508
+
+
+@requirement("ops.loop")
+def test_servers_are_told_of_the_gateways_that_a_request_has_passed_and_of_no_other_proxy() -> None:
+    def told(via: str) -> str:
+        Guard().check({"host": "localhost", "via": via})
+        return via_of(OTHER)
+
+    assert copy_context().run(told, f"1.1 inner.example, 1.1 {ONE}") == f"1.1 {ONE}, 1.1 {OTHER}"
+    assert copy_context().run(told, "") == f"1.1 {OTHER}"
