@@ -58,8 +58,9 @@ class Policy:
     def __init__(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
         self._settings = settings
         self._servers = servers
-        self.is_open = not settings.workspaces and not any(
-            server.direct_only or server.permissions or server.is_hidden for server in servers.values()
+        self._hidden = {name for name, server in servers.items() if server.is_hidden}
+        self.is_open = not (settings.workspaces or self._hidden) and not any(
+            server.direct_only or server.permissions for server in servers.values()
         )
         self._restricted = {name: self._kinds(name) for name in servers}
         self.restricts = self._restricted.__getitem__
@@ -98,7 +99,7 @@ class Policy:
     def why_hidden(self, context: Context, server: str) -> str:
         """Return the reason why a context does not see a server; empty if it does."""
         rules, where = self._servers[server], f"mcpServers.{server}"
-        if rules.is_hidden:
+        if server in self._hidden:
             return f"it is left out, and its entry does not say who may know of it ({where})"
         if rules.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.direct_only)"
