@@ -132,7 +132,7 @@ async def visits(request: Request) -> JSONResponse:
     return JSONResponse({"visits": await session.state.increment("visits")})
 
 
-@requirement("app.middleware", "app.document-store")
+@requirement("app.middleware", "app.small-store")
 @pytest.mark.anyio
 async def test_any_app_has_sessions_in_a_store_of_its_own() -> None:
     store = DictSessions()
