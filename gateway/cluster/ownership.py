@@ -309,9 +309,13 @@ class Cluster:
 
     async def another(self) -> tuple[str, str] | None:
         """Return the name and address of any other replica with a valid lease. None: there is none."""
-        live = await self._directory.replicas()
-        others = [(name, at) for name, at in live.items() if at and name != self.replica]
+        others = await self.others()
         return secrets.choice(others) if others else None
+
+    async def others(self) -> list[tuple[str, str]]:
+        """Return the names and addresses of the other replicas with a valid lease that can be reached."""
+        live = await self._directory.replicas()
+        return [(name, at) for name, at in live.items() if at and name != self.replica]
 
     async def ask_to_beat(self, replica: str) -> None:
         """Ask that replica, by the bus, to renew its lease at once, if it runs."""

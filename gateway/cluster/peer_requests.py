@@ -278,8 +278,9 @@ class PeerRequests:
     ) -> Outcome | None:
         """Wait before the next try to reach a peer. Return the outcome if there is to be no other try; else None.
 
-        `since` is the time of the last try (monotonic clock), which ended with `failure`. Raises `Refused`: 503, the
-        peer may run, and has other keys. To claim its sessions would move them to and fro, without their processes.
+        `since` is the time of the first failed try (monotonic clock). The last one ended with `failure`. Raises
+        `Refused`: 503, the peer may run, and has other keys. To claim its sessions would move them to and fro, without
+        their processes.
         """
         is_lost = not isinstance(failure, PeerTimedOut)
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)

@@ -10,6 +10,7 @@ before it is ready for the first time.
 import asyncio
 import contextlib
 import logging
+import random
 from typing import Final
 
 from gateway.cluster.envelope import GREETING, Envelopes, SharedFacts
@@ -33,7 +34,6 @@ AGAIN_S: Final = 1.0
 
 _PATIENCE_S: Final = 3.0
 _NO_ANSWER: Final = "no answer from that address"
-_OTHER_KEYS: Final = PeerOtherKeys().why
 _ASKED: Final = 3
 """The most replicas that are asked for their keys at once: those that have just died do not answer."""
 
@@ -42,14 +42,22 @@ _LOG_EVERY: Final = 60
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
     """Return the reason why that replica does not answer at that address, as text for operators. Empty: it answers."""
+    try:
+        return await _greeted(address, replica, envelopes)
+    except PeerUnproven as unproven:
+        return unproven.why
+
+
+async def _greeted(address: str, replica: str, envelopes: Envelopes) -> str:
+    """Greet a replica. Return the reason as `why_not_found`. Raises `PeerUnproven`: it is not proved to be there."""
     channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
             channel = await open_channel(address, replica, envelopes.peer_keys, envelopes.tls)
             greeting = channel.ask(SharedFacts(path=GREETING, session="").packed(), envelopes.facts(None), b"")
             kind, _ = await greeting.next()
-    except PeerUnproven as unproven:
-        return unproven.why
+    except PeerUnproven:
+        raise
     except PeerReplaced:
         return "another gateway process answers at that address"
     except PeerRefused:
@@ -69,7 +77,7 @@ class Reachability:
         self._cluster = cluster
         self._envelopes = envelopes
         self._has_timed_out = False
-        self._has_known_keys = False
+        self._has_checked_keys = False
         self._failed = 0
 
     async def check(self) -> None:
@@ -89,35 +97,43 @@ class Reachability:
                 why,
                 ". Behind a port mapping, gateway.internal is the address to listen on",
             )
-        if not why and not self._has_known_keys:
-            why = await self._why_not_known()
-        if not why and self._failed:
-            logger.info("other gateways can reach this one at %s again", cluster.address)
-        self._failed = self._failed + 1 if why else 0
-        if cluster.is_reachable == bool(why):
-            cluster.set_reachable(not why)
+        is_usable = not why and (self._has_checked_keys or await self._has_keys_of_others())
+        if is_usable and self._failed:
+            logger.info("other gateways can reach this one at %s now", cluster.address)
+        self._failed = 0 if is_usable else self._failed + 1
+        if cluster.is_reachable != is_usable:
+            cluster.set_reachable(is_usable)
             with contextlib.suppress(StoreUnavailable):
                 await cluster.beat()  # publishes it at once
 
-    async def _why_not_known(self) -> str:
-        """Return a text if another replica has other keys than this one, and log which. Empty: none is known to."""
+    async def _has_keys_of_others(self) -> bool:
+        """Return False if another replica has other keys than this one, and log which one."""
         try:
-            others = [await self._cluster.another() for _ in range(_ASKED)]
+            others = await self._cluster.others()
         except StoreUnavailable:
-            return ""
-        asked = list(dict.fromkeys(other for other in others if other is not None))
-        answers = await asyncio.gather(*(why_not_found(address, name, self._envelopes) for name, address in asked))
-        for (name, address), why in zip(asked, answers, strict=True):
-            if why == _OTHER_KEYS:
+            return True
+        asked = random.sample(others, min(len(others), _ASKED))
+        found = await asyncio.gather(*(self._has_other_keys(name, address) for name, address in asked))
+        for (name, address), has_others in zip(asked, found, strict=True):
+            if has_others:
                 if self._failed % _LOG_EVERY == 0:
                     logger.error(
                         "replica %s at %s has other keys than this gateway, which is not ready and accepts no session. "
                         "Give all gateways on this store the same MCP_GATEWAY_KEYS",
                         *(name, address),
                     )
-                return why
-        self._has_known_keys = not asked or "" in answers
-        return ""
+                return False
+        self._has_checked_keys = not asked or False in found
+        return True
+
+    async def _has_other_keys(self, name: str, address: str) -> bool | None:
+        """Ask that replica for its keys. None: it does not answer."""
+        try:
+            return None if await _greeted(address, name, self._envelopes) else False
+        except PeerOtherKeys:
+            return True
+        except PeerUnproven:
+            return None
 
     async def keep_checking(self) -> None:
         """Check until cancelled whether other replicas reach this one: periodically, and soon after another replica has

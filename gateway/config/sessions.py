@@ -152,8 +152,15 @@ class EnvironmentValue(Frozen):
     default: str = ""
     """The value if the field is empty."""
     announced: bool = False
-    """Whether the variable also has a workspace that the client only announced. Else it has `default` then, because a
-    server that knows no provenance takes the variable for yours. `policy.trust_announced_workspace` is enough, too."""
+    """For the field `workspace`: whether the variable also has a workspace that the client only announced. Otherwise it
+    has `default`, because a server that knows no provenance takes the variable for yours.
+    `policy.trust_announced_workspace` also allows it."""
+
+    @model_validator(mode="after")
+    def _only_workspaces(self) -> Self:
+        if self.announced and self.field != "workspace":
+            raise ValueError(f"announced is for the field workspace, and has no effect on {self.field}")
+        return self
 
 
 def _as_value(value: Any) -> Any:
@@ -277,7 +284,10 @@ def is_usable_workspace(workspace: str, pattern: str) -> bool:
 def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
     """Return the variables of a server: `everywhere` are those of all servers, `own` those of the server's
     `context_env`."""
-    defaults = {name: EnvironmentValue(field=field, announced=True) for name, field in DEFAULT_CONTEXT_ENV.items()}
+    defaults = {
+        name: EnvironmentValue(field=field, announced=field == "workspace")
+        for name, field in DEFAULT_CONTEXT_ENV.items()
+    }
     if everywhere is None:
         chosen = defaults if own is None else own
     else:

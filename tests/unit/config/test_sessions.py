@@ -52,6 +52,7 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
         ({}, {"policy": {"rules": [{"env": {"A": "${secret:no}"}}]}}, r"rules\[0\].env: gateway.secrets has no"),
         ({"context_env": {"PATH": "agent"}}, {}, "PATH decides which code"),
         ({"context_env": {"A": "nope"}}, {}, "mcpServers.s.context_env.A"),
+        ({"context_env": {"A": {"field": "agent", "announced": True}}}, {}, "announced is for the field workspace"),
         ({"tools": {"t": {"bind": {"a": "temp_dir"}}}}, {}, "s.tools.t.bind.a: there is no field 'temp_dir'"),
     ],
 )
