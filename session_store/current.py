@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar, copy_context
+from typing import Final
 
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import SessionStore
@@ -12,6 +13,7 @@ from session_store.tool_session import MISSING, SOCKET_VARIABLE, NoSession, Sess
 
 __all__ = [
     "MISSING",
+    "SCOPE_KEY",
     "NoSession",
     "bound_session",
     "context_with",
@@ -19,6 +21,9 @@ __all__ = [
     "current_session_id",
     "tool_session",
 ]
+
+SCOPE_KEY: Final = "mcp.session"
+"""The name of the session in the scope of a request."""
 
 _current: ContextVar[ToolSession | None] = ContextVar("mcp_session", default=None)
 

@@ -75,8 +75,8 @@ class AppSession(ToolSession):
 
     - **State and metadata** can be used at once. Without a session, reading them returns nothing and opens none.
     - **Writing**, and reading `id`, open a session for a client without one. The response gives it to the client.
-    - **Facts** (`id`, `principal`, `context`, …) can be read after `await session.load()`. Before, they raise
-      `SessionNotLoaded`, because the id that a client sends is not checked yet.
+    - **Facts** (`principal`, `context`, …) can be read after `await session.load()`, and `id` after any operation that
+      was awaited. Before, they raise `SessionNotLoaded`, because the id that a client sends is not checked yet.
 
     All operations raise `StoreUnavailable` if the store does not answer, and `SessionGone` if the session ends
     meanwhile. After the response has begun, operations that would open a session raise `NoSession`.
@@ -114,8 +114,11 @@ class AppSession(ToolSession):
         """Return a fact of the session. Raises `SessionNotLoaded`, or `NoSession` for an `id` that comes too late."""
         if name.startswith("_"):
             raise AttributeError(name)
-        if not self._is_loaded or self._record is None:
-            raise SessionNotLoaded(f"session.{name} is known after `await session.load()`")
+        if name == "id" and self._is_checked and self.known_id:
+            return self.known_id
+        if self._record is None or not (self._is_loaded or name == "id"):
+            after = ", or after any other operation that was awaited" if name == "id" else ""
+            raise SessionNotLoaded(f"session.{name} is known after `await session.load()`{after}")
         if name == "id" and not self.known_id:
             if self._is_sealed:
                 raise NoSession(_TOO_LATE)
@@ -168,6 +171,29 @@ class AppSession(ToolSession):
         self._record = None
         async with self._locked():
             await self._look_up()
+
+    async def rotate(self, principal: Named = None) -> None:
+        """Give the session a new id, and end the old one, which others may have learnt: do so at sign-in. State,
+        metadata and age stay; writes of other requests at this moment may be lost. Nothing happens without a session.
+
+        `principal`: who owns it from now on, such as the user who has just signed in; None for the present owner.
+
+        Raises:
+            NoSession: the response has begun, so the new id could not be given to the client.
+        """
+        if self._is_sealed:
+            raise NoSession("the response has begun, so that a new session id could not be given to the client")
+        to = None if principal is None else _principal(principal)
+
+        async def rotated(session_id: str) -> Session | None:
+            who = to or self._who
+            assert isinstance(who, Principal)  # the session was found with it
+            return await self._sessions.rotate(session_id, who, peer_of(self._scope))
+
+        fresh = await self.read(rotated, None)
+        if fresh is not None:
+            self._record, self._who, self.known_id, self._ids = fresh, fresh.principal, fresh.id, ()
+            self.is_new = True
 
     @property
     def is_settled(self) -> bool:

@@ -1,10 +1,11 @@
 """Find, open and end the sessions of an app in its store. Knows no request: callers have verified the ids."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic, time
 from typing import Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
@@ -47,6 +48,47 @@ class AppStore(Protocol):
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class StorePerLoop:
+    """Use a backend of its own in each event loop, because connections belong to the loop that has opened them.
+
+    An app has several loops where `TestClient(app)`, without `with`, runs each request in one, and where two clients
+    run side by side.
+    """
+
+    def __init__(self, make: Callable[[], AppStore]) -> None:
+        self._make = make
+        self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, AppStore] = WeakKeyDictionary()
+        self._last: tuple[asyncio.AbstractEventLoop, AppStore] | None = None
+
+    def _here(self) -> AppStore:
+        loop, last = asyncio.get_running_loop(), self._last
+        if last is not None and last[0] is loop:
+            return last[1]
+        store = self._stores.get(loop)
+        if store is None:
+            store = self._stores[loop] = self._make()
+        self._last = loop, store
+        return store
+
+    @property
+    def sessions(self) -> AppRecords:
+        return self._here().sessions
+
+    @property
+    def state(self) -> StateStore:
+        return self._here().state
+
+    async def open(self) -> None:
+        """Open the backend of this loop. Those of other loops open with their first command."""
+        await self._here().open()
+
+    async def close(self) -> None:
+        """Close the backend of this loop. A loop that has ended has closed its connections."""
+        store, self._last = self._here(), None
+        self._stores.pop(asyncio.get_running_loop(), None)
+        await store.close()
 
 
 class _Known(msgspec.Struct):
@@ -183,6 +225,27 @@ class AppSessions:
         self.forget(session_id)
         await self.records.end(session_id)
         return session_id
+
+    async def rotate(self, session_id: str, principal: Principal, peer: str) -> Session:
+        """Open a session of `principal` with the age, the metadata and the state of another one, end that one, and
+        return the record of the new one. Raises `SessionGone`."""
+        old = await self.records.peek(session_id)
+        if old is None:
+            raise SessionGone(session_id)
+        fresh = msgspec.structs.replace(self.new(principal, peer), created_at=old.created_at, metadata=old.metadata)
+        if principal == old.principal:  # what a context grants is for nobody else
+            fresh = msgspec.structs.replace(fresh, context=old.context)
+        await self.open(fresh)
+        try:
+            for key in await self.state.keys(session_id):
+                if (value := await self.state.get(session_id, key)) is not None:
+                    await self.state.set(fresh.id, key, value)
+            await self.end(session_id)
+        except BaseException:
+            with contextlib.suppress(StoreError):  # nobody has its id
+                await self.end(fresh.id)
+            raise
+        return fresh
 
     async def close(self) -> None:
         """Wait until all background tasks have ended, and close the store."""

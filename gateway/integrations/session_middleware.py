@@ -15,10 +15,10 @@ from gateway.config.settings import GatewaySettings
 from gateway.errors import session_unknown, store_refused, store_unavailable
 from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession, Client, WhoIs
-from gateway.integrations.app_session_store import AppSessions, AppStore
+from gateway.integrations.app_session_store import AppSessions, AppStore, StorePerLoop
 from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
 from session_store.connect import BackendOptions, check_store_url
-from session_store.current import bound_session
+from session_store.current import SCOPE_KEY, bound_session
 from session_store.document_store import DocumentBackend, DocumentStore
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import HeaderList, Refused
@@ -113,8 +113,6 @@ def ring_of(keys: str | Sequence[str] | KeyRing | None, backend: Any) -> KeyRing
 
 logger = logging.getLogger(__name__)
 
-SCOPE_KEY: Final = "mcp.session"
-
 
 class SessionMiddleware:
     """Give each request and WebSocket of an ASGI app its session: `scope["mcp.session"]`, `current_session()`.
@@ -154,6 +152,8 @@ class SessionMiddleware:
             given = DocumentBackend(given)
         self._app = app
         self._carriers = AppCarriers(ring_of(keys, given), cookie=settings.session.cookie)
+        if isinstance(store, str | None) and getattr(given, "is_shared", False):
+            given = StorePerLoop(lambda: backend_of(settings))
         self._sessions = AppSessions(given, settings.session)
         self._client = Client(self._carriers, principal)
         self._lazy = lazy
@@ -182,13 +182,19 @@ class SessionMiddleware:
     def _with_store(self, send: Send) -> Send:
         """Return a `send` that opens and closes the store with the app's lifespan. Else its first use opens it."""
 
+        failed = False
+
         async def sending(event: MutableMapping[str, Any]) -> None:
+            nonlocal failed
+            if failed:
+                return  # the app tells of the error below, and the server knows it
             if event["type"] == "lifespan.startup.complete":
                 try:
                     await self._sessions.open_store()
                 except StoreError as error:
+                    failed = True
                     await send({"type": "lifespan.startup.failed", "message": f"SessionMiddleware: {error}"})
-                    return
+                    raise  # the app waits for its end, and some servers wait for that of the app
             elif event["type"].startswith("lifespan.shutdown."):
                 await self._sessions.close()
             await send(event)

@@ -1,5 +1,6 @@
 """`SessionMiddleware` on a real Redis: outages, keys that go by themselves, and a gateway beside the app."""
 
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,6 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from gateway import AppSession, SessionMiddleware
 from session_store import current_session
@@ -47,6 +51,22 @@ async def client_of(*processes: SessionMiddleware) -> AsyncIterator[list[httpx.A
     finally:
         for each in processes:
             await each._sessions.close()
+
+
+@requirement("app.loops")
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_every_loop_of_a_process_has_connections_of_its_own(redis_server: RunningRedis) -> None:
+    _visit_in_many_loops(redis_server.url)
+    gc.collect()  # the connections of loops that have ended: their warnings belong to this test
+
+
+def _visit_in_many_loops(url: str) -> None:
+    sessions = SessionMiddleware(Starlette(routes=[Mount("/", app)]), store=url, keys=KEYS)
+    without_lifespan = TestClient(sessions)  # runs each request in a loop of its own
+    assert [without_lifespan.get("/visit").json() for _ in range(3)] == [1, 2, 3]
+    with TestClient(sessions) as one, TestClient(sessions) as other:
+        assert [client.get("/visit").json() for client in (one, other, one, other)] == [1, 1, 2, 2]
+    assert without_lifespan.get("/visit").json() == 4
 
 
 @requirement("app.outage", "rep.store-down")

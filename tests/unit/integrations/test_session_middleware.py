@@ -338,7 +338,8 @@ def test_a_variable_that_is_no_setting_is_a_warning(
 async def test_facts_are_there_once_the_session_is_loaded() -> None:
     async def facts(session: AppSession) -> str:
         await session.state.increment("n")  # that they are there does not depend on what this process remembers
-        for name in ("id", "principal", "agent", "context"):
+        assert session.id == session.known_id, "which every operation checks"
+        for name in ("principal", "agent", "context"):
             with pytest.raises(SessionNotLoaded, match=rf"{name}.*await session.load\(\)"):
                 getattr(session, name)
         assert "not loaded" in repr(session)
@@ -350,6 +351,36 @@ async def test_facts_are_there_once_the_session_is_loaded() -> None:
     client = Client(app_of(facts, store=store))
     first, second = await client.get(), await client.get()
     assert first.body == second.body and first.body.endswith(b" anonymous direct") and len(store.sessions.records) == 1
+
+
+@requirement("app.lazy")
+@pytest.mark.parametrize("operation", [look, count, lambda session: session.metadata(), lambda session: session.load()])
+async def test_the_id_can_be_read_after_any_operation_and_before_none(operation: Any) -> None:
+    async def read(session: AppSession) -> Any:
+        with pytest.raises(SessionNotLoaded, match=r"id is known after .*any other operation"):
+            _ = session.id
+        await operation(session)
+        return session.id
+
+    client = Client(app_of(read))
+    first, second = await client.get(), await client.get()
+    assert first.body == second.body and len(first.body) > 20 and first.header("set-cookie")
+
+
+@requirement("app.settings")
+async def test_an_app_whose_store_cannot_be_opened_does_not_start_and_ends() -> None:
+    async def no_app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "lifespan.startup.complete"})
+        pytest.fail("it would wait for its end here")
+
+    class Closed(MemoryBackend):
+        async def open(self) -> None:
+            raise StoreError("in use")
+
+    answer = Answer()
+    with pytest.raises(StoreError):
+        await SessionMiddleware(no_app, store=Closed(), keys=KEY)({"type": "lifespan"}, None, answer.send)  # type: ignore[arg-type]
+    assert answer.events == [{"type": "lifespan.startup.failed", "message": "SessionMiddleware: in use"}]
 
 
 @requirement("app.lazy")
