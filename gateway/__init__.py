@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.integrations.session_middleware import SessionMiddleware
     from gateway.serving.app import create_app
     from gateway.serving.gateway import Gateway
+    from gateway.serving.stdio import serve_stdio
 
 __all__ = [
     "AppSession",
@@ -28,6 +29,7 @@ __all__ = [
     "Settings",
     "__version__",
     "create_app",
+    "serve_stdio",
 ]
 
 _MODULES: Final = {
@@ -40,6 +42,7 @@ _MODULES: Final = {
     "SessionNotLoaded": "gateway.integrations.app_session",
     "Settings": "gateway.config.settings",
     "create_app": "gateway.serving.app",
+    "serve_stdio": "gateway.serving.stdio",
 }
 
 

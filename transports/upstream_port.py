@@ -53,6 +53,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     `started` is a link that the same upstream has prestarted with these options. `began` is called with the id of a
     started process. It gets None if the process has no sandbox: then processes that are not below it may do its work.
     `in_context` returns the context variables with which an object in this process handles the message that is sent.
+    `scope` are members of the ASGI scope that its tools find in the request of their context.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -68,6 +69,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     started: Any = None
     began: Callable[[int | None], None] = lambda pid: None
     in_context: Callable[[], Context] = copy_context
+    scope: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class LinkEvents(Protocol):

@@ -34,7 +34,7 @@ __all__ = [
     "variables",
 ]
 
-_PREFIX: Final = "MCP_GATEWAY_"
+PREFIX: Final = "MCP_GATEWAY_"
 GONE: Final[Mapping[str, str]] = {
     "gateway.audit.file": "give the absolute path of the file in gateway.audit.to, beside store",
     "gateway.context.fields.*.max_chars": "a value has at most 1,024 characters",
@@ -82,16 +82,16 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
     below = {path.upper() for path in _paths(model)} | gone.keys()
     faults, notes = [], []
     for variable in sorted(environ):
-        name = variable.upper().removeprefix(_PREFIX)
+        name = variable.upper().removeprefix(PREFIX)
         first = name.partition("__")[0]
-        if not variable.upper().startswith(_PREFIX) or first in known:
+        if not variable.upper().startswith(PREFIX) or first in known:
             continue
         candidates = below if "__" in name else known.keys() | below
         found = meant(name, sorted(candidates)) or meant(first, sorted(known))
         if found in gone:
-            faults.append(f"the variable {variable}: {_PREFIX}{found} is gone: {gone[found]}")
+            faults.append(f"the variable {variable}: {PREFIX}{found} is gone: {gone[found]}")
         elif found:
-            faults.append(f"the variable {variable}: no such setting; did you mean {_PREFIX}{found}?")
+            faults.append(f"the variable {variable}: no such setting; did you mean {PREFIX}{found}?")
         else:
             notes.append(Note(level="warning", text=f"the variable {variable} is ignored: it is no setting"))
     return faults, tuple(notes)
@@ -114,9 +114,9 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for variable in sorted(os.environ, key=str.upper):  # an object comes before its fields, which win
         text, name = os.environ[variable], variable.upper()
-        first, *below = name.removeprefix(_PREFIX).lower().split("__")
+        first, *below = name.removeprefix(PREFIX).lower().split("__")
         field = model.model_fields.get(first)
-        if field is None or not text or not name.startswith(_PREFIX) or (below and not _is_object(field.annotation)):
+        if field is None or not text or not name.startswith(PREFIX) or (below and not _is_object(field.annotation)):
             continue
         if _is_in_text(given, [first, *below]):
             continue  # validation refuses what is no object

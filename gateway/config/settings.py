@@ -4,6 +4,8 @@ A configuration is one JSON or TOML file: the `mcpServers` object people already
 `gateway` object beside it. `MCP_GATEWAY_…` environment variables win over the file (`__` goes one level down).
 """
 
+import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from gateway.config.auth import (
 from gateway.config.faults import ConfigurationError, Note, ServerFault
 from gateway.config.hosts.files import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
-from gateway.config.load import Gathered, Origins, fault_lines, gathered
+from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
 from gateway.config.model import Frozen, matches
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
@@ -49,6 +51,8 @@ from gateway.config.sessions import (
 )
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from session_store.connect import check_store_url
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["ConfigurationError", "GatewaySettings", "Loaded", "Settings", "is_server_name", "load"]
 
@@ -294,6 +298,26 @@ class Settings(Frozen):
     `_`."""
     gateway: GatewaySettings = GatewaySettings()
     """All other settings."""
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> "Settings":
+        """Read a file, if one is given, and the variables `MCP_GATEWAY_…` over it. `Settings()` reads neither.
+
+        Raises:
+            ConfigurationError: one line per fault: where, what, and what to do.
+        """
+        loaded = load(path, strict=True)
+        for note in loaded.notes:
+            logger.warning("%s", note.text)
+        return loaded.settings
+
+    @property
+    def unread_variables(self) -> list[str]:
+        """Return the variables that give a setting, if these settings were made without reading the environment."""
+        if self.gateway.origins is not None:
+            return []
+        names = {f"{PREFIX}{name.upper()}" for name in GatewaySettings.model_fields}
+        return sorted(v for v, text in os.environ.items() if text and v.upper().partition("__")[0] in names)
 
     @model_validator(mode="after")
     def _secrets_are_declared(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.context.session_folders import SessionFolders
 from gateway.context.state_api import ProcessTree, StateAccess, by_connection, state_api
 from session_store import Session, StateStore
-from session_store.current import context_with
+from session_store.current import SCOPE_KEY, context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
 from transports.inbound.limits import Limits, Refusals
 from transports.inbound.unix_app_server import UnixAppServer
@@ -46,7 +46,8 @@ class LinkResourceProvider:
     def for_object(self, session: Session) -> LinkResources:
         """Return the resources of a link to a server object in this process."""
         tools = self._tools(session)
-        return LinkResources(given=ConnectOptions(in_context=lambda: context_with(tools)), session=tools)
+        given = ConnectOptions(in_context=lambda: context_with(tools), scope={SCOPE_KEY: tools})
+        return LinkResources(given=given, session=tools)
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
         """Return access to the state of a session. `secret` is the text that a child process has to send for it."""

@@ -1,26 +1,35 @@
 """Give each request of an app the session of the gateway that is mounted in it: in its scope, and as current one."""
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
-from gateway.integrations.session_middleware import SCOPE_KEY, response_of
+from gateway.integrations.session_middleware import response_of
 from gateway.relay.message_handler import store_errors_refused
-from session_store.current import bound_session
+from session_store.current import SCOPE_KEY, bound_session
 from transports.era import Era
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, send_json
-from transports.inbound_port import Refused, Request
+from transports.inbound_port import OwnedByPeer, Refused, Request
+from transports.jsonrpc import INVALID_REQUEST
 
 if TYPE_CHECKING:
     from gateway.serving.gateway import Gateway
 
 
+_ELSEWHERE: Final = Refused(
+    421,
+    INVALID_REQUEST,
+    "Another process of this app has this session. Nothing was done. Send the request to that process, or keep the "
+    "sessions of the app's own routes with SessionMiddleware, which serves them in every process.",
+)
+
+
 class GatewaySessionMiddleware:
     """Give each HTTP request its session of the gateway. Open one for a client without a session.
 
-    The app runs in the gateway's process. A session that another process owns cannot be used here. An app that needs
-    sessions and no gateway takes `SessionMiddleware`.
+    The app runs in the gateway's process. A request whose session another process owns is answered with 421, before
+    the app sees it. An app that needs sessions and no gateway takes `SessionMiddleware`.
 
     Clients send their session as they do to the gateway itself: in the header `MCP-Gateway-Session` or the cookie, or
     an API key alone names it. The app finds it as `scope["mcp.session"]` and by `current_session()`. Requests to the
@@ -40,6 +49,9 @@ class GatewaySessionMiddleware:
                 resolved, request = await self._resolve(scope)
         except Refused as refused:
             await send_json(send, *response_of(refused))
+            return
+        except OwnedByPeer:
+            await send_json(send, *response_of(_ELSEWHERE))
             return
         told = self._gateway.carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
 

@@ -23,7 +23,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.config.addresses import is_loopback
 from gateway.config.auth import AuthSettings
 from gateway.config.secrets import key_ring
-from gateway.config.settings import Settings
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedProxies
 from gateway.identity.context_rules import kept_claims
@@ -113,6 +113,12 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     """Build the store, logs and metrics, and the limits of clients."""
     options = settings.gateway
     backend = store
+    if backend is not None and not hasattr(backend, "sessions"):
+        raise ConfigurationError(
+            f"store={type(store).__name__}: a gateway needs a whole backend, which this is not. Give "
+            "session_store.backend_for(url), or an object that passes session_store.testing.BackendContract; a store "
+            "with the four methods of DocumentStore serves SessionMiddleware only"
+        )
     if backend is None:
         backend = backend_for(options.store, BackendOptions(max_sessions=options.session.max_sessions))
     events = EventWriter(backend.events, lambda session_id: live.epoch_of(session_id, replica))

@@ -1,6 +1,7 @@
 """Offer a gateway to programs that embed it: its parts as attributes, and context managers that run it."""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from time import time
 from typing import Any
@@ -18,6 +19,8 @@ from gateway.serving.paths import HEALTH, READY
 from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 
+logger = logging.getLogger(__name__)
+
 
 class Gateway:
     """A gateway, built from its settings. It serves inside `running` or `lifespan`."""
@@ -33,6 +36,12 @@ class Gateway:
         link: SignInLink | None = None,
         strict: bool = False,
     ) -> None:
+        if unread := settings.unread_variables:
+            logger.warning(
+                "%s: not read, because the settings of this gateway were made in the program. Settings.load() reads "
+                "the variables",
+                ", ".join(unread),
+            )
         parts = compose(settings, store=store, servers=servers, ring=ring, clock=clock, link=link)
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts

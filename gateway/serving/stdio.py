@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from queue import SimpleQueue
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, Settings
@@ -35,20 +35,21 @@ API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20
 
 
-def serve_stdio(settings: Settings) -> None:
-    """Serve on stdin and stdout until stdin ends, or until SIGTERM or SIGINT.
+def serve_stdio(settings: Settings, *, servers: Mapping[str, Any] | None = None) -> None:
+    """Serve on stdin and stdout until stdin ends, or until SIGTERM or SIGINT. `servers`: server objects of the `mcp`
+    SDK by name, in addition to those of the settings.
 
     Raises:
         ConfigurationError: the settings, or the session that the environment names, cannot be served.
     """
-    asyncio.run(_serve(settings))
+    asyncio.run(_serve(settings, servers))
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, servers: Mapping[str, Any] | None) -> None:
     # Settings that protect a listening socket have no meaning here.
     local = settings.gateway.model_copy(update={"host": "127.0.0.1", "allowed_hosts": ()})
     settings, headers = _with_fields(settings.model_copy(update={"gateway": local}))
-    gateway = Gateway(settings)
+    gateway = Gateway(settings, servers=servers)
     stop = asyncio.Event()
 
     def signalled() -> None:

@@ -15,7 +15,6 @@ from starlette.routing import Mount, Route
 
 from gateway.config.settings import Settings
 from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
-from gateway.integrations.session_middleware import SCOPE_KEY
 from gateway.serving.app import Gateway, create_app
 from session_store import NoSession, current_session
 from tests.requirements import requirement
@@ -299,7 +298,7 @@ def embedded(issuer: Issuer) -> Iterator[str]:
     gateway = Gateway(settings)
 
     async def who(request: Request) -> Response:
-        session = request.scope[SCOPE_KEY]
+        session = request.scope["mcp.session"]
         facts = [session.context.trust, session.context.workspace, " ".join(session.context.permissions)]
         return JSONResponse([session.principal, current_session().principal, *facts])
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from starlette.testclient import TestClient
 
-from gateway.config.settings import Settings
+from gateway.config.settings import ConfigurationError, Settings
 from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
 from gateway.serving.app import Gateway, create_app
 from session_store.current import current_session
@@ -25,6 +28,7 @@ from tests.support.gateway_process import TOOL, server
 from tests.support.in_process_gateway import RING, InProcessGateway, in_process_gateway
 from tests.support.mcp_clients import Legacy, Modern, error_of, failed_text, tool_text
 from tests.support.redis_server import RunningRedis
+from tests.support.stdio_client import Typed
 
 OBJECT = {"in_process": "tests.support.session_tool:server"}
 TOO_LARGE = "the value of 'a' is 70002 bytes of JSON, more than 65536"
@@ -187,12 +191,63 @@ def test_without_its_lifespan_a_mounted_gateway_says_what_to_do() -> None:
         TestClient(outer).post("/mcp")
 
 
-def test_objects_that_cannot_be_served_fail_at_start() -> None:
+def test_objects_that_cannot_be_served_are_left_out_with_the_reason() -> None:
     for path, what in (
         ("json:nothing", "AttributeError"),
         ("no_such_module:x", "ModuleNotFound"),
         ("json:dumps", "not a server object"),
     ):
         settings = Settings.model_validate({"mcpServers": {"a": {"in_process": path}}})
-        with pytest.raises(Exception, match=f"mcpServers.a.in_process.*{what}"):
-            Gateway(settings)
+        assert re.match(f"mcpServers.a.in_process.*{what}", Gateway(settings).unavailable["a"])
+
+
+@requirement("app.embedding")
+def test_what_a_program_gives_that_a_gateway_cannot_use_is_named() -> None:
+    fast = type("FastMCP", (), {"__module__": "fastmcp.server.server"})()
+    with pytest.raises(ConfigurationError, match=r"servers\['notes'\]: FastMCP of the package fastmcp .*fastmcp.*run"):
+        Gateway(Settings(), servers={"notes": fast})
+    four: Any = type("SqlSessions", (), {})()
+    with pytest.raises(ConfigurationError, match=r"store=SqlSessions: .*backend_for.*SessionMiddleware only"):
+        create_app(Settings(), store=four)
+
+
+@requirement("app.embedding")
+def test_settings_read_variables_when_they_are_loaded_and_a_gateway_names_those_that_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MCP_GATEWAY_LOG_CALLS_PER_S", "7")
+    monkeypatch.setenv("MCP_GATEWAY_SESSION__IDLE_TTL_S", "77")
+    loaded = Settings.load().gateway
+    assert (loaded.log_calls_per_s, loaded.session.idle_ttl_s) == (7, 77)
+    Gateway(Settings.load())
+    assert "not read" not in caplog.text
+    Gateway(Settings())
+    assert "MCP_GATEWAY_LOG_CALLS_PER_S, MCP_GATEWAY_SESSION__IDLE_TTL_S: not read" in caplog.text
+    assert Settings().gateway.session.idle_ttl_s != 77
+
+
+@requirement("ctx.scope")
+def test_a_tool_in_this_process_finds_the_session_in_the_scope_too(http: httpx.Client) -> None:
+    scoped = MCPServer("scoped")
+
+    @scoped.tool()
+    async def same(ctx: Context) -> str:
+        request: Any = ctx.request_context.request
+        return str(request.scope["mcp.session"].id == current_session().id)
+
+    gateway = Gateway(Settings(), servers={"scoped": scoped})
+    with serving(create_app(Settings(), gateway=gateway)) as base:
+        assert tool_text(Modern(f"{base}/mcp", http).tool("same")) == "True"
+        assert tool_text(Legacy(f"{base}/mcp", http).open().tool("same")) == "True"
+
+
+@requirement("app.embedding")
+def test_a_program_serves_its_objects_on_stdio() -> None:
+    program = (
+        "from gateway import Settings, serve_stdio; from tests.support.session_tool import server; "
+        "serve_stdio(Settings(), servers={'object': server})"
+    )
+    client = Typed(argv=[sys.executable, "-c", program])
+    client.initialize()
+    assert "visit" in json.dumps(client.ask("tools/list"))
+    assert client.end() == 0, client.log()

@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
-from mcp.shared.message import SessionMessage
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+from starlette.requests import Request
 
 from transports.jsonrpc import InvalidMessage, parse
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents
@@ -30,6 +30,11 @@ class InProcessUpstream:
 
     def __init__(self, name: str, server: Any) -> None:
         """Raise `TypeError` if the object is not a server of the SDK."""
+        if any(kind.__module__.partition(".")[0] == "fastmcp" for kind in type(server).__mro__):
+            raise TypeError(
+                f"{type(server).__name__} of the package fastmcp is not a server object of the mcp SDK, and cannot be "
+                'served in this process. Serve its file: {"command": "fastmcp", "args": ["run", "server.py"]}'
+            )
         lowlevel = getattr(server, "_lowlevel_server", server)
         if not (callable(getattr(lowlevel, "run", None)) and hasattr(lowlevel, "create_initialization_options")):
             raise TypeError(f"{type(server).__name__} is not a server object of the mcp SDK")
@@ -38,7 +43,7 @@ class InProcessUpstream:
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "InProcessLink":
         """Open a link, and enter the server's lifespan for it. The options of processes have no effect."""
-        return InProcessLink(self._name, self._server, events, given.in_context)
+        return InProcessLink(self._name, self._server, events, given)
 
     async def close(self) -> None:
         """Release nothing: the links share nothing."""
@@ -50,10 +55,14 @@ class InProcessLink:
     pid, resume, may_forget = None, "", False
     output_tail: tuple[str, ...] = ()
 
-    def __init__(self, name: str, server: Any, events: LinkEvents, in_context: Callable[[], Context]) -> None:
+    def __init__(self, name: str, server: Any, events: LinkEvents, given: ConnectOptions) -> None:
         self._name = name
         self._events = events
-        self._in_context = in_context
+        self._in_context = given.in_context
+        self._metadata: ServerMessageMetadata | None = None
+        if given.scope:  # tools that look for it where an HTTP transport of the SDK puts it
+            request = Request({"type": "http", "method": "POST", "path": "/", "headers": [], **given.scope})
+            self._metadata = ServerMessageMetadata(request_context=request)
         self._inbox, read = anyio.create_memory_object_stream[_Sent](MAX_UNREAD)
         options = server.create_initialization_options()
         # A bare task, which the link owns: `_ended` reports how it ended, `close` waits for it.
@@ -65,7 +74,7 @@ class InProcessLink:
 
     def send(self, frame: bytes) -> None:
         try:
-            message = SessionMessage(jsonrpc_message_adapter.validate_json(frame))
+            message = SessionMessage(jsonrpc_message_adapter.validate_json(frame), metadata=self._metadata)
             self._inbox.send_nowait((self._in_context(), message))
         except anyio.WouldBlock:
             raise LinkClosed(f"server {self._name!r} does not read its input") from None
