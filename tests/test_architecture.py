@@ -18,6 +18,7 @@ from tests.tools.state_diagrams import DIAGRAMS, DOCUMENT, drawn
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "gateway": {"gateway", "session_store", "transports"},
+    "mcp_session_gateway": {"gateway", "mcp_session_gateway"},
     "session_store": {"session_store"},
     "transports": {"transports"},
 }
@@ -155,6 +156,7 @@ OF_EXTRAS = {
     "gateway/integrations/pytest_plugin.py": "test",
     "gateway/observability/tracing.py": "tracing",
     "gateway/sessions/tools.py": "mcp",
+    "mcp_session_gateway/pytest_plugin.py": "test",
     "session_store/testing": "test",
     "transports/testing": "test",
     "transports/upstream/in_process.py": "mcp",

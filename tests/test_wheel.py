@@ -39,7 +39,7 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     names = {part["name"].lower() for part in listed}
     assert names.isdisjoint({"pytest", "httpx", "psutil", "playwright", "opentelemetry-sdk", "hypothesis", "mcp"})
     _run(str(python), "-c", IMPORT_ALL)
-    assert _run(str(python), "-c", FOR_OTHERS).split() == ["gateway.integrations.pytest_plugin", "True", "True", "True"]
+    assert _run(str(python), "-c", FOR_OTHERS).split() == ["mcp_session_gateway.pytest_plugin", *["True"] * 4]
     command = tmp_path / "empty/bin/mcp-session-gateway"
     keys = json.dumps({"olga": sha256("key")})
     env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "MCP_GATEWAY_ADMIN__KEYS": keys}
@@ -83,7 +83,7 @@ FOR_OTHERS = """
 from importlib.metadata import entry_points
 from importlib.resources import files
 print(entry_points(group="pytest11")["mcp_session_gateway"].value)
-for package in ("gateway", "session_store", "transports"):
+for package in ("gateway", "mcp_session_gateway", "session_store", "transports"):
     print((files(package) / "py.typed").is_file())
 """
 
