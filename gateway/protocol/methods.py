@@ -72,8 +72,8 @@ def _task(name: str, eras: frozenset[str]) -> Method:
 
 ROWS: Final = (
     Method("initialize", LEGACY),
-    Method("ping", LEGACY, sender="both"),
-    Method("server/discover", MODERN, is_cacheable=True),
+    Method("ping", LEGACY, sender="both", is_repeatable=True),
+    Method("server/discover", MODERN, is_cacheable=True, is_repeatable=True),
     Method("logging/setLevel", LEGACY, is_repeatable=True, is_recorded=True, for_all=True),
     _list("tools/list", "tools", "tools"),
     Method("tools/call", BOTH, "tools", named="name", may_ask=True),

@@ -165,7 +165,7 @@ class UpstreamFactory:
                 headers=_same_for_all(settings.headers),
                 max_event_bytes=limits.line_bytes,
                 gateway=self._gateway,
-                repeatable=REPEATABLE | {"ping", "server/discover"},
+                repeatable=REPEATABLE,
             )
         return StdioUpstream(
             name=name,
