@@ -22,7 +22,8 @@ from gateway.cli.options import (
     options,
 )
 from gateway.config.faults import ConfigurationError, Note, located
-from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE, PLACEHOLDER, TOKEN_VARIABLE
+from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDER
+from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import GatewaySettings, Settings, load
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def stdio(
         str,
         typer.Option(
             help="A running gateway to speak to over HTTP, instead of a command. It gets the session key of "
-            f"{KEY_VARIABLE} and the credential of {TOKEN_VARIABLE}."
+            f"{KEY_VARIABLE} and the credential of {CREDENTIAL_VARIABLE}."
         ),
     ] = "",
     store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
@@ -101,8 +102,8 @@ def stdio(
         settings = _with_url(loaded.settings, url) if url else with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         _log(loaded.notes)
-        if url and not os.environ.get(TOKEN_VARIABLE):
-            logger.info("the gateway at %s gets no credential, because %s is not set", url, TOKEN_VARIABLE)
+        if url and not os.environ.get(CREDENTIAL_VARIABLE):
+            logger.info("the gateway at %s gets no credential, because %s is not set", url, CREDENTIAL_VARIABLE)
         serve_stdio(settings)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
@@ -113,9 +114,9 @@ def _with_url(settings: Settings, url: str) -> Settings:
     environment."""
     given = os.environ
     key = next((given[name] for name in settings.gateway.session.key_variables if given.get(name)), "")
-    credential = given.get(TOKEN_VARIABLE, "")
+    credential = given.get(CREDENTIAL_VARIABLE, "")
     if credential == PLACEHOLDER:
-        raise ConfigurationError(f"{TOKEN_VARIABLE}: write your API key or access token in place of {PLACEHOLDER}")
+        raise ConfigurationError(f"{CREDENTIAL_VARIABLE}: write your API key or access token in place of {PLACEHOLDER}")
     headers = {KEY_HEADER: key} if key else {}
     return with_url(settings, url, headers | ({"Authorization": f"Bearer {credential}"} if credential else {}))
 

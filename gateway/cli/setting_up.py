@@ -32,8 +32,8 @@ from gateway.config.hosts.client_files import (
 )
 from gateway.config.hosts.client_snippets import (
     CLIENTS,
+    CREDENTIAL_VARIABLE,
     PLACEHOLDER,
-    TOKEN_VARIABLE,
     WITH_KEY,
     ClientFile,
     Snippet,
@@ -204,9 +204,9 @@ class Entry:
     """Options for what a client is told of the gateway."""
 
     name: Annotated[str, typer.Option(help="What the client calls it.")] = ""
-    token: Annotated[bool, typer.Option("--token", help=f"Send the credential in the variable {TOKEN_VARIABLE}.")] = (
-        False
-    )
+    token: Annotated[
+        bool, typer.Option("--token", help=f"Send the credential in the variable {CREDENTIAL_VARIABLE}.")
+    ] = False
     session_key: Annotated[
         bool | None,
         typer.Option(

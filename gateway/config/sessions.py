@@ -31,6 +31,10 @@ _TAKEN_HEADERS: Final = frozenset(
 )
 """Headers whose values are the same for many clients, are credentials, or change with each request."""
 
+KEY_HEADER: Final = "MCP-Gateway-Session-Key"
+"""The header that carries a session key unless `key_headers` names others."""
+KEY_VARIABLE: Final = "MCP_SESSION_KEY"
+"""The variable in which `mcp-session-gateway stdio` finds the session key unless `key_variables` names others."""
 METADATA_FIELDS: Final = ("principal", "agent", "workspace", "trust", "endpoint")
 
 
@@ -54,10 +58,10 @@ class SessionSettings(Frozen):
     max_sessions: Annotated[int, Field(ge=1)] = 1_000
     """Maximum number of sessions in the memory store. Beyond it, the least recently used idle session ends. `doctor`
     calculates with this number for all stores."""
-    key_headers: tuple[str, ...] = ("MCP-Gateway-Session-Key",)
+    key_headers: tuple[str, ...] = (KEY_HEADER,)
     """Headers in which a client can name its session by a key of its own choice; the first one that a request has
     counts. Add a header that clients send already, such as `Mcp-Client-Session-Id` or a host's conversation id."""
-    key_variables: tuple[str, ...] = ("MCP_SESSION_KEY",)
+    key_variables: tuple[str, ...] = (KEY_VARIABLE,)
     """Variables of its own environment in which `mcp-session-gateway stdio` finds the session key; the first one that
     is set counts. Name the one that your orchestrator sets already."""
     default_session: Annotated[tuple[str, ...] | bool, WrapValidator(_clients_or_not)] = True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from gateway.config.hosts.client_snippets import TOKEN_VARIABLE, snippets
+from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, snippets
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError
@@ -54,7 +54,7 @@ class HomePage:
     def __init__(self, guard: Guard, rates: RateLimits, *, needs_token: bool, has_console: bool) -> None:
         self._guard = guard
         self._rates = rates
-        self._facts = {"needs_token": needs_token, "has_console": has_console, "variable": TOKEN_VARIABLE}
+        self._facts = {"needs_token": needs_token, "has_console": has_console, "variable": CREDENTIAL_VARIABLE}
         style = (_FOLDER / "home.css").read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         self._style = style

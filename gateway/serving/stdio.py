@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
-from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE
+from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.authenticate import Authenticated
@@ -28,7 +28,7 @@ from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
-TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
+SESSION_TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
 STAC_VARIABLE: Final = "STAC_MCP_SESSION_ID"
 """A variable of another design: it has a token, or a name of the caller's own."""
 API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
@@ -126,8 +126,8 @@ async def _caller(gateway: Gateway, headers: Mapping[str, str]) -> Authenticated
 
 async def _variable(gateway: Gateway) -> tuple[str, bool]:
     """Return the variable that names the session, and whether it does so by a token; an empty name if there is none."""
-    if os.environ.get(TOKEN_VARIABLE):
-        return TOKEN_VARIABLE, True
+    if os.environ.get(SESSION_TOKEN_VARIABLE):
+        return SESSION_TOKEN_VARIABLE, True
     names = gateway.parts.foundation.settings.gateway.session.key_variables
     if name := next((name for name in names if os.environ.get(name)), ""):
         return name, False

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.config.hosts.client_snippets import TOKEN_VARIABLE, Snippet, snippets
+from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, Snippet, snippets
 from tests.clients.client_table import MODES, PROGRAMS, ROWS, Row
 from tests.published.servers import SERVERS, Site
 
@@ -40,7 +40,7 @@ def _host(plain: Snippet, keyed: Snippet) -> Iterator[str]:
         yield f"The same as an entry of `{plain.file.path}`:\n"
         yield f"```{plain.file.language}\n{plain.file.text}```\n"
     yield "## With a credential and a lasting session\n"
-    yield f"{plain.title} reads the API key or access token from the variable `{TOKEN_VARIABLE}`. KEY is a"
+    yield f"{plain.title} reads the API key or access token from the variable `{CREDENTIAL_VARIABLE}`. KEY is a"
     yield "[session key](../sessions.md#session-keys), of which each agent has its own. In the entry:\n"
     yield f"```{keyed.file.language}\n{keyed.file.text}```\n"
     yield f"The forms are those of [{plain.title}'s documentation]({plain.documentation}).\n"

@@ -8,7 +8,7 @@ from gateway.admin.operations import Operations
 from gateway.admin.pages.page import BASE_URL, ConsolePage
 from gateway.admin.queries import OperatorError
 from gateway.config.addresses import base_url, is_of_this_machine, url_here
-from gateway.config.hosts.client_snippets import CLIENTS, TOKEN_VARIABLE, snippets
+from gateway.config.hosts.client_snippets import CLIENTS, CREDENTIAL_VARIABLE, snippets
 from gateway.config.settings import Settings
 
 
@@ -29,7 +29,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "server": server,
         "servers": list(settings.mcpServers),
         "needs_token": needs_token,
-        "variable": TOKEN_VARIABLE,
+        "variable": CREDENTIAL_VARIABLE,
         "clients": [(name, found[name].title.partition(" (")[0]) for name in CLIENTS],
         "chosen": found.get(client, found[CLIENTS[0]]),
         "is_local": is_of_this_machine(base),

@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 from gateway.config.addresses import is_loopback
 from gateway.config.faults import ConfigurationError
-from gateway.config.hosts.client_snippets import KEY_HEADER, KEY_VARIABLE, ClientFile
+from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.hosts.files import TABLES, parsed_document, read_document, served_name
 from gateway.config.hosts.placeholders import Place
+from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from session_store.redaction import scrubbed, scrubbed_text, secret_arguments
 
 _IN_PROJECT: Final = (".mcp.json", ".cursor/mcp.json", ".vscode/mcp.json", ".gemini/settings.json")

@@ -15,13 +15,11 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from gateway.config.addresses import is_of_this_machine
+from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 
-TOKEN_VARIABLE: Final = "MCP_TOKEN"
+CREDENTIAL_VARIABLE: Final = "MCP_TOKEN"
 """The variable in which a client finds its API key or access token. No `MCP_GATEWAY_…`: those are settings."""
-KEY_VARIABLE: Final = "MCP_SESSION_KEY"
-"""The variable in which `mcp-session-gateway stdio` finds the session key."""
-KEY_HEADER: Final = "MCP-Gateway-Session-Key"
-PLACEHOLDER: Final = f"<{TOKEN_VARIABLE}>"
+PLACEHOLDER: Final = f"<{CREDENTIAL_VARIABLE}>"
 """What a person replaces by the credential, in the files of hosts that read no variables."""
 WITH_KEY: Final = frozenset({"claude-desktop", "lm-studio", "windsurf", "zed"})
 """Clients that get a session key unless they are told otherwise: apps that a person opens again, whose file is that
@@ -88,13 +86,13 @@ class _Connection:
         return {KEY_HEADER: self.session_key} if self.session_key else {}
 
     def headers_with(self, variable: str) -> dict[str, str]:
-        """Return the headers. `variable`: how the client refers to `TOKEN_VARIABLE`."""
+        """Return the headers. `variable`: how the client refers to `CREDENTIAL_VARIABLE`."""
         credential = {"Authorization": f"Bearer {variable}"} if self.needs_token else {}
         return credential | self.headers
 
     def options(self, option: str = "--header") -> str:
         """Return the headers as options of a shell command, in which the shell replaces the variable."""
-        credential = f' {option} "Authorization: Bearer ${TOKEN_VARIABLE}"' if self.needs_token else ""
+        credential = f' {option} "Authorization: Bearer ${CREDENTIAL_VARIABLE}"' if self.needs_token else ""
         more = [f" {option} {shlex.quote(f'{name}: {value}')}" for name, value in self.headers.items()]
         return credential + "".join(more)
 
@@ -127,9 +125,9 @@ def snippet(
     """Return how one of `CLIENTS` uses the gateway at `url`, which ends with `/mcp`.
 
     `name`: what the client calls the server; empty: `name_for(url)`. `needs_token`: the gateway asks for a credential,
-    which the client finds in `TOKEN_VARIABLE`. `session_key`: the key that names the client's session. `program`: the
-    words that start this gateway's command on the client's machine, for hosts that only speak stdio; without it, they
-    start mcp-remote.
+    which the client finds in `CREDENTIAL_VARIABLE`. `session_key`: the key that names the client's session. `program`:
+    the words that start this gateway's command on the client's machine, for hosts that only speak stdio; without it,
+    they start mcp-remote.
 
     Raises:
         KeyError: there is no such client.
@@ -151,7 +149,7 @@ def _claude_code(to: _Connection) -> Snippet:
         file=ClientFile(
             path=".mcp.json",
             at=("mcpServers", to.name),
-            entry=to.entry(f"${{{TOKEN_VARIABLE}}}", type="http", url=to.url),
+            entry=to.entry(f"${{{CREDENTIAL_VARIABLE}}}", type="http", url=to.url),
         ),
     )
 
@@ -160,7 +158,7 @@ def _cursor(to: _Connection) -> Snippet:
     file = ClientFile(
         path="~/.cursor/mcp.json",
         at=("mcpServers", to.name),
-        entry=to.entry(f"${{env:{TOKEN_VARIABLE}}}", url=to.url),
+        entry=to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", url=to.url),
     )
     config = quote(base64.b64encode(_compact(file.entry).encode()).decode(), safe="")
     return Snippet(
@@ -175,7 +173,7 @@ def _cursor(to: _Connection) -> Snippet:
 
 
 def _vscode(to: _Connection) -> Snippet:
-    entry = to.entry(f"${{env:{TOKEN_VARIABLE}}}", type="http", url=to.url)
+    entry = to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", type="http", url=to.url)
     named = _compact({"name": to.name} | entry)
     return Snippet(
         client="vscode",
@@ -191,11 +189,11 @@ def _vscode(to: _Connection) -> Snippet:
 def _codex(to: _Connection) -> Snippet:
     entry: dict[str, Any] = {"url": to.url}
     if to.needs_token:
-        entry["bearer_token_env_var"] = TOKEN_VARIABLE
+        entry["bearer_token_env_var"] = CREDENTIAL_VARIABLE
     if to.headers:
         entry["http_headers"] = dict(to.headers)
     file = ClientFile(path="~/.codex/config.toml", at=("mcp_servers", to.name), entry=entry, language="toml")
-    credential = f" --bearer-token-env-var {TOKEN_VARIABLE}" if to.needs_token else ""
+    credential = f" --bearer-token-env-var {CREDENTIAL_VARIABLE}" if to.needs_token else ""
     command = f"codex mcp add {shlex.quote(to.name)} --url {shlex.quote(to.url)}{credential}\n"
     return Snippet(
         client="codex",
@@ -218,7 +216,7 @@ def _gemini(to: _Connection) -> Snippet:
         file=ClientFile(
             path="~/.gemini/settings.json",
             at=("mcpServers", to.name),
-            entry=to.entry(f"${{{TOKEN_VARIABLE}}}", httpUrl=to.url),
+            entry=to.entry(f"${{{CREDENTIAL_VARIABLE}}}", httpUrl=to.url),
         ),
     )
 
@@ -240,13 +238,13 @@ def _claude_desktop(to: _Connection) -> Snippet:
 
 def _started(to: _Connection) -> dict[str, Any]:
     """Return the entry of a host that only speaks stdio: a program that it starts, and that speaks HTTP."""
-    env = {TOKEN_VARIABLE: PLACEHOLDER} if to.needs_token else {}
+    env = {CREDENTIAL_VARIABLE: PLACEHOLDER} if to.needs_token else {}
     if to.program:
         command, args = to.program[0], [*to.program[1:], "stdio", "--url", to.url]
         env |= {KEY_VARIABLE: to.session_key} if to.session_key else {}
     else:
         # mcp-remote replaces the variable. No space after the colon: some hosts cut arguments at spaces.
-        headers = [f"{name}:{value}" for name, value in to.headers_with(f"${{{TOKEN_VARIABLE}}}").items()]
+        headers = [f"{name}:{value}" for name, value in to.headers_with(f"${{{CREDENTIAL_VARIABLE}}}").items()]
         command, args = "npx", ["-y", "mcp-remote", to.url]
         args += [word for header in headers for word in ("--header", header)]
         args += [] if to.url.startswith("https:") or is_of_this_machine(to.url) else ["--allow-http"]
@@ -264,7 +262,7 @@ def _windsurf(to: _Connection) -> Snippet:
     file = ClientFile(
         path="~/.codeium/windsurf/mcp_config.json",
         at=("mcpServers", to.name),
-        entry=to.entry(f"${{env:{TOKEN_VARIABLE}}}", serverUrl=to.url),
+        entry=to.entry(f"${{env:{CREDENTIAL_VARIABLE}}}", serverUrl=to.url),
     )
     return _in_file("windsurf", "Windsurf", "https://docs.windsurf.com/windsurf/cascade/mcp", file)
 
@@ -294,7 +292,7 @@ def _python(to: _Connection) -> Snippet:
     if headers:
         written = [f"{_quoted(key)}: {_quoted(value)}" for key, value in to.headers.items()]
         if to.needs_token:
-            written.insert(0, f'"Authorization": f"Bearer {{os.environ[{TOKEN_VARIABLE!r}]}}"')
+            written.insert(0, f'"Authorization": f"Bearer {{os.environ[{CREDENTIAL_VARIABLE!r}]}}"')
         imports += ["import httpx2"]
         block = [
             f"    headers = {{{', '.join(written)}}}",
@@ -319,7 +317,7 @@ def _python(to: _Connection) -> Snippet:
 def _typescript(to: _Connection) -> Snippet:
     headers = [f"{_quoted(key)}: {_quoted(value)}" for key, value in to.headers.items()]
     if to.needs_token:
-        headers.insert(0, f"Authorization: `Bearer ${{process.env.{TOKEN_VARIABLE}}}`")
+        headers.insert(0, f"Authorization: `Bearer ${{process.env.{CREDENTIAL_VARIABLE}}}`")
     options = f", {{\n  requestInit: {{ headers: {{ {', '.join(headers)} }} }},\n}}" if headers else ""
     lines = [
         "// npm install @modelcontextprotocol/client; save this as client.mjs; node client.mjs",

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.config.hosts.client_snippets import (
     CLIENTS,
+    CREDENTIAL_VARIABLE,
     PLACEHOLDER,
-    TOKEN_VARIABLE,
     WITH_KEY,
     Snippet,
     name_for,
@@ -30,7 +30,7 @@ pytestmark = requirement("first.clients")
 URL = "http://127.0.0.1:8080/mcp"
 KEY = {"MCP-Gateway-Session-Key": "report-writer"}
 FULL: dict[str, Any] = {"needs_token": True, "session_key": "report-writer"}
-PLACE = Place(environ={TOKEN_VARIABLE: "s3cret"}, folder=Path("/project"))
+PLACE = Place(environ={CREDENTIAL_VARIABLE: "s3cret"}, folder=Path("/project"))
 BY_STDIO = "claude-desktop"
 WITH_URL = sorted(client for client in CLIENTS if client != BY_STDIO and snippet(client, URL).file)
 
@@ -77,8 +77,8 @@ def test_a_host_that_only_speaks_stdio_starts_a_program_that_speaks_http() -> No
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_snippet_needs_no_credential_unless_it_is_told(client: str) -> None:
     plain = snippet(client, URL).text
-    assert TOKEN_VARIABLE not in plain and URL in plain
-    assert TOKEN_VARIABLE in snippet(client, URL, needs_token=True).text
+    assert CREDENTIAL_VARIABLE not in plain and URL in plain
+    assert CREDENTIAL_VARIABLE in snippet(client, URL, needs_token=True).text
 
 
 def test_commands_are_single_lines_for_a_shell() -> None:
@@ -91,7 +91,7 @@ def test_commands_are_single_lines_for_a_shell() -> None:
     assert json.loads(words["vscode"][2]) == {"name": "gateway", "type": "http", "url": URL, "headers": KEY}
     assert "codex" not in words  # its command takes no headers
     assert shlex.split(snippet("codex", URL, needs_token=True).text)[3:] == [
-        *("gateway", "--url", URL, "--bearer-token-env-var", TOKEN_VARIABLE)
+        *("gateway", "--url", URL, "--bearer-token-env-var", CREDENTIAL_VARIABLE)
     ]
 
 
