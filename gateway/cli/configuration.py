@@ -1,14 +1,16 @@
 """Find the configuration that a command reads: the named file, `mcp.json` of the present folder, or a server's
 command."""
 
-from collections.abc import Mapping
+import os
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
 from gateway.config.addresses import base_url
+from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDER
 from gateway.config.hosts.entries import command_fault
+from gateway.config.sessions import KEY_HEADER
 from gateway.config.settings import ConfigurationError, Settings
 
 FILE: Final = Path("mcp.json")
@@ -52,14 +54,24 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
     return settings
 
 
-def with_url(settings: Settings, url: str, headers: Mapping[str, str]) -> Settings:
-    """Return the settings with the server at that URL, which gets these headers.
+def with_url(settings: Settings, url: str, command: list[str] | None) -> Settings:
+    """Return the settings with the gateway at that URL as the server, which gets the session key and the credential of
+    the environment.
 
     Raises:
-        ConfigurationError: the URL is unusable, or the settings have servers.
+        ConfigurationError: the URL or the credential is unusable; or there is also a command, or a server.
     """
+    if command:
+        raise ConfigurationError("give either --url or a command after --, not both")
     if settings.mcpServers:
         raise ConfigurationError("give either --url or a file with mcpServers, not both")
+    given = os.environ
+    key = next((given[name] for name in settings.gateway.session.key_variables if given.get(name)), "")
+    credential = given.get(CREDENTIAL_VARIABLE, "")
+    if credential == PLACEHOLDER:
+        raise ConfigurationError(f"{CREDENTIAL_VARIABLE}: write your API key or access token in place of {PLACEHOLDER}")
+    headers = {KEY_HEADER: key} if key else {}
+    headers |= {"Authorization": f"Bearer {credential}"} if credential else {}
     try:
         entry = {"url": f"{base_url(url)}/mcp", "headers": headers}
         return Settings.model_validate({"mcpServers": {"gateway": entry}, "gateway": settings.gateway})

@@ -22,9 +22,9 @@ from gateway.cli.options import (
     options,
 )
 from gateway.config.faults import ConfigurationError, Note, located
-from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDER
-from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
-from gateway.config.settings import GatewaySettings, Settings, load
+from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE
+from gateway.config.sessions import KEY_VARIABLE
+from gateway.config.settings import GatewaySettings, load
 
 if TYPE_CHECKING:
     from gateway.serving.greeting import Welcome  # loads the server
@@ -96,10 +96,9 @@ def stdio(
 
     queue_stderr()
     try:
-        loaded = load(config, Overrides(store=store, allow_eval=allow_eval).given())
-        if url and command:
-            raise ConfigurationError("give either --url or a command after --, not both")
-        settings = _with_url(loaded.settings, url) if url else with_command(loaded.settings, command)
+        # It listens nowhere, so no server can be at its own address.
+        loaded = load(config, Overrides(port=0, store=store, allow_eval=allow_eval).given())
+        settings = with_url(loaded.settings, url, command) if url else with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         _log(loaded.notes)
         if url and not os.environ.get(CREDENTIAL_VARIABLE):
@@ -107,18 +106,6 @@ def stdio(
         serve_stdio(settings)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
-
-
-def _with_url(settings: Settings, url: str) -> Settings:
-    """Return the settings with the gateway at that URL as the server, which gets the key and the credential of the
-    environment."""
-    given = os.environ
-    key = next((given[name] for name in settings.gateway.session.key_variables if given.get(name)), "")
-    credential = given.get(CREDENTIAL_VARIABLE, "")
-    if credential == PLACEHOLDER:
-        raise ConfigurationError(f"{CREDENTIAL_VARIABLE}: write your API key or access token in place of {PLACEHOLDER}")
-    headers = {KEY_HEADER: key} if key else {}
-    return with_url(settings, url, headers | ({"Authorization": f"Bearer {credential}"} if credential else {}))
 
 
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":

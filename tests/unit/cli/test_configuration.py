@@ -1,0 +1,31 @@
+"""`gateway.cli.configuration`: the gateway that `stdio --url` speaks to."""
+
+import pytest
+
+from gateway.config.settings import Settings
+from tests.requirements import requirement
+from tests.unit.cli.test_setting_up import ran, refused
+
+URL = "http://127.0.0.1:8080"
+
+
+@requirement("ctx.stdio-front", "first.session-key")
+def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Settings] = []
+    monkeypatch.setattr("gateway.serving.stdio.serve_stdio", served.append)
+    # The log stays as the tests have it.
+    monkeypatch.setattr("gateway.observability.logs.configure_logging", lambda *_: None)
+    done = ran("stdio", "--url", URL, MCP_SESSION_KEY="k", MCP_TOKEN="t")
+    assert done.exit_code == 0, done.output
+    (entry,) = served[0].mcpServers.values()
+    assert entry.url == f"{URL}/mcp"
+    assert entry.headers == {"MCP-Gateway-Session-Key": "k", "Authorization": "Bearer t"}
+
+
+@requirement("ctx.stdio-front")
+def test_what_stdio_cannot_speak_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "either --url or a command" in refused("stdio", "--url", URL, "--", "true")
+    for url in ("ftp://a.example", "http://[::1"):
+        assert "--url: " in refused("stdio", "--url", url)
+    monkeypatch.setenv("MCP_TOKEN", "<MCP_TOKEN>")
+    assert "MCP_TOKEN: write your API key" in refused("stdio", "--url", URL)
