@@ -21,6 +21,7 @@ from gateway.cli.options import ConfigOption, options
 from gateway.cli.target import endpoint_here
 from gateway.cli.terminal import Terminal
 from gateway.config.addresses import base_url
+from gateway.config.auth import DiscoverySettings
 from gateway.config.faults import did_you_mean
 from gateway.config.hosts.client_files import (
     FoundServers,
@@ -41,6 +42,7 @@ from gateway.config.hosts.client_snippets import (
     snippets,
 )
 from gateway.config.hosts.entries import command_fault
+from gateway.config.load import gathered
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings, load
 from session_store.tokens import generate_key
 
@@ -180,8 +182,11 @@ def add(
 def _gateway_of(config: Path) -> GatewaySettings:
     """Return the settings of the gateway to which a server is added. If they have faults, `run` tells them."""
     try:
-        return load(config if config.exists() else None).settings.gateway
-    except ConfigurationError:
+        found = gathered(config if config.exists() else None, {}, GatewaySettings)
+        options = GatewaySettings.model_validate(found.document.get("gateway", {}))
+        options = options.model_copy(update={"discovery": DiscoverySettings()})  # whose cards are of other servers
+        return Settings.model_validate({"gateway": options}).gateway
+    except (ConfigurationError, ValidationError):
         return GatewaySettings()
 
 

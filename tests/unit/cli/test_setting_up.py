@@ -109,6 +109,19 @@ def test_add_says_what_is_wrong_and_writes_nothing(here: Path, arguments: tuple[
     assert not (here / "mcp.json").exists()
 
 
+@requirement("first.init")
+def test_add_refuses_the_gateway_itself_though_all_other_servers_have_faults(here: Path) -> None:
+    file = here / "mcp.json"
+    discovery = {"url": "https://a.example", "cards": {"far": {"name": "example.a/far", "description": "Far."}}}
+    far, options = {"url": "ftp://a.example"}, {"port": 9999, "discovery": discovery}
+    file.write_text(json.dumps({"mcpServers": {"far": far}, "gateway": options}))
+    before = file.read_text()
+    assert "the address of the gateway itself" in refused("add", "self", "--url", "http://127.0.0.1:9999/mcp")
+    assert file.read_text() == before
+    added = ran("add", "other", "--", "true")
+    assert added.exit_code == 0, added.output
+
+
 @requirement("first.own-file")
 def test_commands_find_the_file_of_the_present_folder_and_name_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The log stays as the tests have it.
