@@ -56,6 +56,11 @@ def is_canonical(text: str) -> bool:
         return False
 
 
+def has_form_of_token(text: str) -> bool:
+    """Return True if the text has the form of a token, whoever has signed it."""
+    return bool(_TOKEN.fullmatch(text))
+
+
 def generate_key() -> str:
     """Return a new signing key: 256 random bits."""
     return secrets.token_urlsafe(32)
@@ -134,7 +139,7 @@ class TokenCodec:
         known = self._verified.get(token)
         if known is not None:
             return known
-        if not _TOKEN.fullmatch(token) or not is_canonical(token):
+        if not has_form_of_token(token) or not is_canonical(token):
             return None
         try:
             session_id = self._signer.unsign(token).decode()

@@ -21,7 +21,7 @@ from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
 from gateway.sessions.session_keys import ANONYMOUS_BITS, checked_key, estimated_bits
 from session_store import Session, StoreUnavailable
-from session_store.tokens import Purpose
+from session_store.tokens import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound.in_process_client import InProcessClient
 from transports.inbound.stream_connection import StreamConnection
@@ -137,7 +137,7 @@ async def _variable(gateway: Gateway) -> tuple[str, bool]:
     if not value or SOCKET_VARIABLE in os.environ:
         return "", False
     # Whoever gives a token, or the id of a session, means that session. Any other text is a name of their own.
-    return STAC_VARIABLE, "." in value or await _found(gateway, STAC_VARIABLE, value) is not None
+    return STAC_VARIABLE, has_form_of_token(value) or await _found(gateway, STAC_VARIABLE, value) is not None
 
 
 def _key(gateway: Gateway, who: Authenticated, name: str) -> str:

@@ -162,6 +162,7 @@ def test_an_orchestrators_variables_name_the_session_and_announce_facts(tmp_path
     assert first == {"WHO_USER": "zoë", "WHO_TEAM": "none", "WHO_SESSION": first["WHO_SESSION"]}
     assert told(MCP_SESSION_KEY=uuid)["WHO_SESSION"] == first["WHO_SESSION"], "one key, whatever carries it"
     assert told(STAC_MCP_SESSION_ID=uuid)["WHO_SESSION"] == first["WHO_SESSION"]
+    assert told(STAC_MCP_SESSION_ID="thread.42") == told(CONVERSATION="thread.42"), "a dot makes no token"
     assert told(CONVERSATION="another")["WHO_SESSION"] != first["WHO_SESSION"]
     refused = Typed("--config", str(file), env={**SIGNED, "CONVERSATION": "${CONVERSATION}"}, child=())
     assert refused.end() == 2 and "CONVERSATION: The session key is a placeholder" in refused.log()
