@@ -173,6 +173,8 @@ def _missing(field: Mapping[str, Any]) -> str:
     )
     if source in ("claim", "header") and not field["client_header"]:
         return f"the credential or proxy does not send the {source} {field[source]}"
+    if source == "variable":
+        return f"stdio takes it from the variable {field['variable']} of its environment"
     return "the metadata of the session says it" if source == "metadata" else f"the client says it ({source})"
 
 
@@ -190,6 +192,7 @@ class _Servers:
         """Explain whether and why the server is visible, and its variables. The server is not asked what it lists."""
         hidden = self._gateway.policy.why_hidden(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
+        found |= {"left_out": [*upstream.settings.faults]} if upstream.is_left_out else {}
         if not self._tool and (methods := self._methods(upstream)):
             found["methods"] = methods
         if upstream.settings.has_own_process:
@@ -205,6 +208,8 @@ class _Servers:
         """Explain the server like `server`, and also what it lists."""
         found, facts = self.server(upstream), await upstream.facts()
         found.pop("tools", None)
+        if upstream.is_left_out:
+            return found
         if facts.failure:
             return found | {"failed": facts.failure}
         faults = self._gateway.calls.unusable(upstream.name, facts.tools.listed)
@@ -320,7 +325,9 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
         yield f"note: {note}"
     for name, server in found["servers"].items():
         yield ""
-        yield f"server {name}: {_seen(server)}" + (f" · failed: {server['failed']}" if "failed" in server else "")
+        missing = [f" · left out: {fault}" for fault in server.get("left_out", ())]
+        missing += [f" · failed: {server['failed']}"] if "failed" in server else []
+        yield f"server {name}: {_seen(server)}{''.join(missing)}"
         if server["visible"]:
             yield from _inside(server)
 

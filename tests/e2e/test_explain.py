@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cli.explain import explanation, lines_of
 from gateway.cli.options import Caller
-from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.settings import ConfigurationError, Settings, load
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
@@ -117,6 +117,19 @@ def test_it_explains_the_methods_that_mcp_does_not_define() -> None:
     granted = asyncio.run(explanation(settings, Caller(workspace="team"), offline=True))["servers"]["shop"]["methods"]
     assert [one["visible"] for one in granted] == [False, False, False], "an announced workspace grants nothing"
     assert "  method acme/*: hidden: " in "\n".join(lines_of(found))
+
+
+def test_a_server_that_is_left_out_and_a_field_of_stdio_are_explained(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    fields = {"user": {"variable": "WHO_CALLS"}}
+    servers = {"good": server(DEMO), "bad": {"command": "x", "ur": 1}}
+    file.write_text(json.dumps({"mcpServers": servers, "gateway": {"context": {"fields": fields}}}))
+    settings = load(file).settings
+    for offline in (True, False):
+        text = "\n".join(lines_of(asyncio.run(explanation(settings, Caller(), offline=offline))))
+        assert "server bad: visible · left out: " in text and "mcpServers.bad.ur: no such field" in text
+        assert "server good: visible\n" in f"{text}\n" and "failed" not in text
+        assert "field user: none · stdio takes it from the variable WHO_CALLS" in text
 
 
 def test_claims_and_headers_count_as_in_requests(tmp_path: Path) -> None:
