@@ -36,7 +36,7 @@ from gateway.config.faults import ConfigurationError, Note, ServerFault
 from gateway.config.hosts.files import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
-from gateway.config.model import Frozen, matches
+from gateway.config.model import Frozen, any_matches, sample_of
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
 from gateway.config.secrets import PeerTlsSettings, SecretSettings
@@ -492,14 +492,14 @@ def _unblocked(settings: Settings) -> Iterator[Note]:
         blocking = [pattern for pattern, tool in entry.tools.items() if tool.blocked]
         for name, tool in entry.tools.items():
             is_any |= tool.operation == "eval"
-            if tool.operation == "eval" and not any(pattern == name or matches(pattern, name) for pattern in blocking):
+            if tool.operation == "eval" and not any_matches(blocking, sample_of(name)):
                 yield Note(
                     level="warning",
                     text=f"mcpServers.{server}.tools.{name}: eval tools are on, and blocked refuses nothing of what "
                     "clients send this one",
                     do="set blocked; docs/policy.md (Expressions to start with) has a list",
                 )
-    if not is_any:
+    if not is_any and not settings.left_out:  # of a server that is left out, tools are not known
         yield Note(
             level="warning",
             text="eval tools are on (gateway.policy.eval_tools, --allow-eval), which enables nothing: no tool has the "

@@ -64,6 +64,7 @@ def test_an_expression_that_is_not_linear_is_a_configuration_error(word: str, re
         ({"run": {"operation": "eval"}, "other": {"blocked": ["x"]}}, True, "mcpServers.s.tools.run: eval tools are"),
         ({"run": {"operation": "eval"}, "r*": {"blocked": ["x"]}}, True, ""),
         ({"run": {"operation": "eval", "blocked": ["x"]}}, True, ""),
+        ({"r[au]n": {"operation": "eval", "blocked": ["x"]}}, True, ""),
         ({"run": {"operation": "eval"}}, False, ""),
         ({}, True, "which enables nothing"),
     ],
@@ -77,6 +78,14 @@ def test_tools_that_evaluate_whatever_they_get_are_warned_of(
     assert [(note.level, words in note.line, "Expressions to start with" in note.do) for note in notes] == (
         [("warning", True, True)] if words else []
     )
+
+
+@requirement("pol.operation")
+def test_tools_of_a_server_that_is_left_out_are_not_missed(tmp_path: Path) -> None:
+    file, good, faulty = tmp_path / "mcp.json", {"command": "x"}, {"ur": 1, "tools": {"run": {"operation": "eval"}}}
+    file.write_text(json.dumps({"mcpServers": {"good": good, "faulty": faulty}}))
+    loaded = load(file, {"policy": {"eval_tools": True}})
+    assert loaded.settings.left_out and not loaded.notes
 
 
 @requirement("wall.defaults", "spec.origin")
