@@ -81,10 +81,10 @@ def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> boo
     The gateway listens on `host` and `port`. `names` are the host names that clients use, mostly at the default port of
     a proxy.
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         named, at = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:  # the port is no number
+    except ValueError:  # it is no URL, or its port is no number
         return False
     if not _ENDPOINT.fullmatch(parts.path):
         return False

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
-from gateway.config.addresses import is_loopback
+from gateway.config.addresses import is_own_endpoint
 from gateway.config.faults import ConfigurationError
 from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
@@ -37,7 +36,6 @@ _OURS_ALONE: Final = OURS - frozenset(
 )
 """Fields that no other host has: a file that came with a folder does not decide what a server may touch, or who shares
 it."""
-_REACHED_BY: Final = frozenset({"command", "url", "httpUrl", "serverUrl"})
 _OF_APPS: Final = ("Claude/claude_desktop_config.json", "Code/User/mcp.json")
 
 
@@ -73,13 +71,14 @@ def _add(file: Path, document: dict[str, Any], project: Path, environ: Mapping[s
         named = served_name(name)
         findings = Findings()
         place = Place(environ=environ, folder=file.parent)
-        if adapted_entry(name, dict(entry), place, findings) is None:
+        adapted = adapted_entry(name, dict(entry), place, findings)
+        if adapted is None:
             found.notes += [f"{file}: {note.text}" for note in findings.notes]
         elif not named:
             found.notes.append(f"{file}: {name}: left out, its name needs an ASCII letter or digit")
-        elif _is_gateway(entry):
+        elif _is_gateway(entry, adapted.get("url")):
             found.notes.append(f"{file}: {name}: left out, it is this gateway")
-        elif not _REACHED_BY & entry.keys():
+        elif not {"command", "url"} & adapted.keys():
             found.notes.append(f"{file}: {name}: left out, it has neither a command nor a URL")
         elif named not in found.entries:
             found.entries[named] = _taken(f"{file}: {name}", entry, found)
@@ -129,20 +128,14 @@ def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dic
                 yield from ((name, entry) for name, entry in table.items() if isinstance(entry, dict))
 
 
-def _is_gateway(entry: Mapping[str, Any]) -> bool:
-    """Return whether it is most likely this gateway, which a client has been told of: it would serve itself."""
+def _is_gateway(entry: Mapping[str, Any], url: Any) -> bool:
+    """Return whether it is most likely this gateway, which a client has been told of: it would serve itself. `url` is
+    what the entry says of its URL, in whichever field."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
     if session_key_of(entry) or {"stdio", "--url"} <= {*words} or any(word.startswith(KEY_HEADER) for word in words):
         return True
-    url = entry.get("url", entry.get("httpUrl", entry.get("serverUrl")))
-    if not isinstance(url, str):
-        return False
-    try:
-        parts = urlsplit(url)
-        return is_loopback(parts.hostname or "") and parts.port == 8_080 and parts.path.endswith("/mcp")
-    except ValueError:
-        return False
+    return isinstance(url, str) and is_own_endpoint(url, "127.0.0.1", 8_080, ())
 
 
 def session_key_of(entry: Mapping[str, Any]) -> str:

@@ -54,6 +54,8 @@ def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Pat
         "off": {"command": "x", "disabled": True},
         "old": {"url": "https://a.example/sse", "type": "sse"},
         "gateway": {"url": "http://127.0.0.1:8080/mcp"},
+        "renamed": {"httpUrl": "http://[::1]:8080/servers/a/mcp"},
+        "elsewhere": {"environment": {"A": "b"}},
         "odd": {"url": "http://[::1"},
         "é": {"command": "x"},
         "keyed": {"serverUrl": "https://far.example/mcp", "headers": {"MCP-Gateway-Session-Key": "k"}},
@@ -62,7 +64,7 @@ def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Pat
     }
     put(tmp_path / ".cursor/mcp.json", {"mcpServers": entries})
     found = found_servers(tmp_path, tmp_path / "nobody", ENVIRON)
-    assert [*found.entries] == ["odd"] and len(found.notes) == 7
+    assert [*found.entries] == ["odd"] and len(found.notes) == 9
 
 
 @requirement("first.init")
