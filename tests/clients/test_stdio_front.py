@@ -101,7 +101,8 @@ def test_a_session_that_is_named_is_gone_on_with(redis_server: RunningRedis, htt
         client = Typed("--store", redis_server.url, env={**SIGNED, "MCP_SESSION_TOKEN": web.session})
         client.initialize()
         assert client.tool("pid") == pid, "its process is at the other gateway"
-        assert json.loads(client.tool("env", {"prefix": "MCP_SESSION_W"})) == {"MCP_SESSION_WORKSPACE": "w-1"}
+        variables = json.loads(client.tool("env", {"prefix": "MCP_SESSION_W"}))
+        assert variables == {"MCP_SESSION_WORKSPACE": "w-1", "MCP_SESSION_WORKSPACE_PROVENANCE": "announced"}
         assert client.end() == 0
         assert tool_text(web.tool("pid")) == pid, "and it goes on"
 
