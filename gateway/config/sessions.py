@@ -156,13 +156,13 @@ class EnvironmentValue(Frozen):
     default: str = ""
     """The value if the field is empty."""
     announced: bool = False
-    """For the field `workspace`: whether the variable also has a workspace that the client only announced. Otherwise it
-    has `default`, because a server that knows no provenance takes the variable for yours.
-    `policy.trust_announced_workspace` also allows it."""
+    """For the field `workspace`, and fields whose metadata contains it: whether the variable also has a workspace that
+    the client only announced. Otherwise it has `default`, because a server that knows no provenance takes the variable
+    for yours. `policy.trust_announced_workspace` also allows it."""
 
     @model_validator(mode="after")
     def _only_workspaces(self) -> Self:
-        if self.announced and self.field != "workspace":
+        if self.announced and self.field != "workspace" and self.field in BUILT_IN:
             raise ValueError(f"announced is for the field workspace, and has no effect on {self.field}")
         return self
 

@@ -193,11 +193,16 @@ class SessionFacts:
     def _variable(self, session: Session, wanted: EnvironmentValue, more: Mapping[str, str]) -> str:
         if wanted.empty_for_anonymous and session.principal.is_anonymous and wanted.field.startswith("principal"):
             return wanted.default
-        is_announced = wanted.field == "workspace" and session.context.provenance.workspace == "announced"
-        if is_announced and not (wanted.announced or self._trusts_announced):
+        if self._has_announced_workspace(session, wanted.field) and not (wanted.announced or self._trusts_announced):
             return wanted.default
         found = more[wanted.field] if wanted.field in more else self.value(session, wanted.field)
         return found or wanted.default
+
+    def _has_announced_workspace(self, session: Session, name: str) -> bool:
+        """Return whether a field has a workspace that the client only announced: as it is, or within metadata."""
+        field = self._fields.get(name)
+        is_workspace = name == "workspace" if field is None else "{workspace" in self._templates.get(field.metadata, "")
+        return is_workspace and session.context.provenance.workspace == "announced"
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
         """Return the facts that a child gets as JSON."""

@@ -177,15 +177,16 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
 
 
 def refusal_text(response: httpx2.Response) -> str:
-    """Return the status of a response without an answer, and what its headers say to the client. Of a stranger's URLs
-    and challenges only parts are quoted, which hold neither credentials nor the address of the server."""
+    """Return the status of a response without an answer, and what its headers say to the client. Of URLs and
+    challenges only parts are quoted, which hold neither credentials nor the address of the server. Paths are left out:
+    they are secrets of some servers."""
     text = f"{response.status_code} {response.reason_phrase[:_MOST_ERROR_CHARS]}"
     if response.next_request is not None:
         target, own = response.next_request.url, response.request.url
         host = target.netloc.decode("ascii", "replace")
         if target.host == own.host:
             host = "(the same host)" + (f":{target.port}" if target.port else "")
-        text += f", a redirection to {f'{target.scheme}://{host}{target.path}'[:_MOST_ERROR_CHARS]!r}, not followed"
+        text += f", a redirection to {f'{target.scheme}://{host}'[:_MOST_ERROR_CHARS]!r}, not followed"
     if (wait := response.headers.get("retry-after", "")) and _RETRY_AFTER.fullmatch(wait):
         text += f"; Retry-After: {wait}"
     if (challenge := response.headers.get("www-authenticate", "")) and (scheme := _SCHEME.match(challenge)):

@@ -108,27 +108,28 @@ class HttpUpstream:
                 await skim(response)
             finally:
                 await response.aclose()
-            self._log_redirect(target)
+            self._log_redirect()
             url = target
 
     async def _send(
         self, method: str, url: httpx2.URL, headers: Headers | httpx2.Headers, frame: bytes, *, is_repeatable: bool
     ) -> httpx2.Response:
-        request = self.client.build_request(method, url, content=frame, headers=headers)
-        try:
-            return await self.client.send(request, stream=True)
-        except _UNANSWERED:
-            if not is_repeatable:
-                raise
-        return await self.client.send(
-            self.client.build_request(method, url, content=frame, headers=headers), stream=True
-        )
+        while True:
+            request = self.client.build_request(method, url, content=frame, headers=headers)
+            try:
+                return await self.client.send(request, stream=True)
+            except _UNANSWERED:
+                if not is_repeatable:
+                    raise
+                is_repeatable = False
+            except UnicodeError as error:  # of the host in a `Location`
+                raise httpx2.RemoteProtocolError("its Location cannot be read") from error
 
-    def _log_redirect(self, target: httpx2.URL) -> None:
+    def _log_redirect(self) -> None:
         if not self._is_redirect_logged:
             self._is_redirect_logged = True
-            text = "server %s redirects to %r: write that path in its `url`, which saves a round trip for each message"
-            logger.warning(text, self.name, target.path)
+            text = "server %s redirects: correct the path in its `url`, which saves a round trip for each message"
+            logger.warning(text, self.name)
 
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
         """Send a message that needs no answer. The response has a status and headers; its body is not kept."""

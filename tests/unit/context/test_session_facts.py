@@ -73,10 +73,11 @@ SETTINGS = ContextSettings.model_validate(
             "ticket": {"metadata": "ticket", "to": ["meta", "audit"]},
             "said": {"metadata": "said", "value": "nothing", "to": ["meta"]},
             "hidden": {"claim": "hidden"},
+            "place": {"metadata": "place"},
         }
     }
 )
-FACTS = SessionFacts(SETTINGS, {"said": "{agent} was here", "ticket": "none"})
+FACTS = SessionFacts(SETTINGS, {"said": "{agent} was here", "ticket": "none", "place": "at-{workspace}"})
 FIELDS = (ContextField("team", "red", "authenticated"), ContextField("hidden", "secret", "authenticated"))
 
 
@@ -158,12 +159,13 @@ def test_a_workspace_that_a_client_announces_fills_only_a_variable_that_says_so(
         "BOUNDARY": {"field": "workspace"},
         "SAFE": {"field": "workspace", "default": "none"},
         "SAID": {"field": "workspace", "announced": True},
+        "DETOUR": {"field": "place"},
     }
-    announced = session(context=Context(workspace="w"))
-    assert variables(announced, **wanted) == {"BOUNDARY": "", "SAFE": "none", "SAID": "w"}
-    trusting = SessionFacts(SETTINGS, {}, trusts_announced=True)
+    announced = session(context=Context(workspace="w"), metadata={"place": "at-w"})
+    assert variables(announced, **wanted) == {"BOUNDARY": "", "SAFE": "none", "SAID": "w", "DETOUR": ""}
+    trusting = SessionFacts(SETTINGS, {"place": "at-{workspace}"}, trusts_announced=True)
     names = {name: EnvironmentValue.model_validate(value) for name, value in wanted.items()}
-    assert set(trusting.environment(announced, names, {}).values()) == {"w"}
+    assert set(trusting.environment(announced, names, {}).values()) == {"w", "at-w"}
 
 
 @requirement("ctx.env", "ctx.unforgeable")

@@ -324,11 +324,12 @@ async def test_a_redirection_within_the_origin_is_followed_with_method_body_and_
 @pytest.mark.parametrize(
     ("status", "location", "shown"),
     [
-        (307, "http://other.example:81/x?token=s3cret", "'http://other.example:81/x', not followed"),
-        (308, "https://remote/mcp/", "'https://(the same host)/mcp/', not followed"),
-        (307, "http://user:s3cret@remote:8080/mcp", "'http://(the same host):8080/mcp', not followed"),
-        (301, "/mcp/", "'http://(the same host)/mcp/', not followed"),
+        (307, "http://other.example:81/x?token=s3cret", "'http://other.example:81', not followed"),
+        (308, "https://remote/mcp/", "'https://(the same host)', not followed"),
+        (307, "http://user:s3cret@remote:8080/mcp", "'http://(the same host):8080', not followed"),
+        (301, "/mcp/", "'http://(the same host)', not followed"),
         (307, "http://remote:s3cret/", "answered 307 Temporary Redirect"),
+        (301, "http://remote/s3cret/", "'http://(the same host)', not followed"),
     ],
 )
 async def test_any_other_redirection_is_named_without_credentials_and_reaches_nobody(
@@ -339,6 +340,14 @@ async def test_any_other_redirection_is_named_without_credentials_and_reaches_no
         link.send(CALL)
         await events.settled()
         assert len(server.posted) == 1 and shown in events.reasons[0] and "s3cret" not in events.reasons[0]
+
+
+@requirement("http.redirects")
+async def test_a_location_whose_host_cannot_be_read_is_a_fault_of_the_protocol() -> None:
+    server = Server(post=httpx2.Response(301, headers={"location": "http://xn--0.a..b/"}))
+    async with linked(server) as (link, _):
+        with pytest.raises(httpx2.RemoteProtocolError, match="Location"):
+            await link._upstream.tell("POST", {}, b"{}")
 
 
 @requirement("http.redirects")
