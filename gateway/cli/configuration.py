@@ -65,9 +65,16 @@ def with_url(settings: Settings, url: str, command: list[str] | None) -> Setting
         raise ConfigurationError("give either --url or a command after --, not both")
     if settings.mcpServers:
         raise ConfigurationError("give either --url or a file with mcpServers, not both")
+    from session_store.tool_session import SOCKET_VARIABLE  # loads what tools use
+
     given = os.environ
-    key = next((given[name] for name in settings.gateway.session.key_variables if given.get(name)), "")
-    credential = given.get(CREDENTIAL_VARIABLE, "")
+    # Inside a session of a gateway, the variables are facts of that session and no wish of the user.
+    names = () if SOCKET_VARIABLE in given else settings.gateway.session.key_variables
+    name = next((name for name in names if given.get(name)), "")
+    key, credential = given.get(name, ""), given.get(CREDENTIAL_VARIABLE, "")
+    for variable, value in ((name, key), (CREDENTIAL_VARIABLE, credential)):
+        if not (value.isascii() and value.isprintable()) or "${" in value:
+            raise ConfigurationError(f"{variable}: with --url it is a header: give printable ASCII text without ${{")
     if credential == PLACEHOLDER:
         raise ConfigurationError(f"{CREDENTIAL_VARIABLE}: write your API key or access token in place of {PLACEHOLDER}")
     headers = {KEY_HEADER: key} if key else {}

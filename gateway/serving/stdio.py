@@ -19,7 +19,7 @@ from gateway.identity.authenticate import Authenticated
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
-from gateway.sessions.session_keys import ANONYMOUS_BITS, checked_key, estimated_bits
+from gateway.sessions.session_keys import checked_key
 from session_store import Session, StoreUnavailable
 from session_store.tokens import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE
@@ -128,13 +128,15 @@ async def _variable(gateway: Gateway) -> tuple[str, bool]:
     """Return the variable that names the session, and whether it does so by a token; an empty name if there is none."""
     if os.environ.get(SESSION_TOKEN_VARIABLE):
         return SESSION_TOKEN_VARIABLE, True
+    # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
+    # operators choose: they are no wish of its user.
+    if SOCKET_VARIABLE in os.environ:
+        return "", False
     names = gateway.parts.foundation.settings.gateway.session.key_variables
     if name := next((name for name in names if os.environ.get(name)), ""):
         return name, False
     value = os.environ.get(STAC_VARIABLE, "")
-    # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
-    # operators choose: they are no wish of its user.
-    if not value or SOCKET_VARIABLE in os.environ:
+    if not value:
         return "", False
     # Whoever gives a token, or the id of a session, means that session. Any other text is a name of their own.
     return STAC_VARIABLE, has_form_of_token(value) or await _found(gateway, STAC_VARIABLE, value) is not None
@@ -143,8 +145,8 @@ async def _variable(gateway: Gateway) -> tuple[str, bool]:
 def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
     """Return the session key that a variable has.
 
-    A key that others could guess is replaced by one that only owners of the signing keys know. So any name will do
-    here, and no anonymous client gets the session over HTTP by guessing it.
+    That of an anonymous caller is replaced by one that only owners of the signing keys know. So any name will do here,
+    and nobody gets the session over HTTP who has guessed or read it.
 
     Raises:
         ConfigurationError: it can be no key.
@@ -153,9 +155,9 @@ def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
         key: str = checked_key(os.environ[name])
     except Refused as refused:
         raise ConfigurationError(f"{name}: {refused}") from None
-    if who.principal.is_anonymous and estimated_bits(key) < ANONYMOUS_BITS:
-        # The oldest key of the ring, so that a new one in front of it does not lose the session.
-        secret = gateway.parts.foundation.ring.derive(Purpose.STDIO_KEY)[-1]
+    if who.principal.is_anonymous:
+        # The key that signs: keys that are added or removed behind it change nothing.
+        secret = gateway.parts.foundation.ring.derive(Purpose.STDIO_KEY)[0]
         key = hmac.digest(secret, os.fsencode(key), "sha256").hex()
     return key
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
-from tests.support.mcp_clients import Legacy, modern_body, tool_text
+from tests.support.mcp_clients import SESSION_KEY, Legacy, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.stdio_client import Typed
 from tests.support.waiting import eventually
@@ -201,9 +201,13 @@ def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_
 
 @requirement("ctx.stdio-token")
 def test_a_gateway_that_is_a_server_of_another_ignores_facts_of_its_session(tmp_path: Path) -> None:
-    facts = {"MCP_SESSION_SOCKET": "/nowhere", "STAC_MCP_SESSION_ID": "abc"}
-    client = Typed("--store", f"sqlite:///{tmp_path / 'sessions.db'}", env={**SIGNED, **facts})
-    assert client.initialize()["result"] and client.end() == 0
+    tokens: set[str] = set()
+    for name in ("STAC_MCP_SESSION_ID", "MCP_SESSION_KEY", "MCP_SESSION_KEY"):
+        facts = {"MCP_SESSION_SOCKET": "/nowhere", name: "abc"}
+        client = Typed("--store", f"sqlite:///{tmp_path / 'sessions.db'}", env={**SIGNED, **facts})
+        tokens.add(client.initialize()["result"]["_meta"][SESSION_KEY])
+        assert client.end() == 0
+    assert len(tokens) == 3, "each start has a session of its own"
 
 
 @requirement("ctx.stdio-front")

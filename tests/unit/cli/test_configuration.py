@@ -27,5 +27,9 @@ def test_what_stdio_cannot_speak_to_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert "either --url or a command" in refused("stdio", "--url", URL, "--", "true")
     for url in ("ftp://a.example", "http://[::1"):
         assert "--url: " in refused("stdio", "--url", url)
+    for key in ("k\u00e9y", "a${secret:db}"):
+        monkeypatch.setenv("MCP_SESSION_KEY", key)
+        assert "MCP_SESSION_KEY: with --url it is a header" in refused("stdio", "--url", URL)
+    monkeypatch.delenv("MCP_SESSION_KEY")
     monkeypatch.setenv("MCP_TOKEN", "<MCP_TOKEN>")
     assert "MCP_TOKEN: write your API key" in refused("stdio", "--url", URL)
