@@ -5,7 +5,7 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -283,19 +283,30 @@ def _write(found: Snippet) -> None:
 
 
 def _snippet(client: str, url: str, entry: Entry) -> Snippet:
-    """Return how the client connects. It keeps the session key that its file has, or gets a new one, if it has any."""
+    """Return how the client connects. If it is to have a session key, it keeps that of its entry for this URL, or gets
+    a new one. A file of the present folder is not asked: whoever wrote it would know the key."""
     script = Path(sys.executable).with_name("mcp-session-gateway")
     program = (str(script),) if script.is_file() else (sys.executable, "-m", "gateway")
     found = partial(snippet, client, url, name=entry.name, needs_token=entry.token, program=program)
     if not (client in WITH_KEY if entry.session_key is None else entry.session_key):
         return found()
     file, kept = found().file, ""
-    if file is not None:
+    if file is not None and (path := Path(file.path).expanduser()).is_absolute():
         try:
-            kept = session_key_of(entry_in(Path(file.path).expanduser(), file))
+            before = entry_in(path, file)
         except ConfigurationError as error:
             raise error_exit(str(error)) from None
+        kept = session_key_of(before) if _is_for(url, before) else ""
     return found(session_key=kept or secrets.token_hex(16))
+
+
+def _is_for(url: str, entry: Any) -> bool:
+    """Return True if a value somewhere in the entry is that URL, with or without its path."""
+    if isinstance(entry, Mapping):
+        return any(_is_for(url, value) for value in entry.values())
+    if isinstance(entry, list):
+        return any(_is_for(url, value) for value in entry)
+    return isinstance(entry, str) and entry.removesuffix("/mcp") == url.removesuffix("/mcp")
 
 
 def _given(file: Path) -> str:

@@ -167,10 +167,15 @@ def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None
         (entry,) = json.loads((here / file).read_text())[table].values()
         keys.append(entry["headers"]["MCP-Gateway-Session-Key"])
         assert keys[-1] in ran("connect", client).stdout
+        assert keys[-1] not in ran("connect", client, "--url", "http://other.example").stdout, "it is a credential"
         assert "Session-Key" not in ran("connect", client, "--no-session-key").stdout
     assert len({*keys}) == 3 and all(re.fullmatch("[0-9a-f]{32}", key) for key in keys)
     assert "Session-Key" not in ran("connect", "cursor").stdout
     assert "Session-Key" in ran("connect", "cursor", "--session-key").stdout
+    ran("connect", "vscode", "--session-key", "--write")
+    (entry,) = json.loads((here / ".vscode/mcp.json").read_text())["servers"].values()
+    mine = ran("connect", "vscode", "--session-key").stdout
+    assert entry["headers"]["MCP-Gateway-Session-Key"] not in mine, "whoever wrote the file of the folder knows it"
     assert "in place of <MCP_TOKEN>" in ran("connect", "zed", "--write", "--token", "--name", "other").output
     (here / ".lmstudio/mcp.json").write_text("{")
     assert ".lmstudio/mcp.json: not valid JSON" in refused("connect", "lm-studio").replace(" ", " ")
