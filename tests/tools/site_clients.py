@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, Snippet, snippets
+from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDER, Snippet, snippets
 from tests.clients.client_table import MODES, PROGRAMS, ROWS, Row
 from tests.published.servers import SERVERS, Site
 
@@ -19,12 +19,11 @@ _OF_THE_TEST: Final = re.compile(r"^(from driver import .*|main\(.*\))\n", re.MU
 
 
 _URL: Final = "http://127.0.0.1:8080/mcp"
-_KEY: Final = {"MCP-Gateway-Session-Key": "KEY"}
 
 
 def client_pages() -> Iterator[tuple[str, str, str]]:
     """Path, title and text of each page."""
-    for plain, keyed in zip(snippets(_URL), snippets(_URL, needs_token=True, headers=_KEY), strict=True):
+    for plain, keyed in zip(snippets(_URL), snippets(_URL, needs_token=True, session_key="KEY"), strict=True):
         if plain.file is not None:
             yield f"clients/{plain.client}.md", plain.title, "\n".join(_host(plain, keyed))
     yield from _libraries()
@@ -40,7 +39,10 @@ def _host(plain: Snippet, keyed: Snippet) -> Iterator[str]:
         yield f"The same as an entry of `{plain.file.path}`:\n"
         yield f"```{plain.file.language}\n{plain.file.text}```\n"
     yield "## With a credential and a lasting session\n"
-    yield f"{plain.title} reads the API key or access token from the variable `{CREDENTIAL_VARIABLE}`. KEY is a"
+    if PLACEHOLDER in keyed.file.text:
+        yield f"Write your API key or access token in place of `{PLACEHOLDER}`. KEY is a"
+    else:
+        yield f"{plain.title} reads the API key or access token from the variable `{CREDENTIAL_VARIABLE}`. KEY is a"
     yield "[session key](../sessions.md#session-keys), of which each agent has its own. In the entry:\n"
     yield f"```{keyed.file.language}\n{keyed.file.text}```\n"
     yield f"The forms are those of [{plain.title}'s documentation]({plain.documentation}).\n"

@@ -108,9 +108,9 @@ def name_for(url: str) -> str:
     return found[1] if found else "gateway"
 
 
-def snippets(url: str, **options: Any) -> list[Snippet]:
+def snippets(url: str, *, name: str = "", needs_token: bool = False, session_key: str = "") -> list[Snippet]:
     """Return all clients for the gateway at `url`. For the options, see `snippet`."""
-    return [snippet(client, url, **options) for client in CLIENTS]
+    return [snippet(client, url, name=name, needs_token=needs_token, session_key=session_key) for client in CLIENTS]
 
 
 def snippet(
