@@ -419,7 +419,7 @@ def away(ready: httpx.Response) -> bool:
 @requirement("wall.ready", "rep.store-down")
 def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: httpx.Client) -> None:
     faults = {
-        "CONFIG SET maxmemory-policy noeviction maxmemory 1mb": "CONFIG SET maxmemory 0",
+        "CONFIG SET maxmemory-policy noeviction maxmemory 1kb": "CONFIG SET maxmemory 0",
         "REPLICAOF 127.0.0.1 1": "REPLICAOF NO ONE",
         "CONFIG SET min-replicas-to-write 3": "CONFIG SET min-replicas-to-write 0",
     }
