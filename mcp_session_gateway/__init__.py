@@ -10,33 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from gateway import (
-        AppSession,
-        Gateway,
-        GatewaySessionMiddleware,
-        SdkEventStore,
-        SdkSubscriptionBus,
-        SessionMiddleware,
-        SessionNotLoaded,
-        Settings,
-        __version__,
-        create_app,
-        serve_stdio,
-    )
-
-__all__ = [
-    "AppSession",
-    "Gateway",
-    "GatewaySessionMiddleware",
-    "SdkEventStore",
-    "SdkSubscriptionBus",
-    "SessionMiddleware",
-    "SessionNotLoaded",
-    "Settings",
-    "__version__",
-    "create_app",
-    "serve_stdio",
-]
+    from gateway import *  # noqa: F403  # for those who check types
 
 _PACKAGES: Final = ("gateway", "session_store", "transports")
 
@@ -57,9 +31,12 @@ def hidden_package() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name of `gateway`. Raises `ImportError` if something else hides a package."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Return a public name of `gateway`, or `__all__`. Raises `ImportError` if something else hides a package."""
+    if name.startswith("_") and name not in ("__all__", "__version__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # such as what debuggers ask for
     if hidden := hidden_package():
         raise ImportError(hidden)
-    return getattr(import_module("gateway"), name)
+    gateway = import_module("gateway")
+    if name not in (*gateway.__all__, "__all__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(gateway, name)

@@ -180,7 +180,7 @@ def test_a_missing_credential_is_told_in_words_of_stdio(tmp_path: Path) -> None:
         assert words in last and "Bearer" not in last
 
 
-@requirement("first.session-key", "first.clients")
+@requirement("ops.hosts", "first.clients")
 def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_path: Path) -> None:
     def opened(**state: str) -> list[str]:
         (entry,) = json.loads(file.read_text())["mcpServers"].values()

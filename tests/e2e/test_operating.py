@@ -247,7 +247,7 @@ def test_check_says_ok_only_of_servers_that_answered(tmp_path: Path) -> None:
     assert found == 0 and "ok (demo, broken); no server was started or contacted" in words
 
 
-@requirement("ops.left-out", "ops.check")
+@requirement("ops.partial", "ops.check")
 def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: Path, http: httpx.Client) -> None:
     """Which faults: tests/unit/config/test_load.py."""
     faulty = {"unset": {"command": "x", "env": {"T": "${UNSET_1}"}}, "code": {"in_process": "nowhere:server"}}

@@ -9,7 +9,7 @@ from tests.unit.cli.test_setting_up import ran, refused
 URL = "http://127.0.0.1:8080"
 
 
-@requirement("ctx.stdio-front", "first.session-key")
+@requirement("ctx.stdio-front", "ops.hosts")
 def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
     monkeypatch.setattr("gateway.serving.stdio.serve_stdio", served.append)

@@ -153,7 +153,7 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
     assert "has no file" in ran("connect", "python", "--write").output
 
 
-@requirement("first.clients", "first.session-key")
+@requirement("first.clients", "ops.hosts")
 def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None:
     files = {
         "zed": (".config/zed/settings.json", "context_servers"),
@@ -181,7 +181,7 @@ def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None
     assert ".lmstudio/mcp.json: not valid JSON" in refused("connect", "lm-studio").replace(" ", " ")
 
 
-@requirement("first.session-key")
+@requirement("ops.hosts")
 def test_stdio_speaks_to_a_gateway_or_starts_a_server(here: Path) -> None:
     assert "either --url or a command" in refused("stdio", "--url", "http://a.example", "--", "true")
     assert "give the address as https://HOST" in refused("stdio", "--url", "ftp://a.example")

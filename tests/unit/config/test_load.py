@@ -218,7 +218,7 @@ def test_a_variable_for_one_field_of_a_sandbox_keeps_the_profile_of_the_file(
 GOOD = {"command": "x"}
 
 
-@requirement("ops.left-out", "ops.misspelt")
+@requirement("ops.partial", "ops.misspelt")
 @pytest.mark.parametrize(
     ("entry", "fault"),
     [
@@ -245,7 +245,7 @@ def test_a_fault_of_a_server_leaves_that_server_out(entry: Any, fault: str, tmp_
         load(path, strict=True)
 
 
-@requirement("ops.left-out")
+@requirement("ops.partial")
 def test_no_server_left_a_name_twice_and_a_fault_of_the_gateway_refuse_the_start(refusal: Refusal) -> None:
     faulty = {"command": "x", "arg": []}
     assert refusal({"mcpServers": {"b": faulty}}).count("\n") == 0
@@ -254,7 +254,7 @@ def test_no_server_left_a_name_twice_and_a_fault_of_the_gateway_refuse_the_start
     assert "mcpServers.b.arg" in told and "gateway.port" in told
 
 
-@requirement("ops.left-out")
+@requirement("ops.partial")
 @pytest.mark.parametrize(
     ("given", "is_open_to"),
     [
