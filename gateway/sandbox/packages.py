@@ -91,7 +91,7 @@ class Packages:
         self._fetcher = fetcher
         self._clock = clock
         self._wait_s = wait_s
-        self._fetching: dict[str, str] = {}  # the package, by server
+        self._wanted: dict[str, tuple[str, str]] = {}  # folder and package of the last fetch, by server
         self._tasks = Tasks("packages")
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._failures: dict[str, _Failure] = {}
@@ -137,8 +137,9 @@ class Packages:
         raise UpstreamUnavailable(f"server {server!r}: the package {command.package} changes too often")
 
     def fetching(self, server: str) -> str:
-        """Return the package that a start of the server waits for; empty if none does."""
-        return self._fetching.get(server, "")
+        """Return the package that is being fetched for the server; empty if none is."""
+        folder, package = self._wanted.get(server, ("", ""))
+        return package if self._tasks.running(folder) is not None else ""
 
     async def close(self) -> None:
         """Cancel running fetches."""
@@ -175,7 +176,7 @@ class Packages:
         """
         name = folder.path.name
         if self._error(name) is None:
-            self._fetching[server] = request.command.package
+            self._wanted[server] = name, request.command.package
             try:
                 async with asyncio.timeout(self._wait_s):
                     await self._tasks.share(name, lambda: self._fetch(server, folder, request))
@@ -186,8 +187,6 @@ class Packages:
                 ) from None
             except TasksClosed:
                 raise UpstreamUnavailable("the gateway stops") from None
-            finally:
-                self._fetching.pop(server, None)
         if (failure := self._failures.get(name)) is not None:
             raise UpstreamUnavailable(
                 f"server {server!r}: the package {request.command.package} could not be fetched: {failure.reason}"

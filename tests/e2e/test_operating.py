@@ -79,7 +79,7 @@ def test_sigterm_lets_calls_finish_and_ends_streams(http: httpx.Client) -> None:
                 assert "".join(stream.iter_text()).replace(": keepalive", "").strip() == "", "the GET stream ends"
                 assert [*coming][-1]["result"]["content"][0]["text"] == "done"
         assert eventually(lambda: gateway.process.poll() is not None)
-        assert "stopping when 1 calls in flight have ended, at the latest in 10 s" in gateway.stderr()
+        assert "stopping when all calls have ended (1 in flight), at the latest in 10 s" in gateway.stderr()
 
 
 @requirement("ops.two-commands")

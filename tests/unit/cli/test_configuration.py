@@ -1,5 +1,7 @@
 """`gateway.cli.configuration`: the gateway that `stdio --url` speaks to."""
 
+from pathlib import Path
+
 import pytest
 
 from gateway.config.settings import Settings
@@ -23,8 +25,10 @@ def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypat
 
 
 @requirement("ctx.stdio-front")
-def test_what_stdio_cannot_speak_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stdio_cannot_speak_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "either --url or a command" in refused("stdio", "--url", URL, "--", "true")
+    (own := tmp_path / "own.json").write_text('{"mcpServers": {"a": {"command": "true"}}}')
+    assert "either --url or a file" in refused("stdio", "--url", URL, "--config", str(own))
     for url in ("ftp://a.example", "http://[::1"):
         assert "--url: " in refused("stdio", "--url", url)
     for key in ("k\u00e9y", "a${secret:db}"):

@@ -181,17 +181,6 @@ def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None
     assert ".lmstudio/mcp.json: not valid JSON" in refused("connect", "lm-studio").replace(" ", " ")
 
 
-@requirement("ops.hosts")
-def test_stdio_speaks_to_a_gateway_or_starts_a_server(here: Path) -> None:
-    assert "either --url or a command" in refused("stdio", "--url", "http://a.example", "--", "true")
-    assert "give the address as https://HOST" in refused("stdio", "--url", "ftp://a.example")
-    (here / "own.json").write_text('{"mcpServers": {"a": {"command": "true"}}}')
-    assert "either --url or a file" in refused("stdio", "--url", "http://a.example", "--config", "own.json")
-    assert "in place of <MCP_TOKEN>" in " ".join(
-        ran("stdio", "--url", "http://a.example", MCP_TOKEN="<MCP_TOKEN>").output.split()
-    )
-
-
 @requirement("first.clients")
 @pytest.mark.parametrize("url", ["127.0.0.1:9000", "localhost/mcp", "ftp://a.example", "https://me:pw@a.example/mcp"])
 def test_connect_refuses_a_url_that_no_client_can_use(here: Path, url: str) -> None:
