@@ -42,7 +42,7 @@ def check(
 
     try:
         file = required_configuration(config)
-        loaded = load(file, strict=strict)
+        loaded = load(file)
         settings = loaded.settings
         key_ring(settings.gateway.store)
         warnings = [note.line for note in loaded.notes if note.level == "warning"]
