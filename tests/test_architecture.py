@@ -39,7 +39,7 @@ PURE = [
     "gateway/protocol/params.py",
     "gateway/identity/request_context.py",
     "gateway/identity/context_rules.py",
-    "gateway/calls/shared_server.py",
+    "gateway/calls/shared_process_state.py",
     "gateway/calls/lifecycles.py",
     "gateway/calls/suspended_call.py",
     "gateway/calls/usage.py",

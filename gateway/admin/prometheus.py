@@ -169,7 +169,7 @@ class PrometheusExporter:
         )
         for upstream in self._replica.upstreams:
             for method in sorted(CACHEABLE):
-                hits.add_metric([upstream.name, method], upstream.inventory.results.hits[method])
+                hits.add_metric([upstream.name, method], upstream.server_lists.results.hits[method])
         yield hits
 
     def _store(self) -> Iterator[Metric]:

@@ -19,9 +19,9 @@ from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims
 from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
-from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
+from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandbox_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
@@ -130,7 +130,7 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSources:
     """The configuration that decides what sessions are given, and the parts that apply it. `served` are the names of
-    the servers behind each endpoint, `enclosures` the sandboxes by server. `delegation` returns where their cgroups
+    the servers behind each endpoint, `sandboxes` those of each server. `delegation` returns where their cgroups
     are, `unusable` the tools of a server with unusable schemas, and why."""
 
     settings: Settings
@@ -140,7 +140,7 @@ class EnvironmentSources:
     served: Mapping[str, Sequence[str]]
     rules: ContextRules
     policy: Policy
-    enclosures: Mapping[str, Enclosures]
+    sandboxes: Mapping[str, SandboxesByTrust]
 
 
 class SessionEnvironments:
@@ -250,13 +250,13 @@ class SessionEnvironments:
     def _process(self, upstream: ConfiguredUpstream, session: Session, given: ConnectOptions | None) -> dict[str, Any]:
         """Return the sandbox, the variables and the folders of a server that is a process."""
         name, entry = upstream.name, upstream.settings
-        enclosures = self._given.enclosures[name]
-        sandbox = enclosures.shared if entry.shared else enclosures.sandbox(session.context.trust)
-        enclosure = enclosures.enclosure(sandbox)
+        by_trust = self._given.sandboxes[name]
+        sandbox = by_trust.shared if entry.shared else by_trust.sandbox(session.context.trust)
+        enclosure = by_trust.enclosure(sandbox)
         trusts = () if entry.shared else (session.context.trust,)
         holds = explained(
-            server_sandbox_of(name, enclosures, sandbox, trusts, delegation=self._given.delegation()),
-            enclosures,
+            server_sandbox_of(name, by_trust, sandbox, trusts, delegation=self._given.delegation()),
+            by_trust,
             package_folder(self._given.settings.gateway.packages, entry),
             self._given.delegation(),
             None if given is None else given.walls,

@@ -23,10 +23,10 @@ from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.protocol.methods import METHODS
-from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.learning import Learnt, united
 from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
+from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandboxes
 from transports.upstream.cgroup_delegation import look
 from transports.upstream.process import Process, ProcessFailed
@@ -241,13 +241,13 @@ def explain(
             raise ConfigurationError(f"there is no server {name!r} in mcpServers; servers: {known}")
         if not entry.command:
             raise ConfigurationError(f"server {name!r} has no command, so the gateway starts no process for it")
-        enclosures = enclosures_of(name, entry, settings.gateway)
+        by_trust = sandboxes_of(name, entry, settings.gateway)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
     package = package_folder(settings.gateway.packages, entry)
     delegation = look(settings.gateway.cgroup)
-    every = server_sandboxes({name: enclosures}, delegation=delegation)
-    found = [explained(one, enclosures, package, delegation) for one in every]
+    every = server_sandboxes({name: by_trust}, delegation=delegation)
+    found = [explained(one, by_trust, package, delegation) for one in every]
     if in_json:
         typer.echo(as_json({"server": name, "sandboxes": found}, indent=2))
         return

@@ -155,7 +155,7 @@ class _Lists(msgspec.Struct, frozen=True):
     def _having(self, method: str, name: str) -> Listed | _ListNeeded:
         if method in self.asked:
             return self.asked[method]
-        found = self.upstream.inventory.known(method, self.conversation)
+        found = self.upstream.server_lists.known(method, self.conversation)
         return _ListNeeded(method, name) if found is None or (name and name not in found) else found
 
 
@@ -184,7 +184,7 @@ class Admission:
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
             conversation = await upstream.conversation_for(call)
-            asked[found.method] = await upstream.inventory.listed(found.method, conversation, found.name)
+            asked[found.method] = await upstream.server_lists.listed(found.method, conversation, found.name)
         return found
 
     def _decide(
@@ -386,7 +386,7 @@ class Admission:
 
         def filtered(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
-            upstream.inventory.seen(method, conversation, page)
+            upstream.server_lists.seen(method, conversation, page)
             listed = page.get(key)
             self.show(upstream, exchange.context, method, page)
             if key not in result or page.get(key) != listed:  # else it stays as the server has written it
@@ -429,5 +429,5 @@ class Route:
         return (
             isinstance(tool, AdmittedTool)
             and upstream.era_now(era) is conversation.era
-            and upstream.inventory.known("tools/list", conversation) is tool.tools
+            and upstream.server_lists.known("tools/list", conversation) is tool.tools
         )

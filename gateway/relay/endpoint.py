@@ -166,7 +166,7 @@ class Endpoint:
                 upstream = self.visible.all[server]
         except Refused:
             return Called()  # the call is about to be refused
-        tools = upstream.inventory.known("tools/list", upstream.conversation_at_hand(exchange, client))
+        tools = upstream.server_lists.known("tools/list", upstream.conversation_at_hand(exchange, client))
         return (
             tools.called(upstream.name, name) if isinstance(tools, Tools) else Called(server=upstream.name, name=name)
         )
@@ -210,7 +210,7 @@ def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
     sessions."""
     if not upstream.settings.has_own_process or upstream.is_open_to(live):
         return False
-    return upstream.inventory.results.has(asked_by_gateway("tools/list", {}))
+    return upstream.server_lists.results.has(asked_by_gateway("tools/list", {}))
 
 
 class _Greeted:

@@ -95,7 +95,7 @@ class MergedServers:
         context, live = call.exchange.context, call.live
         having = []
         for server in self._servers.to(context).values():
-            known = server.inventory.known("tools/list", None if live is None else server.open_with(live))
+            known = server.server_lists.known("tools/list", None if live is None else server.open_with(live))
             tools = known if known is not None else server.probed_tools
             if not isinstance(tools, Tools) or not tools.apps or not tools.called("", tool).is_for_apps:
                 continue
@@ -180,7 +180,7 @@ class MergedServers:
         if not isinstance(page, dict):
             return None
         if method in LISTS:
-            upstream.inventory.seen(method, answer.conversation, page)
+            upstream.server_lists.seen(method, answer.conversation, page)
         if method == "tools/list":
             tools = listed_items(method, page)
             contested = len(self._apps.contested)

@@ -156,7 +156,7 @@ class ResourceOwners:
                 return Names()
             conversation = await upstream.conversation_for(call)
             try:
-                found = await upstream.inventory.listed(method, conversation, uri)
+                found = await upstream.server_lists.listed(method, conversation, uri)
             except msgspec.MsgspecError:
                 return Names()
             assert not isinstance(found, Tools)
@@ -173,8 +173,8 @@ class ResourceOwners:
                 return -1
             conversation = await upstream.conversation_for(call)
             await conversation.ready()
-            inventory = upstream.inventory
-            return closeness(uri, (*inventory.names(_LIST, conversation), *inventory.names(_TEMPLATES, conversation)))
+            lists = upstream.server_lists
+            return closeness(uri, (*lists.names(_LIST, conversation), *lists.names(_TEMPLATES, conversation)))
 
         near, missing = await self._gather(servers.values(), call, ready)
         late |= missing
@@ -213,7 +213,7 @@ def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversatio
 
 
 def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
-    names = upstream.inventory.names
+    names = upstream.server_lists.names
     conversations = _conversations(upstream, call)
     return any(uri in names(method, found) for found in conversations for method in (_LIST, _TEMPLATES))
 
@@ -221,7 +221,7 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
     """Yield the known tools of a server. Their apps need not be in its lists of resources (MCP Apps 2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
-        tools = upstream.inventory.known("tools/list", found)
+        tools = upstream.server_lists.known("tools/list", found)
         if isinstance(tools, Tools):
             yield tools
 
@@ -232,7 +232,7 @@ def _complete(upstream: ConfiguredUpstream, call: Call) -> Names | None:
     if upstream.has_answered and "resources" not in upstream.declared:
         return Names()
     own = None if call.live is None else upstream.open_with(call.live)
-    known = upstream.inventory.known
+    known = upstream.server_lists.known
     templates = known(_TEMPLATES, own)
     return templates if isinstance(templates, Names) and known(_LIST, own) is not None else None
 

@@ -19,7 +19,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.shared_server import params_for_shared
+from gateway.calls.shared_process_state import params_for_shared
 from gateway.protocol.cache_hints import is_answer_to_input
 from gateway.protocol.extensions import object_of
 from gateway.protocol.listing import Tools
@@ -101,7 +101,7 @@ def for_server(
         pass
     elif era is LEGACY:
         params, meta = legacy_params(params), legacy_meta(meta)
-        tools = upstream.inventory.known("tools/list", conversation) if call.method == "tools/call" else None
+        tools = upstream.server_lists.known("tools/list", conversation) if call.method == "tools/call" else None
         if isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task:
             bridge, params = LegacyTaskBridge(conversation), asking_for_task(params)
         else:
@@ -109,7 +109,7 @@ def for_server(
     elif (live := call.live) is not None:
         is_tool = call.method == "tools/call"  # the gateway follows the server's task for the client
         meta = meta | caller_of(live).meta(live.session.log_level, takes_tasks=is_tool)
-        refresh = functools.partial(upstream.inventory.refresh, "tools/list", conversation) if is_tool else None
+        refresh = functools.partial(upstream.server_lists.refresh, "tools/list", conversation) if is_tool else None
         bridge = ModernServerBridge(conversation, params, meta, list_tools=refresh)
     if asked is not None:
         bridge = ResultCaching(upstream, asked, conversation, bridge)
@@ -203,7 +203,7 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAn
     it asks that process."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
-    results = upstream.inventory.results
+    results = upstream.server_lists.results
     kept = results.find(asked)
     if kept is None:
         return None
@@ -220,7 +220,7 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
     announced that its lists have changed. A private result is cached for its session, or for its principal if sessions
     share the server, and never for an anonymous client without a session.
     """
-    if not upstream.inventory.results.takes(method) or is_answer_to_input(params):
+    if not upstream.server_lists.results.takes(method) or is_answer_to_input(params):
         return None
     plain, live = all(key.startswith(_SPEC) or key in _PLAIN_META for key in without_reserved(call.meta)), call.live
     if (era := upstream.era_now(call.era)) is not MODERN:
@@ -261,7 +261,7 @@ class ResultCaching:
         self._conversation = conversation
         self._upstream = upstream
         self._asked: CacheKey | None = asked
-        self._version = upstream.inventory.results.version(asked.method)
+        self._version = upstream.server_lists.results.version(asked.method)
         self._then = then
 
     def keep(self, live: LiveSession | None, message: Message) -> None:
@@ -277,7 +277,7 @@ class ResultCaching:
             return
         # A session's calls may have changed what its own process says, by mistake or because the process was subverted.
         for_all = not (self._upstream.settings.has_own_process and self._conversation.was_used)
-        self._upstream.inventory.results.keep(asked, message.result, self._version, for_all=for_all)
+        self._upstream.server_lists.results.keep(asked, message.result, self._version, for_all=for_all)
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
         """Cache the result if it may be. Return the client's answer to the call, as the other bridge makes it."""

@@ -24,8 +24,8 @@ from gateway.sandbox.system_paths import is_broad
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command, LineSink, Process
 from transports.upstream.stdio import HOME, INHERITED
-from transports.upstream.walls.paths import is_within
 from transports.upstream.walls.reach import kind_of
+from transports.upstream.walls.resolved_paths import is_within
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
 _MANY: Final = 4

@@ -17,7 +17,7 @@ from gateway.sandbox.runtime_paths import module_of, runtime_paths
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
 from gateway.sandbox.untrusted_files import read_plain
 from transports.upstream.stdio import HOME
-from transports.upstream.walls.paths import is_within
+from transports.upstream.walls.resolved_paths import is_within
 from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 
 _OWN_FILES: Final[Mapping[str, tuple[str, str]]] = {

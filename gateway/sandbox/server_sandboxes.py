@@ -14,8 +14,8 @@ from typing import Any, Final
 from gateway.config.faults import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
-from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, opened
 from gateway.sandbox.package_folder import PackageFolder
+from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, opened, sandboxes_of
 from gateway.sandbox.system_paths import system_grants
 from transports.upstream.cgroup_delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
@@ -92,7 +92,7 @@ def kernel_for(namespaces: bool) -> Kernel:
 
 
 def server_sandboxes(
-    servers: Mapping[str, Enclosures],
+    servers: Mapping[str, SandboxesByTrust],
     kernel: Callable[[bool], Kernel] = kernel_for,
     delegation: Delegation | None = None,
 ) -> list[ServerSandbox]:
@@ -106,24 +106,24 @@ def server_sandboxes(
 def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
     """Return the sandboxes of a configuration."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.kind == "command"}
-    every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in entries.items()}
+    every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in entries.items()}
     return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
 
 
 def _of_server(
-    name: str, enclosures: Enclosures, kernel: Callable[[bool], Kernel], delegation: Delegation
+    name: str, by_trust: SandboxesByTrust, kernel: Callable[[bool], Kernel], delegation: Delegation
 ) -> Iterable[ServerSandbox]:
-    sandboxes = {trust: enclosures.sandbox(trust) for trust in TRUSTS}
+    sandboxes = {trust: by_trust.sandbox(trust) for trust in TRUSTS}
     both = len(set(sandboxes.values())) == 1
     for trust, sandbox in sandboxes.items():
         if both and trust != TRUSTS[0]:
             return
-        yield server_sandbox_of(name, enclosures, sandbox, () if both else (trust,), kernel, delegation=delegation)
+        yield server_sandbox_of(name, by_trust, sandbox, () if both else (trust,), kernel, delegation=delegation)
 
 
 def server_sandbox_of(
     name: str,
-    enclosures: Enclosures,
+    by_trust: SandboxesByTrust,
     sandbox: Sandbox,
     trusts: tuple[str, ...] = (),
     kernel: Callable[[bool], Kernel] = kernel_for,
@@ -131,7 +131,7 @@ def server_sandbox_of(
     delegation: Delegation,
 ) -> ServerSandbox:
     """Return one sandbox of one server."""
-    enclosure = enclosures.enclosure(sandbox)
+    enclosure = by_trust.enclosure(sandbox)
     walls = None if enclosure is None else enclosure.walls
     missing: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -217,7 +217,7 @@ OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working
 
 def explained(
     one: ServerSandbox,
-    enclosures: Enclosures,
+    by_trust: SandboxesByTrust,
     package: PackageFolder | None,
     delegation: Delegation,
     walls: Walls | None = None,
@@ -225,7 +225,7 @@ def explained(
     """Return one sandbox of a server, as JSON. `package` is the folder of the package that its command names.
     `delegation` is where cgroups are. `walls` are those of a process that runs, with what its session has; without,
     what every session has is explained."""
-    sandbox, enclosure = one.sandbox, enclosures.enclosure(one.sandbox)
+    sandbox, enclosure = one.sandbox, by_trust.enclosure(one.sandbox)
     found: dict[str, Any] = {
         "sessions": one.trusts or ("direct", "sandboxed"),
         "profile": sandbox.profile,

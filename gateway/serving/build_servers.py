@@ -19,12 +19,12 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
-from gateway.sandbox.enclosures import TRUSTS, Enclosures, enclosures_of, own_listeners
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
 from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.refusals import Refusals, SessionRefusals
+from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE
 from gateway.serving.workers import worker_count
@@ -54,10 +54,10 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.told_to_servers)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
-    enclosures = {name: enclosures_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
+    sandboxes = {name: sandboxes_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
 
     # Without any sandbox, the gateway does not move into its own cgroup.
-    walled = any(each.sandbox(trust).has_walls for each in enclosures.values() for trust in TRUSTS)
+    walled = any(each.sandbox(trust).has_walls for each in sandboxes.values() for trust in TRUSTS)
     fork_server = ForkServer(_gates(base, refused), options.cgroup if walled else OFF)
 
     def resources(name: str, entry: UpstreamSettings) -> SessionResources:
@@ -77,11 +77,11 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
             sandboxed=SandboxedResources(
-                name, enclosures[name], link_resources.folders, _package(packages, name, entry)
+                name, sandboxes[name], link_resources.folders, _package(packages, name, entry)
             ),
         )
 
-    packages = _packages(options, enclosures.values(), fork_server)
+    packages = _packages(options, sandboxes.values(), fork_server)
     factory = UpstreamFactory(
         options.limits,
         fork_server,
@@ -103,7 +103,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     return Servers(
         upstreams=upstreams,
         fork_server=fork_server,
-        enclosures={name: enclosures[name] for name, entry in entries.items() if entry.kind == "command"},
+        sandboxes={name: sandboxes[name] for name, entry in entries.items() if entry.kind == "command"},
         refused=refused,
         prestarted=prestarted,
         link_resources=link_resources,
@@ -126,13 +126,13 @@ def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> C
         return factory.of_left_out(name, entry.without_server(str(error)))
 
 
-def _packages(options: GatewaySettings, enclosures: Iterable[Enclosures], fork_server: ForkServer) -> Packages:
+def _packages(options: GatewaySettings, sandboxes: Iterable[SandboxesByTrust], fork_server: ForkServer) -> Packages:
     """Build the store of the packages that sandboxed servers are started from. If a server requires its sandbox, so do
     the fetches."""
     walls = WallsOfFetches(
         reach=options.packages.reach,
         closed=own_listeners(options, workers=worker_count()),
-        required=any(each.sandbox(trust).required for each in enclosures for trust in TRUSTS),
+        required=any(each.sandbox(trust).required for each in sandboxes for trust in TRUSTS),
     )
     # Before the start of the server counts as too late, so that who waits is told of the fetch.
     wait_s = options.limits.start_timeout_s * 0.8

@@ -329,7 +329,7 @@ def _environments(base: Foundation, sessions: SessionParts, servers: Servers) ->
         served=served_paths(names),
         rules=sessions.rules,
         policy=servers.policy,
-        enclosures=servers.enclosures,
+        sandboxes=servers.sandboxes,
         delegation=servers.fork_server.delegation,
         unusable=servers.tool_calls.unusable,
     )

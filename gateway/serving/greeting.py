@@ -102,7 +102,7 @@ def _is_closed(one: ServerSandbox, folder: Path) -> bool:
 def sandboxes_at(gateway: Gateway) -> list[ServerSandbox]:
     """Return the sandboxes of a gateway's servers."""
     servers = gateway.parts.servers
-    return server_sandboxes(servers.enclosures, delegation=servers.fork_server.delegation())
+    return server_sandboxes(servers.sandboxes, delegation=servers.fork_server.delegation())
 
 
 def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_announced: bool = False) -> Greeting:

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
-from gateway.sandbox.enclosures import own_files
+from gateway.sandbox.sandboxes_by_trust import own_files
 from gateway.sandbox.server_sandboxes import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.serving.parts import Parts
@@ -113,7 +113,7 @@ class Lifecycle:
         if any(entry.settings.kind == "command" for entry in servers.upstreams) and (why := why_in_sight()):
             logger.warning("%s", why)
         delegation = servers.fork_server.delegation()
-        found = server_sandboxes(servers.enclosures, delegation=delegation)
+        found = server_sandboxes(servers.sandboxes, delegation=delegation)
         refuse_cgroup(servers.fork_server.cgroup, delegation)
         refuse_unheld(found)
         refuse_open(found, own_files(base.settings.gateway))

@@ -32,9 +32,9 @@ from gateway.relay.call import Senders
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.late_servers import LateServers
-from gateway.sandbox.enclosures import Enclosures
 from gateway.sandbox.packages import Packages
 from gateway.sandbox.refusals import SessionRefusals
+from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.drain import Drain
 from gateway.serving.readiness import ServingState
 from gateway.sessions.attach import SessionAttacher
@@ -143,7 +143,7 @@ class Servers:
 
     upstreams: list[ConfiguredUpstream]
     fork_server: ForkServer
-    enclosures: Mapping[str, Enclosures]
+    sandboxes: Mapping[str, SandboxesByTrust]
     """The sandboxes of servers that have a command, by name."""
     refused: SessionRefusals
     prestarted: PrestartedProcesses

@@ -155,7 +155,7 @@ class RequestedTasks:
             return None
         try:
             conversation = upstream.conversation(live, await upstream.era_for(Era.LEGACY) or Era.LEGACY, correlation)
-            await upstream.inventory.listed("tools/list", conversation, tool.name)
+            await upstream.server_lists.listed("tools/list", conversation, tool.name)
         except _UNAVAILABLE:
             return None  # the call itself is about to fail
         tool = endpoint.called(exchange, Era.LEGACY, request.params)

@@ -15,11 +15,11 @@ from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.protocol.methods import REPEATABLE
-from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
+from gateway.upstreams.server_lists import ServerLists
 from gateway.upstreams.session_resources import SessionResources, secrets_in_command
 from gateway.upstreams.shared_conversations import SharedConversations
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -139,7 +139,7 @@ class UpstreamFactory:
             settings,
             upstream,
             links,
-            inventory=Inventory(
+            lists=ServerLists(
                 name,
                 timeout_s=limits.start_timeout_s,
                 probed=known.tools,

@@ -11,9 +11,9 @@ from msgspec import structs
 from gateway.config.sandbox import Sandbox
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
-from gateway.sandbox.enclosures import Enclosures, opened
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
+from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.upstream.walls.spec import Walls
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
@@ -28,20 +28,20 @@ class SandboxedResources:
     def __init__(
         self,
         name: str,
-        enclosures: Enclosures,
+        by_trust: SandboxesByTrust,
         folders: SessionFolders,
         package: Callable[[], Awaitable[PackageInUse | None]],
     ) -> None:
         self._name = name
-        self._enclosures = enclosures
+        self._by_trust = by_trust
         self._folders = folders
         self._package = package
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
-        self.sandbox = enclosures.sandbox
+        self.sandbox = by_trust.sandbox
 
     async def shared(self) -> LinkResources:
         """Return walled resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self.of_session(LinkResources(), "", self._enclosures.shared)
+        return await self.of_session(LinkResources(), "", self._by_trust.shared)
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         """Return the resources of a session's link, with the walls of that sandbox added. If this fails, release the
@@ -49,7 +49,7 @@ class SandboxedResources:
         given = resources.given
         with contextlib.ExitStack() as held:
             held.callback(resources.close)
-            enclosure = self._enclosures.enclosure(sandbox)
+            enclosure = self._by_trust.enclosure(sandbox)
             if enclosure is None:
                 given = structs.replace(given, launcher=(*given.launcher, *sandbox.prlimit))
             else:
@@ -88,7 +88,7 @@ class SandboxedResources:
         Raises:
             UpstreamUnavailable: the walls open such files. The log names them, the message to clients does not.
         """
-        refused = list(opened(walls, self._enclosures.private))
+        refused = list(opened(walls, self._by_trust.private))
         for grant, file in refused if refused != self._refused.get(sandbox) else ():
             logger.error(
                 "server %s is not started: its sandbox grants %s, and with it %s, which holds keys or sessions of the "

@@ -17,10 +17,10 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import SessionDiscovery
 from gateway.upstreams.first_answers import FirstAnswers
-from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
+from gateway.upstreams.server_lists import ServerLists
 from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared_conversations import SharedConversations
 from session_store import Session
@@ -44,7 +44,7 @@ class ConfiguredUpstream:
         upstream: Upstream,
         links: UpstreamLinks,
         *,
-        inventory: Inventory,
+        lists: ServerLists,
         known: KnownFacts,
         shared: SharedConversations,
         probe: Probe,
@@ -52,8 +52,8 @@ class ConfiguredUpstream:
     ) -> None:
         self.name = links.name
         self.settings = settings
-        self.inventory = inventory
-        self.first_answers = FirstAnswers(inventory.results, settings.lists_fresh_s)
+        self.server_lists = lists
+        self.first_answers = FirstAnswers(lists.results, settings.lists_fresh_s)
         rules = {"tools": settings.tools, "prompts": settings.prompts, "resources": settings.resource_uris}
         self.unreviewed = {kind for kind, patterns in rules.items() if patterns}
         """Kinds of items with patterns in the configuration that are not yet known to match the server's lists."""
@@ -65,7 +65,7 @@ class ConfiguredUpstream:
         self._deadlines = deadlines
         # One object for all sessions, of which there are many.
         self._plain_keys: Mapping[Era, Key] = {era: (links.name, era, b"") for era in Era}
-        self._on_change = inventory.results.changed
+        self._on_change = lists.results.changed
         self._by_sessions = SessionDiscovery(links.name, known, probe.learn)
         self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
@@ -296,12 +296,12 @@ class ConfiguredUpstream:
         """Remove a session that has ended from shared conversations, waiting callbacks and cached results."""
         self._shared.forget(live)
         self._links.forget(live)
-        self.inventory.results.forget(live.session.id)
+        self.server_lists.results.forget(live.session.id)
 
     async def close(self) -> None:
         """Close the conversations that belong to no session. Sessions close their own."""
         await self._by_sessions.close()
         await self._probe.close()
-        await self.inventory.close()
+        await self.server_lists.close()
         await self._shared.close()
         await self._upstream.close()

@@ -21,9 +21,9 @@ from gateway.protocol.schemas import Schemas
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
-from gateway.upstreams.inventory import Inventory
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
+from gateway.upstreams.server_lists import ServerLists
 from session_store import Context
 from session_store.memory import MemoryBackend
 from tests.support.context import FACTS
@@ -91,7 +91,9 @@ class PagedServer(OneServer):
     ) -> None:
         self.name = name
         self.probed_tools = None if probed is None else Tools(probed)
-        self.inventory = Inventory(name, timeout_s=5.0, probed=lambda: self.probed_tools, results=ResultCache(1 << 20))
+        self.server_lists = ServerLists(
+            name, timeout_s=5.0, probed=lambda: self.probed_tools, results=ResultCache(1 << 20)
+        )
         self.known = KnownFacts()
         self.lists = Lists(lambda: None)
         self.known_lists = self.lists

@@ -25,7 +25,7 @@ from transports.work_steps import run_steps
 pytestmark = pytest.mark.anyio
 
 
-class Inventory:
+class ServerLists:
     """`lists` are those of the server, `asked` has the requests for them. It knows what was asked for before."""
 
     def __init__(self, lists: dict[str, Listed]) -> None:
@@ -44,7 +44,7 @@ class Listing(OneServer):
     """A server with these lists. `decide` knows only those that were asked for before, and `ask` asks for others."""
 
     def __init__(self, **rules: Any) -> None:
-        self.inventory = Inventory(
+        self.server_lists = ServerLists(
             {
                 "tools/list": Tools([DROP, {"name": "secret"}]),
                 "prompts/list": Names({"open", "secret"}),
@@ -85,17 +85,17 @@ def test_the_list_that_a_decision_lacks_is_requested_once_and_again_for_a_name_t
     server, live = Listing(prompts=SECRET), a_live()
     wanted = a_call("prompts/get", live=live, trust="sandboxed", name="open")
     for _ in range(2):
-        assert server.ask(wanted) is wanted.params and server.inventory.asked == ["prompts/list"]
+        assert server.ask(wanted) is wanted.params and server.server_lists.asked == ["prompts/list"]
     for name, lists in (("secret", 1), ("missing", 2)):
         with pytest.raises(Refused):
             server.ask(a_call("prompts/get", live=live, trust="sandboxed", name=name))
-        assert len(server.inventory.asked) == lists, "the list may have changed"
+        assert len(server.server_lists.asked) == lists, "the list may have changed"
 
 
 def test_a_resource_that_is_not_listed_has_to_be_of_a_listed_template() -> None:
     server, wanted = Listing(resource_uris=SECRET_ROWS), asked("resources/read", uri="db://t/1")
     assert server.ask(wanted) is wanted.params
-    assert server.inventory.asked == ["resources/list", "resources/templates/list"]
+    assert server.server_lists.asked == ["resources/list", "resources/templates/list"]
     for uri in ("db://secret/1", "web://t/1"):
         with pytest.raises(Refused):
             server.ask(asked("resources/read", uri=uri))
@@ -128,7 +128,7 @@ def test_a_completion_is_decided_on_as_what_it_belongs_to() -> None:
 @requirement("wall.authority")
 def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_session() -> None:
     server = Listing(tools={"drop": ToolSettings(bind={"where": "workspace"})})
-    server.inventory.asked.append("tools/list")
+    server.server_lists.asked.append("tools/list")
     exchange = a_tool_call(a_live(context=Context(workspace="red")), context=Context(workspace="blue"))
     wanted = Call(exchange, Era.LEGACY, {"name": msgspec.Raw(b'"drop"')}, {}, "c")
     admitted = server.ask(wanted)
@@ -140,7 +140,7 @@ def test_bound_arguments_are_facts_of_the_request_and_not_of_another_one_in_the_
 @requirement("ops.history")
 def test_a_tool_that_the_server_does_not_list_is_counted_as_such() -> None:
     server = Listing()
-    server.inventory.asked.append("tools/list")
+    server.server_lists.asked.append("tools/list")
     for name, is_listed in (("drop", True), ("other", False)):
         wanted = a_call("tools/call", live=a_live(), name=name)
         admitted = server.ask(wanted)

@@ -63,7 +63,7 @@ class Server(OneServer):
     def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, **settings: Any) -> None:
         self.era = era
         self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
-        self.inventory = SimpleNamespace(
+        self.server_lists = SimpleNamespace(
             known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20), refresh=dict
         )
         self.unreviewed: set[str] = set()

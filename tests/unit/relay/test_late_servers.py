@@ -34,7 +34,7 @@ NOBODY = Asker(None, Era.MODERN, None, "c")
 
 
 class Server(OneServer):
-    """A server, its conversation and its inventory. It answers once `up` is set."""
+    """A server, its conversation and its lists. It answers once `up` is set."""
 
     probed_tools = None
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.sandbox.enclosures import enclosures_of, opened, own_files
+from gateway.sandbox.sandboxes_by_trust import opened, own_files, sandboxes_of
 from gateway.sandbox.server_sandboxes import (
     ServerSandbox,
     configured_sandboxes,
@@ -43,7 +43,7 @@ def reading(path: Path) -> Walls:
 
 def found(kernel: Kernel, delegation: Delegation | None = None, **sandboxes: Any) -> list[ServerSandbox]:
     settings = settings_of(**{name: {"command": "cat", "sandbox": sandbox} for name, sandbox in sandboxes.items()})
-    every = {name: enclosures_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
+    every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in settings.mcpServers.items()}
     return server_sandboxes(every, lambda _: kernel, delegation)
 
 

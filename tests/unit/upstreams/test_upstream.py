@@ -19,8 +19,8 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
 from gateway.protocol.capabilities import ClientDeclaration
-from gateway.sandbox.enclosures import enclosures_of
 from gateway.sandbox.packages import PackageInUse
+from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.upstreams import prestart
 from gateway.upstreams.factory import load_object
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
@@ -54,7 +54,7 @@ def upstream(name: str) -> ConfiguredUpstream:
     probe: Any = SimpleNamespace(start=None, facts=None, discovery=None, era_for=None, answered=None, learn=None)
     probe.era_now = lambda _: LEGACY
     deadlines = Deadlines(call_s=1.0, start_s=1.0, noise_s=1.0, suspended_s=1.0, idle_stop_s=None)
-    rest = {"inventory": anything, "known": anything, "shared": anything, "probe": probe, "deadlines": deadlines}
+    rest = {"lists": anything, "known": anything, "shared": anything, "probe": probe, "deadlines": deadlines}
     return ConfiguredUpstream(UpstreamSettings(command="c"), anything, parts, **rest)
 
 
@@ -324,8 +324,8 @@ class Enclosed:
             release=lambda: self.ended.append("released"),
         )
         settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
-        enclosures = enclosures_of(name, settings, GatewaySettings())
-        self.sandboxed = SandboxedResources(name, enclosures, folders, returning(package if is_fetched else None))
+        sandboxes = sandboxes_of(name, settings, GatewaySettings())
+        self.sandboxed = SandboxedResources(name, sandboxes, folders, returning(package if is_fetched else None))
 
     async def link(self, session: str = "s1", trust: str = "direct", **env: str) -> LinkResources:
         given = LinkResources(given=ConnectOptions(env=env), close=lambda: self.ended.append("closed"))

@@ -23,7 +23,7 @@ from transports.upstream.walls.intercepted_calls import (
     read_path,
     signed,
 )
-from transports.upstream.walls.paths import as_meant, is_within
+from transports.upstream.walls.resolved_paths import as_meant, is_within
 from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, closing_fd, numbers
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path, signed
-from transports.upstream.walls.paths import is_within, without_links
+from transports.upstream.walls.resolved_paths import is_within, without_links
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from transports.upstream.walls.paths import open_path
+from transports.upstream.walls.resolved_paths import open_path
 from transports.upstream.walls.spec import MODES, Grant
 from transports.upstream.walls.system_calls import call
 

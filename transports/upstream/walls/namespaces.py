@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from transports.upstream.walls.paths import is_within, open_path
+from transports.upstream.walls.resolved_paths import is_within, open_path
 from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import call, closing_fd, dumpable, fork_by
 

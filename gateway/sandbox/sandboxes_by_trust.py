@@ -33,7 +33,7 @@ def _in_thread(work: Callable[[], object]) -> None:
     asyncio.get_running_loop().run_in_executor(None, work)
 
 
-class Enclosures:
+class SandboxesByTrust:
     """The sandboxes of the server `name`, and their walls. `sandboxes` has its sandbox for each trust. No grant opens
     the addresses in `closed` or the files in `private`. `run` runs a function beside the event loop."""
 
@@ -101,9 +101,9 @@ class Enclosures:
             )
 
 
-def enclosures_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> Enclosures:
+def sandboxes_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> SandboxesByTrust:
     """Return the sandboxes of a server of the configuration. `workers` is the number of processes of the gateway."""
-    return Enclosures(
+    return SandboxesByTrust(
         name,
         entry,
         {

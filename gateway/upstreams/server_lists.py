@@ -27,7 +27,7 @@ AGAIN_S: Final = 5.0
 _HELD_BYTES: Final = 16 << 20
 
 
-class Inventory:
+class ServerLists:
     """Request and keep the lists of one server.
 
     `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the server listed to the
@@ -51,7 +51,7 @@ class Inventory:
         self._listed = listed
         # Conversations that receive the same list share one object.
         self._same: LRUCache[bytes, Listed] = LRUCache(_HELD_BYTES, getsizeof=lambda found: 1_024 + found.size)
-        self._tasks = Tasks(f"inventory of {name}")
+        self._tasks = Tasks(f"lists of {name}")
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
         """Return the list, without a request to the server; None if it is not known."""

@@ -8,35 +8,35 @@ import pytest
 
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.enclosures import Enclosures, enclosures_of, own_listeners
 from gateway.sandbox.profiles import Enclosure
+from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, own_listeners, sandboxes_of
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 
 
-def enclosures(sandbox: Any, **entry: Any) -> Enclosures:
+def sandboxes(sandbox: Any, **entry: Any) -> SandboxesByTrust:
     settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox, **entry})
     options = GatewaySettings.model_validate({"port": 8_123, "admin": {"listen": "127.0.0.1:9000"}})
-    return enclosures_of("notes", settings, options)
+    return sandboxes_of("notes", settings, options)
 
 
 @requirement("box.trust")
 def test_a_process_of_nobody_or_of_many_has_the_sandbox_of_the_least_trusted() -> None:
     by_trust = {"direct": "standard", "sandboxed": "strict"}
-    assert enclosures(by_trust).shared.profile == "strict"
-    assert enclosures(by_trust, direct_only=True).shared.profile == "standard", "no other session reaches it"
-    with_launcher = enclosures({"direct": "standard", "sandboxed": {"launcher": ["bwrap"]}}).shared
+    assert sandboxes(by_trust).shared.profile == "strict"
+    assert sandboxes(by_trust, direct_only=True).shared.profile == "standard", "no other session reaches it"
+    with_launcher = sandboxes({"direct": "standard", "sandboxed": {"launcher": ["bwrap"]}}).shared
     assert (with_launcher.profile, with_launcher.launcher) == ("standard", ()), "a launcher is for sessions"
-    assert enclosures(["bwrap"]).shared.launcher == ()
+    assert sandboxes(["bwrap"]).shared.launcher == ()
 
 
 def test_trust_that_is_unknown_is_not_direct() -> None:
-    found = enclosures({"direct": "off", "sandboxed": "strict"})
+    found = sandboxes({"direct": "off", "sandboxed": "strict"})
     assert [found.sandbox(trust).profile for trust in ("direct", "sandboxed", "other")] == ["off", "strict", "strict"]
 
 
 def test_no_server_reaches_the_gateway_itself() -> None:
-    found = enclosures("standard")
+    found = sandboxes("standard")
     enclosure = found.enclosure(found.sandbox("direct"))
     assert enclosure is not None and enclosure.walls.reach is not None
     assert enclosure.walls.reach.refused == ("127.0.0.1:8123", "127.0.0.1:9000")
@@ -44,19 +44,19 @@ def test_no_server_reaches_the_gateway_itself() -> None:
     assert own_listeners(GatewaySettings.model_validate(chosen)) == ("[::1]:9001",), "port 0 is no destination"
     workers = own_listeners(GatewaySettings.model_validate({"admin": {"listen": "[::1]:9100"}}), workers=3)
     assert workers[-3:] == ("[::1]:9100", "[::1]:9101", "[::1]:9102"), "each worker has operators of its own"
-    off = enclosures("off")
+    off = sandboxes("off")
     assert off.enclosure(off.sandbox("direct")) is None
 
 
 class Later:
-    """Enclosures of a server with a clock of their own, and what they would have run in a thread."""
+    """The sandboxes of a server with a clock of their own, and what they would have run in a thread."""
 
     def __init__(self, inherited: dict[str, str], *args: str, private: tuple[Path, ...] = ()) -> None:
         self.now = 0.0
         self.later: list[Callable[[], object]] = []
-        self.sandbox = enclosures("standard").sandbox("direct")
+        self.sandbox = sandboxes("standard").sandbox("direct")
         settings = UpstreamSettings.model_validate({"command": "cat", "args": args, "sandbox": "standard"})
-        self.found = Enclosures(
+        self.found = SandboxesByTrust(
             "files", settings, {"direct": self.sandbox},
             inherited=inherited, private=private, clock=lambda: self.now, run=self.later.append,
         )  # fmt: skip

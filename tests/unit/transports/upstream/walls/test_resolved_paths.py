@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.paths import as_meant, is_within, open_path, without_links
+from transports.upstream.walls.resolved_paths import as_meant, is_within, open_path, without_links
 
 
 @requirement("box.files")
