@@ -163,8 +163,9 @@ class Modern:
         with self.leaving("hang", {"say": True}, meta={"io.modelcontextprotocol/logLevel": "info"}) as connection:
             said = b""
             while b"hanging" not in said:
-                said += connection.recv(4096)
-                assert said, "closed"
+                more = connection.recv(4096)
+                assert more, said
+                said += more
 
 
 class Legacy:
