@@ -292,9 +292,13 @@ def fault_lines(error: ValidationError, origins: Origins, model: type[BaseModel]
                 else f"no such setting{did_you_mean(str(fault['loc'][-1]), known)}"
             )
         place = origins.of_fault(fault["loc"])
-        if fault["type"] in _LIST_FAULTS:
+        if fault["type"] in _SHAPES:
+            shape, example = _SHAPES[fault["type"]]
+            is_variable = place.startswith("the variable ")
             what = (
-                'must be a JSON list, for example ["a", "b"]' if place.startswith("the variable ") else "must be a list"
+                f"must be a JSON {shape}, for example {example}"
+                if is_variable
+                else f"must be {'an' if shape == 'object' else 'a'} {shape}"
             )
         elif fault["type"] in _NUMBER_FAULTS:
             what = f"must be a number{_unit(str(fault['loc'][-1]))}"
@@ -313,7 +317,11 @@ def _is_named(setting: str, loc: tuple[int | str, ...]) -> bool:
     return len(parts) == len(loc) and all(part in ("*", str(at)) for part, at in zip(parts, loc, strict=True))
 
 
-_LIST_FAULTS: Final = frozenset({"tuple_type", "list_type", "set_type", "frozen_set_type"})
+_SHAPES: Final = {
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), ("list", '["a", "b"]')),
+    **dict.fromkeys(("dict_type", "model_type"), ("object", '{"name": "value"}')),
+}
+"""What a value should be, and an example of it in JSON, by the type of pydantic's fault."""
 _NUMBER_FAULTS: Final = frozenset({"float_type", "float_parsing"})
 _UNITS: Final = {"_s": " of seconds", "_ms": " of milliseconds"}
 

@@ -38,7 +38,7 @@ CREDENTIALS: dict[str, dict[str, Any]] = {
         ({"gateway": {"session": {"metadata": {"a": "{nope}"}}}}, "gateway.session.metadata", "{principal}"),
         ({"gateway": {"api_keys": {"a": "plain-key"}}}, "gateway.api_keys", "SHA-256"),
         ({"gateway": {"session": {"idle_ttl_s": 0}}}, "gateway.session.idle_ttl_s", "greater than 0"),
-        ({"gateway": 7}, "gateway", "dictionary"),
+        ({"gateway": 7}, "gateway", "must be an object"),
     ],
 )
 def test_a_bad_configuration_fails_at_start_naming_the_field(
@@ -187,6 +187,8 @@ def test_a_method_of_mcp_is_none_beyond_it(refusal: Refusal) -> None:
     [
         ("policy.check_arguments", "strict", "must be lenient, true or false"),
         ("tasks.at_once", "a/*", 'must be a JSON list, for example ["a", "b"]'),
+        ("api_keys", "{alice:x}", 'must be a JSON object, for example {"name": "value"}'),
+        ("session", "x", 'must be a JSON object, for example {"name": "value"}'),
         ("tasks.ttl_s", "1h", "must be a number of seconds"),
     ],
 )
