@@ -52,7 +52,7 @@ def check(
         refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
         refuse_open(sandboxes, own_files(settings.gateway))
-        warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.left_out)]
+        warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.not_granted)]
         warnings += [
             f"sandbox {one.title}: its processes can read {secret}: if it has secrets as text, move it, or the server, "
             "to another folder"

@@ -468,7 +468,7 @@ def _validated(found: Gathered) -> Settings:
         document = found.document
         given = document.get("mcpServers")
         if faulty and isinstance(given, dict):
-            left_out = {name: UpstreamSettings.left_out(entry.given, entry.faults) for name, entry in faulty.items()}
+            left_out = {name: UpstreamSettings.unusable(entry.given, entry.faults) for name, entry in faulty.items()}
             document = document | {"mcpServers": given | left_out}
         try:
             return Settings.model_validate(document, context={"origins": found.origins})

@@ -140,7 +140,7 @@ class UpstreamSettings(BaseModel):
     _is_hidden: bool = PrivateAttr(False)
 
     @classmethod
-    def left_out(cls, given: Any, faults: Iterable[str]) -> Self:
+    def unusable(cls, given: Any, faults: Iterable[str]) -> Self:
         """Return the entry of a server that is not served because of its faults. Of what the file gives, only
         `direct_only` and `permissions` count. If these cannot be read, no session is told of the server."""
         names = given.keys() if isinstance(given, dict) else ()

@@ -144,6 +144,6 @@ def _finding(found: ServerSandbox) -> Iterator[Finding]:
         yield state(check, f"{summary}: {' '.join(found.missing)}", do)
     else:
         yield ok(check, " ".join((f"{summary}; all of it holds on this machine.", *found.shared)).removesuffix("."))
-    for what in found.left_out:
+    for what in found.not_granted:
         name, _, advice = what.partition(": ")
         yield warning(check, f"{name} is not granted", advice)

@@ -45,13 +45,13 @@ _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that i
 @dataclass(slots=True)
 class NamedPaths:
     """The things that a configuration names. `read` and `write` are files and folders without symlinks, `reach` hosts
-    with ports. `left_out` has a sentence for each thing that is not granted, with the setting that would grant it.
+    with ports. `not_granted` has a sentence for each thing that is not granted, with the setting that would grant it.
     `repositories` maps the git folder with the history of a named folder to such a sentence."""
 
     read: dict[str, None] = field(default_factory=dict)
     write: dict[str, None] = field(default_factory=dict)
     reach: dict[str, None] = field(default_factory=dict)
-    left_out: dict[str, None] = field(default_factory=dict)
+    not_granted: dict[str, None] = field(default_factory=dict)
     repositories: dict[str, str] = field(default_factory=dict)
 
 
@@ -197,7 +197,7 @@ class _Named:
             self._leave_out(f"{host}: a link-local address, as that of a cloud's metadata; grant it in reach")
 
     def _leave_out(self, what: str) -> None:
-        self.paths.left_out[what] = None
+        self.paths.not_granted[what] = None
 
 
 def _is_of_one(folder: str, name: str) -> bool:

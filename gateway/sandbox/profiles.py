@@ -62,8 +62,8 @@ class WalledProcess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enclosure:
     """The walls of one server for sessions of one trust, without the grants of a single session. `own_env` are
-    variables that name places in the `{home}` and the `{temporary}` folder of a process. `left_out` has a sentence for
-    each thing that its configuration names and that is not granted, with the way to grant it. `withheld` are files
+    variables that name places in the `{home}` and the `{temporary}` folder of a process. `not_granted` has a sentence
+    for each thing that its configuration names and that is not granted, with the way to grant it. `withheld` are files
     beside its code that may hold others' credentials. `moves`: the process is started in HOME."""
 
     sandbox: Sandbox
@@ -72,7 +72,7 @@ class Enclosure:
     own_env: Mapping[str, str]
     cwd: str | None
     moves: bool
-    left_out: tuple[str, ...]
+    not_granted: tuple[str, ...]
     withheld: tuple[str, ...]
 
     def process(
@@ -143,7 +143,7 @@ def enclosure_of(
         own_env=dict(_own_files(settings, folder)),
         cwd=None if is_own else settings.cwd,
         moves=is_own,
-        left_out=(*named.left_out, *unlisted, *listed.left_out),
+        not_granted=(*named.not_granted, *unlisted, *listed.not_granted),
         withheld=tuple(withheld),
     )
 
@@ -160,10 +160,10 @@ def _own_files(settings: UpstreamSettings, folder: str) -> Iterator[tuple[str, s
 
 
 class _Listed:
-    """Read the paths that an operator lists in a sandbox. `left_out` has a sentence for each that is not granted."""
+    """Read the paths that an operator lists in a sandbox. `not_granted` has a sentence for each that is not granted."""
 
     def __init__(self) -> None:
-        self.left_out: list[str] = []
+        self.not_granted: list[str] = []
 
     def existing(self, paths: Iterable[str]) -> Iterator[str]:
         """Yield the paths that exist, without symlinks. Leave out those whose symlinks are not followed."""
@@ -171,14 +171,14 @@ class _Listed:
             try:
                 found = followed(path)
             except OwnLink as link:
-                self.left_out.append(
+                self.not_granted.append(
                     f"{path}: {link} is a symlink of the gateway's user; list the path that it leads to"
                 )
                 continue
             if os.path.exists(found):
                 yield found
             else:
-                self.left_out.append(f"{path}: there is no such file or folder")
+                self.not_granted.append(f"{path}: there is no such file or folder")
 
     def grants(self, paths: Iterable[str], mode: str) -> list[Grant]:
         """Return the grants of the paths."""

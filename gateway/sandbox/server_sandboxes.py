@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSandbox:
     """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` has a
-    sentence for each part that does not hold on this machine. `left_out` has one for each thing that the server's
+    sentence for each part that does not hold on this machine. `not_granted` has one for each thing that the server's
     configuration names and that is not granted, with the setting that would grant it."""
 
     server: str
     sandbox: Sandbox
     trusts: tuple[str, ...]
     missing: tuple[str, ...]
-    left_out: tuple[str, ...]
+    not_granted: tuple[str, ...]
     shared: tuple[str, ...] = ()
     """Sentences on what its processes lack on this machine although nothing is open for it."""
     walls: Walls | None = None
@@ -144,7 +144,7 @@ def server_sandbox_of(
         sandbox=sandbox,
         trusts=trusts,
         missing=missing,
-        left_out=() if enclosure is None else enclosure.left_out,
+        not_granted=() if enclosure is None else enclosure.not_granted,
         shared=shared,
         walls=walls,
     )
@@ -208,7 +208,7 @@ def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None 
     for sentence in dict.fromkeys(sentence for one in walled for sentence in one.shared):
         concerned = dict.fromkeys(one.server for one in walled if sentence in one.shared)
         logger.info("the sandbox of %s holds, and lacks a comfort: %s", ", ".join(concerned), sentence)
-    for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.left_out):
+    for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.not_granted):
         logger.warning("mcpServers.%s: not granted to its sandbox: %s", name, what)
 
 
@@ -266,7 +266,7 @@ def explained(
             **enclosure.env,
             **{name: value.format(home="$HOME", temporary="$TMPDIR") for name, value in enclosure.own_env.items()},
         },
-        "not_granted": one.left_out,
+        "not_granted": one.not_granted,
         "withheld": enclosure.withheld,
         "missing": one.missing,
         "shared": one.shared,

@@ -267,7 +267,7 @@ def test_no_server_left_a_name_twice_and_a_fault_of_the_gateway_refuse_the_start
     ],
 )
 def test_who_may_not_see_a_server_is_not_told_that_it_is_left_out(given: dict[str, Any], is_open_to: list[str]) -> None:
-    policy = Policy(PolicySettings(), {"b": UpstreamSettings.left_out({"command": "x", **given}, ["a fault"])})
+    policy = Policy(PolicySettings(), {"b": UpstreamSettings.unusable({"command": "x", **given}, ["a fault"])})
     contexts = {trust: Context(trust=trust) for trust in ("direct", "sandboxed")}
     assert [trust for trust, context in contexts.items() if not policy.why_hidden(context, "b")] == is_open_to
     assert policy.is_open is (len(is_open_to) == 2)

@@ -27,7 +27,7 @@ def test_a_folder_that_an_argument_names_is_written_and_a_folder_of_code_is_read
     )
     assert named.write.keys() == {f"{place}/data", f"{place}/app/memory.json"}
     assert named.read.keys() == {f"{place}/app", f"{place}/app/src"}, "no session changes what other sessions run"
-    assert [*named.left_out] == [
+    assert [*named.not_granted] == [
         f"{place}/{folder}: it belongs to the server's code, so it is only read; list it in write if it is data"
         for folder in ("app", "app/src")
     ]
@@ -40,7 +40,7 @@ def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pyte
     make(place, ".config/")
     named = found("/", "/etc", "/tmp", str(place), f"{place}/.config", "~/notes")
     assert not named.read and not named.write
-    assert len(named.left_out) == 6 and all("write" in why for why in named.left_out)
+    assert len(named.not_granted) == 6 and all("write" in why for why in named.not_granted)
     assert not found("/no such/folder/x", MEMORY_FILE_PATH="/etc/new.json").write, "nor is it for a file that is made"
 
 
@@ -53,7 +53,7 @@ def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> N
     for name in ("data/memory.json", "data/notes", "data/notes/key", "data/notes/new", "loop"):
         named = found(f"{place}/{name}")
         assert not named.read and not named.write, name
-        [why] = named.left_out
+        [why] = named.not_granted
         assert "is a symlink of the gateway's user; write the path that it leads to" in why
     assert not found(PYTHONPATH=f"{place}/data/notes").read
     within = f"{place}/data/notes"
@@ -83,7 +83,7 @@ def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_i
     make(own, "another")
     named = found("--path", f"{own}/{name}")
     assert named.write.keys() == file
-    assert [*named.left_out] == [
+    assert [*named.not_granted] == [
         f"{own}: it holds more than {name}, which a server could change: give {name} a folder of its own, or list the "
         "folder in write"
     ]
@@ -105,14 +105,14 @@ def test_hosts_of_urls_are_reached_at_their_ports() -> None:
 
 def test_the_metadata_of_a_cloud_is_granted_by_no_argument() -> None:
     named = found(*(f"http://{host}/latest" for host in ("169.254.169.254", "[fe80::1]", "[::ffff:169.254.169.254]")))
-    assert not named.reach and len(named.left_out) == 3 and all("reach" in why for why in named.left_out)
+    assert not named.reach and len(named.not_granted) == 3 and all("reach" in why for why in named.not_granted)
 
 
 def test_a_socket_is_granted_by_its_setting_only(place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{place}/s")
         named = found(DOCKER_HOST=f"unix://{place}/s", SSH_AUTH_SOCK=f"{place}/s")
-    assert not named.write and not named.read and any("sockets" in why for why in named.left_out)
+    assert not named.write and not named.read and any("sockets" in why for why in named.not_granted)
 
 
 def test_variables_of_code_are_lists_that_are_read_without_home_folders_and_what_the_system_grants_anyway(
@@ -123,7 +123,7 @@ def test_variables_of_code_are_lists_that_are_read_without_home_folders_and_what
     path = f"/usr/local/bin:/usr/bin:/bin:/usr:/opt:{place}:{place}/tools"
     named = found(PATH=path, PYTHONHOME="/usr", PYTHONPATH=f"{place}/one:{place}/two::relative")
     assert named.read.keys() == {f"{place}/tools", f"{place}/one", f"{place}/two"} and not named.write
-    assert [*named.left_out] == [f"{place}, in PATH: list what the server runs from there in read"]
+    assert [*named.not_granted] == [f"{place}, in PATH: list what the server runs from there in read"]
 
 
 def test_a_worktree_of_git_names_the_repository_that_it_needs(place: Path) -> None:

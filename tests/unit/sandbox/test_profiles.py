@@ -118,17 +118,17 @@ def test_a_shell_in_front_of_a_server_changes_nothing(place: Path) -> None:
 
 def test_what_is_not_granted_is_told(tmp_path: Path) -> None:
     found = enclosed({"args": ["/etc"]}, read=(f"{tmp_path}/none",))
-    assert [line.partition(":")[0] for line in found.left_out] == ["/etc", f"{tmp_path}/none"]
+    assert [line.partition(":")[0] for line in found.not_granted] == ["/etc", f"{tmp_path}/none"]
 
 
 def test_a_repository_is_asked_for_until_it_is_listed(place: Path) -> None:
     make(place, "main/.git/")
     make(place, "tree/.git", text=f"gitdir: {place}/main/.git/worktrees/tree\n")
     entry = {"args": [f"{place}/tree"]}
-    assert [line.partition(":")[0] for line in enclosed(entry).left_out] == [f"{place}/main/.git"]
+    assert [line.partition(":")[0] for line in enclosed(entry).not_granted] == [f"{place}/main/.git"]
     found = enclosed(entry, write=(f"{place}/main/.git",))
-    assert not found.left_out and mode_of(found.walls, place / "main/.git/objects") == "rw"
-    assert not enclosed(entry, write=(f"{place}/main",)).left_out
+    assert not found.not_granted and mode_of(found.walls, place / "main/.git/objects") == "rw"
+    assert not enclosed(entry, write=(f"{place}/main",)).not_granted
 
 
 @pytest.mark.parametrize("package", ["@modelcontextprotocol/server-memory", "@modelcontextprotocol/server-memory@1.2"])
