@@ -133,7 +133,7 @@ PYTHON = [block for block in blocks("python") if not block.note]
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error", "-c", block.text]
-    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -210,7 +210,7 @@ def _runs(text: str, world: World, stdin: str | None = None) -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -368,6 +368,7 @@ def _sides(seed: int, *, forwarded: bool) -> Iterator[list[_Side]]:
                 "connection_memory": remembers,
                 "log_format": "json",
                 "log_calls_per_s": 1_000_000,
+                "session": {"unconfirmed_ttl_s": 3_600},  # a busy machine takes minutes
                 "limits": {"priming_after_s": None},  # on a busy machine any call takes a second now and then
                 "sandbox": "off",
                 "admin": {"listen": "127.0.0.1:0", "keys": {"olga": sha256(_KEY)}},

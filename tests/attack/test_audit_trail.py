@@ -101,7 +101,7 @@ def test_a_forged_token_at_the_stdio_front_is_in_the_trail(tmp_path: Path) -> No
     config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": {"audit": {"to": ["store", str(file)]}}}))
     env = {**os.environ, "MCP_SESSION_TOKEN": "f" * 24 + "." + "A" * 43}
     command = [sys.executable, "-m", "gateway", "stdio", "--config", str(config)]
-    ended = subprocess.run(command, input="", text=True, env=env, cwd=ROOT, timeout=60, capture_output=True)
+    ended = subprocess.run(command, input="", text=True, env=env, cwd=ROOT, timeout=240, capture_output=True)
     assert ended.returncode == 2 and "MCP_SESSION_TOKEN" in ended.stderr
     events = [json.loads(told) for told in file.read_text().splitlines()]
     assert [e["reason"] for e in events if e["event"] == "refused"] == ["invalid session token"]

@@ -198,7 +198,7 @@ class Containers:
         """Run the service `secrets` to its end."""
         service = COMPOSE["services"]["secrets"]
         command = [self._placed(word) for word in (*service["entrypoint"], *service["command"])]
-        subprocess.run(command, check=True, timeout=60, env=self._environment("secrets"))
+        subprocess.run(command, check=True, timeout=240, env=self._environment("secrets"))
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[None]:
@@ -314,7 +314,7 @@ def test_with_keys_nobody_is_served_without_one(http: httpx.Client) -> None:
     flags = COMPOSE["services"]["gateway1"]["command"][1:-2]
     asked = [sys.executable, "-m", "gateway", "run", *flags, "--port", "0", "--config", "mcp.json"]
     ran = subprocess.run(
-        asked, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env={**os.environ, **keys}
+        asked, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, env={**os.environ, **keys}
     )
     assert ran.returncode == 2 and "--anonymous" in ran.stderr and "MCP_GATEWAY_API_KEYS" in ran.stderr, ran.stderr
     with composed(["--anonymous"], **keys) as (url, gateways):

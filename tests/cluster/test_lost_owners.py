@@ -275,7 +275,7 @@ def killed_while_its_store_stands_still(
             text = seen_until(chunks, "", 3)
             with client.get(last_event_id=next(events(text))[0]) as resumed:  # so those before are in the store
                 assert resumed.status_code == 200
-            store.execute_command("CLIENT", "PAUSE", 3_000, "WRITE")  # type: ignore[no-untyped-call]  # no hint
+            store.execute_command("CLIENT", "PAUSE", 30_000, "WRITE")  # type: ignore[no-untyped-call]  # no hint
             text = seen_until(chunks, text, text.count("\n\n") + 2)
             owner.kill()
             store.execute_command("CLIENT", "UNPAUSE")  # type: ignore[no-untyped-call]  # no hint

@@ -74,7 +74,7 @@ def test_tasks_are_answered_and_cancelled_through_another_replica_by_another_pro
     owner, other = two
     task = client_of(owner, http).begin("ask", job="asks", seconds=0.6)
     command = [sys.executable, "-m", "tests.cluster.task_process", "answer", other.url, KEY, task]
-    answered = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    answered = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
     assert json.loads(answered.stdout)["status"] == "completed"
     found = client_of(owner, http).get(task)
     heard = json.loads(found["result"]["content"][0]["text"])

@@ -120,7 +120,7 @@ class Raw:
 
 def test_calls_of_fetch_are_served_from_memory(gateway: InProcessGateway) -> None:
     counted = Counted(gateway)
-    done = subprocess.run([str(node()), str(FETCH), gateway.url, "20"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(node()), str(FETCH), gateway.url, "20"], capture_output=True, text=True, timeout=240)
     legacy, modern = map(json.loads, done.stdout.splitlines())
     assert "x" * 20 in legacy["result"]["content"][0]["text"] and "y" * 20 in modern["result"]["content"][0]["text"]
     assert counted("direct", "fast") >= 2 * (20 - 5), done.stderr

@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 
 
 def command(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    return run_command(*arguments, env={**os.environ, **env}, cwd=cwd, timeout=60)
+    return run_command(*arguments, env={**os.environ, **env}, cwd=cwd, timeout=240)
 
 
 @requirement("ops.config")
@@ -253,7 +253,7 @@ def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: P
     faulty = {"unset": {"command": "x", "env": {"T": "${UNSET_1}"}}, "code": {"in_process": "nowhere:server"}}
     document = {"mcpServers": {"demo": DEMO_ENTRY, **faulty}}
     faults = "mcpServers.unset.env.T: the variable UNSET_1 is not set", "mcpServers.code.in_process: nowhere:server"
-    checked = run_command("check", "--config", str(_written(tmp_path, document)), timeout=60)
+    checked = run_command("check", "--config", str(_written(tmp_path, document)), timeout=240)
     assert checked.returncode == 1 and all(fault in checked.stderr for fault in faults), checked.stderr
     assert checked.stdout.endswith("mcp.json: valid (demo), but without unset, code\n")
     assert ran(tmp_path, document, "run", "--strict") == (2, f"error {tmp_path}/mcp.json: {faults[0]}{_SET_IT}")

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -181,18 +180,19 @@ def test_a_slow_server_opens_at_once(era: str, http: httpx.Client) -> None:
         for number in range(3):
             http.cookies.clear()
             before = set(servers_of(gateway))
-            began = time.monotonic()
             client: Any = Legacy(gateway.url, http).open() if era == "legacy" else Modern(gateway.url, http)
             answer = client.tool("env", {"prefix": "MCP_SESSION_"})
-            took = time.monotonic() - began
             env = json.loads(tool_text(answer))
             token = client.session if era == "legacy" else answer.headers["mcp-gateway-session"]
             assert token.startswith(env["MCP_SESSION_ID"] + "."), "the id that the client holds"
-            seen.append((env["MCP_SESSION_ID"], took))
+            [pid] = [
+                pid for pid, its in servers_of(gateway).items() if its.get("MCP_SESSION_ID") == env["MCP_SESSION_ID"]
+            ]
+            assert number == 0 or pid in before, "a process that was ready"
+            seen.append(env["MCP_SESSION_ID"])
             # The next one is ready once its slow start is over.
             assert eventually(lambda before=before: started(gateway, before)), number  # type: ignore[misc]
-        assert len({session for session, _ in seen}) == 3
-        assert seen[0][1] >= SLOW_S and max(took for _, took in seen[1:]) < SLOW_S / 2, seen
+        assert len(set(seen)) == 3
 
 
 @requirement("proc.warm", "ctx.isolated", "ctx.credentials", "pol.trust")

@@ -150,7 +150,7 @@ def test_a_machine_that_cannot_hold_a_sandbox_is_told_and_refused_where_it_is_re
         config.write_text(json.dumps({"mcpServers": {"box": {"command": "cat", "sandbox": sandbox}}}))
         without = [sys.executable, str(ROOT / "tests/support/without.py"), "landlock", sys.executable, "-m", "gateway"]
         done = subprocess.run(
-            [*without, *arguments, "--config", str(config)], capture_output=True, text=True, timeout=60, cwd=ROOT
+            [*without, *arguments, "--config", str(config)], capture_output=True, text=True, timeout=240, cwd=ROOT
         )
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 

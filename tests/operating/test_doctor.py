@@ -51,7 +51,7 @@ class Doctor:
             [*self.before, sys.executable, "-m", "gateway", *typed],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
             cwd=ROOT,
             env=env,
@@ -62,15 +62,19 @@ class Doctor:
         ran = self.run()
         found: list[dict[str, str]] = json.loads(ran.stdout)
         assert ran.returncode == int(any(finding["state"] == "error" for finding in found)), ran.stderr
-        # How long a server takes to start depends on how busy this machine is.
-        return [
-            found_ for found_ in found if found_["state"] != "ok" and "to start, which delays" not in found_["what"]
-        ]
+        return [finding for finding in found if finding["state"] != "ok"]
 
     def tells(self, planted: "Planted") -> None:
         """It finds this and nothing else, and says what to do about each."""
-        found = self.finds()
-        assert {finding["check"] for finding in found} == {check for check, _ in planted}, found
+        checks = {check for check, _ in planted}
+        # How long a server takes to start, and the store to answer, depends on how busy this machine is.
+        by_load = ("to start, which delays", "an answer takes")
+        found = [
+            finding
+            for finding in self.finds()
+            if finding["check"] in checks or not any(words in finding["what"] for words in by_load)
+        ]
+        assert {finding["check"] for finding in found} == checks, found
         for check, words in planted:
             told = [f"{finding['what']} {finding['do']}" for finding in found if finding["check"] == check]
             assert len(told) == 1 and words in told[0] and "hush" not in told[0], found
@@ -163,13 +167,14 @@ def test_planted_faults_are_found_with_what_to_do(
         doctor.tells(plant(doctor, demo, stack))
 
 
+@pytest.mark.alone  # the doctor warns of what takes long
 @requirement("ops.config")
 def test_where_nothing_is_wrong_nothing_is_found(doctor: Doctor) -> None:
     with running_topology({"demo": server(DEMO)}) as topology:
         doctor.gateway = {"store": topology.redis.url}
         doctor.arguments = ("--url", topology.url)
         ran = doctor.run("")
-    lines = [line for line in ran.stdout.splitlines() if not re.search(r"to start, which delays|→ set .*\.warm", line)]
+    lines = ran.stdout.splitlines()
     assert ran.returncode == 0 and not any("error" in line or "→" in line for line in lines), ran.stdout
     states = [line.partition(" ")[0] for line in lines]
     assert states.count("ok") >= 11 and "found through each of 8 connections" in ran.stdout
@@ -191,6 +196,7 @@ def behind_nginx(how: str, *bases: str) -> Iterator[str]:
 # -- the doctor measures the start of each server by itself, and says what a server that fails wrote last
 
 
+@pytest.mark.alone  # it measures starts
 @pytest.mark.anyio
 @requirement("ops.config", "proc.last-words")
 async def test_each_start_is_measured_by_itself() -> None:

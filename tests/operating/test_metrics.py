@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.operating.conftest import ADMIN, Pair
@@ -161,7 +162,7 @@ def test_one_call_is_one_trace_across_client_two_replicas_and_server(
         session = Modern(here.url, http).tool("echo", {"text": "hello"}).headers["mcp-gateway-session"]
         client = [*program, "client", there.url, session]
         ran = subprocess.run(
-            client, env={**os.environ, **endpoint}, cwd=ROOT, capture_output=True, text=True, timeout=60
+            client, env={**os.environ, **endpoint}, cwd=ROOT, capture_output=True, text=True, timeout=240
         )
         assert "hi" in ran.stdout, ran.stderr
         assert eventually(lambda: len(lineage(collector.spans)) == 7), "gateways send theirs now and then"
@@ -233,6 +234,7 @@ def is_idle(process: psutil.Process) -> bool:
     return process.cpu_times() == before
 
 
+@pytest.mark.alone  # on a busy machine the last stall may have another cause
 @requirement("ops.stalls", "ops.health")
 def test_a_stall_is_in_metrics_and_log(http: httpx.Client, ops: httpx.Client) -> None:
     with running_gateway(SERVERS, options={"admin": ADMIN, "log_calls_per_s": 0}) as gateway:

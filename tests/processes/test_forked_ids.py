@@ -24,6 +24,6 @@ print(new_correlation_id(), _nonce())
 def test_processes_that_are_forked_from_one_make_ids_of_their_own() -> None:
     """As those of an app that gunicorn has loaded before it forks."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, env=env)
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=240, env=env)
     words = ran.stdout.split()
     assert len(words) == 6 and len({*words}) == 6, ran

@@ -259,7 +259,7 @@ def limited(limit: str, walls: Walls, script: str) -> tuple[Any, str]:
     command = f'echo 0 > /proc/sys/user/{limit}; exec "$0" -m tests.support.walled'
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", command, python_for(None)],
-        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=60,
+        input=json.dumps({**given, "in_flight": 0, "cgroup": "off"}), capture_output=True, text=True, timeout=240,
         check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/sbin"},
     )  # fmt: skip
     return json.loads(done.stdout), done.stderr
