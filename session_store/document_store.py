@@ -150,7 +150,7 @@ def _records(document: bytes | None) -> Records:
             kept = _decode(document)
             session = from_fields({name: bytes(value) for name, value in kept.session.items()})
         except ValueError as error:
-            raise StoreError(f"the app's session store gave a document that is no session's: {error}") from error
+            raise StoreError(f"the app's session store gave a document that is not a session's: {error}") from error
         records.write(session)
         for key, value in kept.state.items():
             records.set_value(session.id, key, bytes(value))

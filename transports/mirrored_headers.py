@@ -192,9 +192,9 @@ def annotation_fault(schema: Any) -> str:
             return f"{ANNOTATION} stands where no property is, or where not only properties enclose it"
         where = f"{ANNOTATION} of {'.'.join(path)[:128]!r}"
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            return f"{where} is no name of a header"
+            return f"{where} is not a name for a header"
         if not isinstance(kind, str) or kind not in _TYPES:
-            return f"{where} stands at a property that is no string, integer or boolean"
+            return f"{where} stands at a property that is not a string, integer or boolean"
         if token.lower() in seen:
             return f"{where} names a header that another property has"
         seen.add(token.lower())

@@ -195,8 +195,8 @@ class Operations:
             parts = {part.id: part for some in answers.by.values() for part in some}
             if answers.unanswered and which.state == "detached":  # what a silent replica serves looks like that
                 raise OperatorError(
-                    f"{answers.unanswered} replicas did not answer, so nobody knows which sessions are detached: try "
-                    "again, or look at them with `replicas list`"
+                    f"{answers.unanswered} replicas did not answer, so it is not known which sessions are detached: "
+                    "try again, or look at them with `replicas list`"
                 )
             pairs = [(session, parts.get(session.id)) for session in page]
             yield [(session, part) for session, part in pairs if fits(which, session, part or detached(session))]
@@ -210,9 +210,7 @@ class Operations:
         self._replicas.require("only a running gateway can cancel a task: use --url")
         answers = await self._replicas.ask(Replica.cancel_task, task.name, f"{_operator(by)} cancelled the task")
         if not any(answers.by.values()):
-            raise TooLate(
-                "no replica runs the task: it has just ended, or its replica is gone; look at it again in a while"
-            )
+            raise TooLate("no replica runs the task: it has just ended, or its replica is gone; look again in a moment")
         self._record(reason=f"{_operator(by)} has cancelled a task of session {redact(task.session_id)}: {task.tool}")
         return redact(task.id)
 
@@ -325,7 +323,7 @@ class TaskList:
         if len(matching) > 1:
             raise Ambiguous(f"more than one task begins with {prefix!r}: give more characters of the id")
         if not matching:
-            raise NoSuch(f"no task begins with {prefix[:64]!r}: it has expired, or never was")
+            raise NoSuch(f"no task begins with {prefix[:64]!r}: it has expired, or never existed")
         # The list has tasks without their questions, which are counted.
         return await self._tasks.get(matching[0].session_id, matching[0].id) or matching[0]
 
@@ -395,7 +393,7 @@ class SessionWatches:
         session = await self._allowed(prefix, by)
         report = _best(await self._replicas.ask(Replica.watch, session.id, by))
         if report is None:
-            raise TooLate("no replica has this session in use: it is there again with the next request of its client")
+            raise TooLate("no replica holds this session now: one will with the next request of its client")
         if report.problem:
             raise OperatorError(report.problem)
         self._record(reason=f"the operator {by} has switched on its frames", session=session)

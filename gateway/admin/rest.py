@@ -106,7 +106,7 @@ class Rest:
         if verb.is_exact:
             known = [one.name for taken in verb.takes for one in taken.flat]
             if unknown := sorted(query.keys() - set(known)):
-                raise OperatorError(f"{unknown[0]}: is no parameter; there are {', '.join(known)}")
+                raise OperatorError(f"{unknown[0]}: is not a parameter; the parameters are {', '.join(known)}")
             if len(query) < len(query.multi_items()):
                 raise OperatorError("give each parameter once")
         if verb.sends is not None:
@@ -123,7 +123,7 @@ class Rest:
         answer = await work(**arguments)
         if is_stream and isinstance(answer, FramesPage | StderrPage):
             if not answer.watched:
-                raise TooLate("nobody watches this session: switch its frames on first (PUT …/frames)")
+                raise TooLate("the frames of this session are off: switch them on first (PUT …/frames)")
             return self._frames(answer, lambda after: work(**arguments | {"after": after, "limit": _FRAMES_AT_ONCE}))
         return {verb.answers: answer} if verb.answers else answer
 

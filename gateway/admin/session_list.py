@@ -126,7 +126,7 @@ class SessionFinder:
         if len(found) == 1:
             return found[0]
         if not found:
-            why = f"no session begins with {prefix[:64]!r}: it has ended, or never was"
+            why = f"no session begins with {prefix[:64]!r}: it has ended, or never existed"
             raise NoSuch(why if prefix else "no session is live")
         what = f"begins with {prefix!r}" if prefix else "is live"
         now = self._clock()

@@ -220,7 +220,7 @@ class OngoingCall:
     async def _cancel(self, reply: Reply) -> None:
         """Cancel the call: for a modern client by closing the connection, for a legacy client by a notification."""
         if self._destination.era is LEGACY:
-            params = {"requestId": self._id, "reason": "the operator does not wait any more"}
+            params = {"requestId": self._id, "reason": "the operator no longer waits"}
             await self._post({"method": "notifications/cancelled", "params": params})
         await reply.leave(_CANCELLED_S)
 
@@ -265,7 +265,9 @@ class OngoingCall:
         result = message.get("result")
         kind = result if isinstance(result, dict) else {}
         if kind.get("resultType") == "input_required":
-            return self._outcome("asks", size=size, result=result, note="The tool asks its user, who is not here.")
+            return self._outcome(
+                "asks", size=size, result=result, note="The tool asks its user, who cannot be asked here."
+            )
         return self._outcome("tool_error" if kind.get("isError") is True else "ok", size=size, result=result)
 
     def _outcome(self, outcome: Outcome, **facts: Any) -> TriedCall:
@@ -453,7 +455,7 @@ async def attempt_in(request: Request) -> Attempt:
     try:
         return _attempts.decode(await body_of(request))
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise OperatorError(f"the body is no call: {error}") from None
+        raise OperatorError(f"the body is not a call: {error}") from None
 
 
 async def body_of(request: Request) -> bytes:

@@ -80,7 +80,7 @@ class LegacyTaskBridge(LegacyServerBridge):
             is_still_known = await self._is_known(task)
         except (*UNAVAILABLE, TimeoutError) as error:
             if not exchange.is_over:
-                reason = f"server {self._conversation.name!r} does not say what has become of its task: {error}"
+                reason = f"server {self._conversation.name!r} does not report the outcome of its task: {error}"
                 self._conversation.fail(exchange, OUTCOME_UNKNOWN, reason)
             return
         if exchange.is_over:

@@ -219,7 +219,7 @@ class Conversation:
                 if reason is None:
                     return
                 self.links.discard()
-            raise UpstreamUnavailable(f"server {self.name!r} takes no message: {reason}")
+            raise UpstreamUnavailable(f"server {self.name!r} accepts no message: {reason}")
         except BaseException:
             self.calls.end(exchange)
             raise

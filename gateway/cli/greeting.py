@@ -163,10 +163,10 @@ def rendered(greeting: Greeting, took_s: float) -> Text:
     _fact(text, "Sessions", (greeting.store, ""))
     if greeting.store_fault:
         _fact(text, "", (f"does not answer: {greeting.store_fault}", "yellow"))
-        _fact(text, "", ("clients are told to try again (503) until it does", "yellow"))
+        _fact(text, "", ("clients get 503 with Retry-After until it does", "yellow"))
     _fact(text, "Callers", (greeting.callers, ""))
     if greeting.gaps:
-        gaps = f"does not hold as a whole on this machine, for {greeting.gaps} of the servers: see the warnings above"
+        gaps = f"is not fully effective on this machine for {greeting.gaps} of the servers: see the warnings above"
         _fact(text, "Sandbox", (gaps, "yellow"))
     command = snippet("claude-code", greeting.url, needs_token=greeting.needs_token).text.strip()
     _fact(text, "Connect", (command, "bold"))

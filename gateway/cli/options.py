@@ -102,9 +102,9 @@ class Overrides:
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None
     store: Annotated[str | None, typer.Option(help="Where sessions are kept, as a URL.")] = None
     advertise: Annotated[str | None, typer.Option(help="HOST:PORT where other gateways reach this one.")] = None
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Serve whoever reaches it, without a credential.")] = (
-        False
-    )
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Serve everyone who can reach it, without a credential.")
+    ] = False
     allowed_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
     ] = None

@@ -47,7 +47,7 @@ def none_line(page: Page, *, is_all: bool) -> str:
         return "no session has been found yet"
     if is_all:
         return "no session is live: connect a client, and the session that it opens is listed here"
-    return "no live session is like that: leave out a filter, or list all"
+    return "no live session matches: leave out a filter, or list all"
 
 
 def totals_line(page: Page) -> str:

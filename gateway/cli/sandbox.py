@@ -48,7 +48,7 @@ def learn(
     seconds: Annotated[float, typer.Option(min=0, help="End after this time; 0: at Ctrl-C, or with the client.")] = 0.0,
     write: Annotated[
         Path | None,
-        typer.Option("--write", help="Write the table to this file as well. One that is there gets what is new."),
+        typer.Option("--write", help="Write the table to this file as well. An existing file gets what is new."),
     ] = None,
 ) -> None:
     """Run a server that may touch everything, and print the grants that it needs under `strict`.
@@ -85,7 +85,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_bytes() or b"{}")
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         united(found, {"profile": "strict"})
     except FileNotFoundError:
         if not os.access(file.parent, os.W_OK):
@@ -94,7 +94,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
             ) from None
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--write {file}: this is no table of an earlier run: {error}") from None
+        raise ConfigurationError(f"--write {file}: this is not a table of an earlier run: {error}") from None
     return found
 
 

@@ -105,7 +105,7 @@ def init(
         raise error_exit(f"{file}: {error.strerror or error}") from None
     except UnicodeError:
         raise error_exit(
-            f"{file}: a file of another client has half a character: give --empty, and add servers"
+            f"{file}: a file of another client has an unpaired surrogate: give --empty, and add servers"
         ) from None
     count = len(found.entries)
     _out.print(f"{file}: {count} server{'' if count == 1 else 's'}")
@@ -261,7 +261,7 @@ def _endpoint(given: str, config: Path | None) -> str:
     try:
         return f"{base_url(given or endpoint_here(config))}/mcp"
     except ConfigurationError as error:
-        raise error_exit(f"{error}\nso it is not known where the gateway listens: mend this, or give --url") from None
+        raise error_exit(f"{error}\nso the gateway's address is not known: fix this, or give --url") from None
     except (OperatorError, ValueError) as error:
         raise error_exit(str(error)) from None
 

@@ -113,15 +113,15 @@ class Membership:
         host, port = host_and_port(self._listen)
         if host in ("0.0.0.0", "::") and not self._advertise:
             raise ConfigurationError(
-                f"gateway.host is {host}: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT the "
-                "other gateways on this store reach this one"
+                f"gateway.host is {host}: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT at which "
+                "the other gateways on this store reach this one"
             )
         if is_loopback(host) and self._store and not self._advertise:
             found = await own_address_towards(self._store)
             if found and ipaddress.ip_address(found.partition("%")[0]).is_global:
                 raise ConfigurationError(
-                    f"this machine reaches the store from {found}, an address of the Internet, where a gateway does "
-                    "not listen unasked: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT at which "
+                    f"this machine reaches the store from {found}, a public address, where a gateway does "
+                    "not listen by default: set gateway.advertise (or MCP_GATEWAY_ADVERTISE) to the HOST:PORT at which "
                     "the other gateways on the store reach this one, or 127.0.0.1:PORT if they are all on this machine"
                 )
             host = found or host

@@ -58,7 +58,7 @@ class JwtSettings(Frozen):
         parts = urlsplit(url)
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         if parts.scheme != "https" and not (parts.scheme == "http" and local):
-            raise ValueError("must be an https:// URL: who can change these keys can impersonate every caller")
+            raise ValueError("must be an https:// URL: whoever can change these keys can impersonate every caller")
         return url
 
 
@@ -203,13 +203,13 @@ class AdminSettings(Frozen):
     need no entry: a web page could only point a name at the gateway (DNS rebinding)."""
     try_tools: Literal["any", "own", "off"] | None = None
     """Where operators may call tools, from the console and by the REST interface: in `any` session, with the rights of
-    that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail has each such
-    call, with the operator's name. Default: `any` if the gateway listens on loopback and needs no credential of
+    that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail records each
+    such call, with the operator's name. Default: `any` if the gateway listens on loopback and needs no credential of
     clients, else `own`."""
     frames: Literal["any", "own", "off"] | None = None
-    """Of which sessions operators may see the JSON-RPC messages and the stderr as they pass, with arguments and results
-    of calls, but without credentials: of `any` session, of their `own` ones (as for `try_tools`), or `off`. The audit
-    trail has who has switched them on. Default: as for `try_tools`."""
+    """The sessions whose JSON-RPC messages and stderr operators may watch, with arguments and results of calls, but
+    without credentials: `any` session, their `own` ones (as for `try_tools`), or `off`. The audit trail records who has
+    switched them on. Default: as for `try_tools`."""
 
 
 ALL_SERVERS: Final = "*"
@@ -264,7 +264,7 @@ class DiscoverySettings(Frozen):
         if len({*names}) < len(names):
             raise ValueError("discovery.cards: two cards have the same name, which identifies a server")
         if not _DOMAIN.fullmatch(self.domain):
-            raise ValueError(f"discovery.publisher: {self.domain!r} is no domain, which identifiers need")
+            raise ValueError(f"discovery.publisher: {self.domain!r} is not a domain, which identifiers need")
         return self
 
     @property

@@ -110,8 +110,8 @@ class TaskSettings(Frozen):
     """Tools whose calls become tasks at once: patterns for `server/tool` or `server__tool`, for example `builds/*`. A
     pattern that matches no tool is a warning. A tool whose `execution.taskSupport` is `required` needs no pattern."""
     offered: tuple[Pattern, ...] = ()
-    """Tools of which clients of 2025-11-25 are told that they may be called as tasks (`execution.taskSupport:
-    optional` in `tools/list`): patterns as in `at_once`. Some clients then make a task of each call. A tool that says
+    """Tools that clients of 2025-11-25 see as callable as tasks (`execution.taskSupport: optional` in
+    `tools/list`): patterns as in `at_once`. Some clients then make a task of each call. A tool that says
     something itself is listed as its server lists it. Every tool that does not forbid it becomes a task if a client
     asks for one (`params.task`), whether it is offered or not."""
     ttl_s: Seconds = 3_600.0
@@ -124,9 +124,9 @@ class TaskSettings(Frozen):
     result_bytes: Annotated[int, Field(ge=1_024, le=64 << 20)] = 1 << 20
     """Maximum size of a task's result. A task with a larger one fails, and its error says so."""
     max_per_session: Annotated[int, Field(ge=1)] = 100
-    """Maximum number of tasks of one session that are stored. Beyond it, a slow call becomes no task and is answered as
-    ever; a call of 2025-11-25 that asks for a task is refused (-32018). One principal may have ten times as many, and
-    1,000 in any case; anonymous clients are counted by their network."""
+    """Maximum number of tasks of one session that are stored. Beyond it, a slow call does not become a task, and is
+    answered as usual; a call of 2025-11-25 that asks for a task is refused (-32018). One principal may have ten times
+    as many, and 1,000 in any case; anonymous clients are counted by their network."""
     principal_bytes: Annotated[int, Field(ge=64 << 20)] = 256 << 20
     """Maximum size of what the tasks of one principal have stored, about; anonymous clients are counted by their
     network. Beyond it, a task whose result does not fit fails, and its error says so."""

@@ -93,7 +93,7 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
         elif found:
             faults.append(f"the variable {variable}: no such setting; did you mean {PREFIX}{found}?")
         else:
-            notes.append(Note(level="warning", text=f"the variable {variable} is ignored: it is no setting"))
+            notes.append(Note(level="warning", text=f"the variable {variable} is ignored: it is not a setting"))
     return faults, tuple(notes)
 
 

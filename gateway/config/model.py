@@ -124,4 +124,4 @@ def fault_of_header(name: str) -> str:
     """Return why a header cannot say anything of a client; empty if it can."""
     if not _HEADER.fullmatch(name):
         return f"{name!r} is not a header name"
-    return f"{name} is another one with each request" if name.lower() in _OF_EACH_REQUEST else ""
+    return f"{name} is different in each request" if name.lower() in _OF_EACH_REQUEST else ""

@@ -103,15 +103,16 @@ class PolicySettings(Frozen):
     where a pattern for these matches nothing. `allow`: log a warning, for servers whose lists depend on the session
     or grow."""
     last_output: Literal["own", "all", "none"] = "own"
-    """Whose last line of output errors quote to clients when a server fails: that of the session's own process (`own`),
-    also that of processes that sessions share (`all`), or nobody's. The line is cut at 200 characters, and credentials
-    in it are redacted as far as they can be recognized. Operators find the last lines in the log and the console."""
+    """Which last line of output errors quote to clients when a server fails: that of the session's own process (`own`),
+    also that of processes that sessions share (`all`), or none (`none`). The line is cut at 200 characters, and
+    credentials in it are redacted as far as they can be recognized. Operators find the last lines in the log and the
+    console."""
     slow_s: Annotated[float, Field(gt=0)] = 10.0
     """Log a warning for a call that takes longer."""
     session_rate: Rate = RateSettings(per_s=500, burst=5_000)
     """Rate limit of one session; 0 switches it off. Calls beyond it wait for their turn, and are refused only if dozens
     wait ([rates](policy.md#rates-and-quotas)). An agent makes a few calls per second, a script without pauses some
-    hundreds. A gateway that is nobody else's has no such limit unless you set it."""
+    hundreds. A gateway that only you can use has no such limit unless you set it."""
     principal_rate: Rate = RateSettings(per_s=1_000, burst=10_000)
     """Rate limit of all messages of one principal in all its sessions, as `session_rate`; 0 switches it off. The
     default is enough for a hundred busy agents of one principal. Anonymous clients are counted by address (IPv6: the

@@ -174,7 +174,7 @@ def _as_value(value: Any) -> Any:
 def _variables(names: dict[str, Any]) -> dict[str, Any]:
     for name in names:
         if not name or "=" in name or "\0" in name:
-            raise ValueError(f"{name!r} is no name of an environment variable")
+            raise ValueError(f"{name!r} is not a name for an environment variable")
         if _CODE.fullmatch(name):
             raise ValueError(f"{name} decides which code a server runs, so it cannot be a fact of the session: set env")
     return names
@@ -204,8 +204,8 @@ class FieldSettings(Frozen):
     session_key: bool = False
     """The session key that the client has chosen. Empty for anonymous clients, whose key is a credential."""
     variable: str = ""
-    """The variable in the environment of `mcp-session-gateway stdio`, as whoever starts it sets it, such as
-    `MCP_USER_ID`. The field is only announced. Clients of `run` have none."""
+    """The variable in the environment of `mcp-session-gateway stdio`, which its host sets, such as `MCP_USER_ID`.
+    The field is only announced. Clients of `run` have none."""
     value: str = ""
     """A fixed value."""
     to: frozenset[Literal["meta", "log", "audit"]] = frozenset()
@@ -246,7 +246,7 @@ def _field_names(fields: dict[str, FieldSettings]) -> dict[str, FieldSettings]:
     for name in fields:
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} is no field name: it has letters, digits, '_' and '-', and begins with a letter"
+                f"{name!r} is not a field name: it has letters, digits, '_' and '-', and begins with a letter"
             )
         if name in BUILT_IN:
             raise ValueError(f"{name!r} is a field that every session has: choose another name")

@@ -103,9 +103,9 @@ class GatewaySettings(Frozen):
     sse: bool = False
     """Also serve HTTP+SSE at `/sse`, for clients of MCP 2024-11-05."""
     connection_memory: bool = True
-    """Remember the heads that a client repeats on its connection, so that they are read once. Each request is
-    authenticated all the same ([details](operating.md#connection-memory)). Switch it off to find out whether a
-    fault is one of repeated requests."""
+    """Remember the request lines and headers that a client repeats on its connection, so that they are parsed once.
+    Each request is still authenticated ([details](operating.md#connection-memory)). Switch it off to find out whether
+    it causes a fault."""
     result_meta: bool = False
     """Put the session id (shortened) and the correlation id into the `_meta` of results."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -114,7 +114,7 @@ class GatewaySettings(Frozen):
     """Format of the log on stderr. `auto` is `pretty` on a terminal, else `logfmt`."""
     log_calls_per_s: Annotated[int, Field(ge=0)] = 100
     """Maximum number of request log lines per second; further requests are counted in one line. 0 writes none.
-    So no flood of calls fills the log."""
+    So a flood of calls does not fill the log."""
     tracing: bool = False
     """Send OpenTelemetry spans to `OTEL_EXPORTER_OTLP_ENDPOINT`. Needs `mcp-session-gateway[tracing]`."""
     admin: AdminSettings = AdminSettings()

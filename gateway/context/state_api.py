@@ -81,7 +81,7 @@ async def by_connection(request: Request) -> StateAccess:
         raise HTTPException(401, "send Authorization: Bearer with the access token from this process's environment")
     pid: int | None = request.scope["state"].get(PEER_PID)
     if access.processes is not None and pid is not None and not await access.processes.has(pid):
-        raise HTTPException(403, "this socket serves the processes of one server, and this process is none of them")
+        raise HTTPException(403, "this socket serves the processes of one server, and this process is not one of them")
     return access
 
 

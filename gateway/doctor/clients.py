@@ -17,7 +17,7 @@ _LOOKED_BACK_S: Final = 86_400.0
 _EVENTS: Final = 2_000
 _TIMEOUT_S: Final = 10.0
 _WHERE: Final = "give --admin-url the URL at which operators reach the gateway (gateway.admin.listen, if it is set)"
-_ALL_RETURN: Final = "no client is known that opens sessions and returns to none"
+_ALL_RETURN: Final = "no client is known to open sessions without returning to them"
 
 
 async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
@@ -54,7 +54,7 @@ async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
         yield warning("clients", f"{base} does not accept the operator's key", do)
         return
     if answer.status_code != 200:
-        yield warning("clients", f"{base} answers {answer.status_code} to the question for its clients", _WHERE)
+        yield warning("clients", f"{base} answers {answer.status_code} when asked for its clients", _WHERE)
         return
     clients = msgspec.json.decode(answer.content, type=list[UnreturningClient])
     for client in clients:

@@ -88,7 +88,7 @@ async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding
         yield warning(
             "policy",
             f"the patterns and schemas of servers that did not answer were not checked: {', '.join(found.unasked)}",
-            "mend these servers as the lines above say, then run doctor again",
+            "fix these servers as the lines above say, then run doctor again",
         )
     elif not found.unmatched and not found.unusable:
         yield ok("policy", "all patterns match something the servers list, and the tools' input schemas are valid")

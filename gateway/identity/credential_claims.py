@@ -33,7 +33,7 @@ def subject_fault(subject: object) -> str:
     if len(subject) > MAX_SUBJECT_CHARS:
         return f"it is longer than {MAX_SUBJECT_CHARS} characters"
     if not subject.isprintable() or subject != subject.strip():
-        return "it holds line breaks, control characters, or other characters that nobody sees"
+        return "it holds line breaks, control characters, or other invisible characters"
     return ""
 
 

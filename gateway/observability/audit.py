@@ -313,12 +313,12 @@ class AuditLines:
                 self._standing.discard(name)
             elif name not in self._standing:
                 self._standing.add(name)
-                logger.warning("audit events wait: %s takes none", name)
+                logger.warning("audit events are waiting: %s accepts none", name)
 
     def _written(self, name: str, lines: bytes, failure: OSError | None, _: bool) -> None:
         if failure is not None:
             self._lost.append(lines.count(b"\n"))
-            logger.error("audit events are lost: %s takes none: %s", name, failure)
+            logger.error("audit events are lost: %s accepts none: %s", name, failure)
 
 
 def _append(path: Path, lines: bytes) -> None:

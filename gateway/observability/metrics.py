@@ -82,7 +82,7 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
         "Connections and requests refused or closed because of a limit", "limit", tuple(kind.value for kind in Limited)
     ),
     "sandbox_refusals": CounterRow("What sandboxes refused to servers, by kind", "kind", SANDBOX_REFUSALS),
-    "tasks": CounterRow("Tasks made of calls, by what became of them", "event", TASK_EVENTS),
+    "tasks": CounterRow("Tasks made of calls, by outcome", "event", TASK_EVENTS),
 }
 """Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row, and count where it happens:
 `metrics.counters[NAME][VALUE] += 1`."""

@@ -160,7 +160,7 @@ class QueuedStderr(io.RawIOBase):
             untold = self._untold if failure is None else 0
             self._untold -= untold
         if untold:
-            logger.error("%d lines of the log were dropped: nobody read them", untold)
+            logger.error("%d lines of the log were dropped: they were not read", untold)
 
 
 def queue_stderr() -> None:

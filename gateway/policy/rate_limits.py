@@ -155,7 +155,7 @@ class RateLimits:
         self._sessions = _accounts("session", settings.session_rate, "requests of this session")
         self._addresses = _accounts("address", of_many, "requests of this address", _WAIT_OF_MANY)
         self._principals = _accounts("principal", of_many, "requests of this principal", _WAIT_OF_MANY)
-        self._openings = _accounts("opening", settings.opening_rate, "sessions opened: keep one for many calls")
+        self._openings = _accounts("opening", settings.opening_rate, "sessions opened: use one for many calls")
         self._rates = rates
         self._tasks = Tasks("rate limits")
         self._go_on = asyncio.Event()

@@ -146,7 +146,7 @@ class _Weight:
                 return True
         if _compiles(pattern, jsonschema_rs.FancyRegexOptions(size_limit=PATTERN_BYTES, dfa_size_limit=DFA_BYTES)):
             return False
-        raise UnusableSchema(f"the pattern {pattern[:128]!r} is no regular expression, or too large")
+        raise UnusableSchema(f"the pattern {pattern[:128]!r} is not a regular expression, or is too large")
 
     def _weigh(self, node: Any, depth: int) -> int:
         if not isinstance(node, dict):
@@ -324,7 +324,7 @@ def _made(text: bytes) -> Checker | UnusableSchema:
         return UnusableSchema(f"it is larger than {SCHEMA_BYTES >> 10} KiB, or nested too deep")
     try:
         schema = msgspec.json.decode(text)
-        return Checker(schema, len(text)) if isinstance(schema, dict) else UnusableSchema("it is no object")
+        return Checker(schema, len(text)) if isinstance(schema, dict) else UnusableSchema("it is not an object")
     except UnusableSchema as error:
         return UnusableSchema(str(error))
     except RecursionError:

@@ -111,7 +111,7 @@ def united(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
     for name, kind in _ROWS.items():
         before = earlier.get(name, [])
         if not (isinstance(before, list) and all(isinstance(one, kind) for one in before)):
-            raise ValueError(f"its {name} is no list of grants")
+            raise ValueError(f"its {name} is not a list of grants")
         both[name] = sorted({*before, *table.get(name, ())})
     if unknown := earlier.keys() - both.keys():
         raise ValueError(f"it has {min(unknown)!r}, which is never learnt")

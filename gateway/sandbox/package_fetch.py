@@ -113,7 +113,7 @@ class PackageFetcher:
         try:
             fetched = await fetch(request, copy, now)
         except (ValueError, KeyError) as error:  # the notes were written beside code of the package
-            raise FetchFailed(f"what the fetch has noted means nothing: {error!r}") from error
+            raise FetchFailed(f"the record that the fetch has left cannot be used: {error!r}") from error
         # Install scripts put browsers into the home folder.
         browsers = {name: str(home / place) for place, name in BROWSERS.items() if (home / place).is_dir()}
         await _remove_all((temporary,) if browsers else (temporary, home))
@@ -311,7 +311,7 @@ def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) 
     try:
         root = os.path.realpath(read_plain(copy, noted, _MAX_PATH).decode("utf-8"))
     except OSError as error:
-        raise FetchFailed(f"what uv has started cannot be read: {error.strerror}") from None
+        raise FetchFailed(f"the record of what uv has started cannot be read: {error.strerror}") from None
     if not any(Path(root).is_relative_to(os.path.realpath(one)) for one in (copy / "uv", _installed_tools(request))):
         raise FetchFailed("uv made no environment for it")
     program = os.path.join(root, "bin", request.command.program)
@@ -400,7 +400,7 @@ def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        raise FetchFailed(f"what npm has noted of its packages cannot be read: {error}") from None
+        raise FetchFailed(f"npm's record of its packages cannot be read: {error}") from None
 
 
 def name_in(place: str, package: Mapping[str, Any]) -> str:

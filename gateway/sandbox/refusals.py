@@ -55,7 +55,9 @@ class SessionRefusals:
         key = (row.server, row.kind, row.what)
         if key not in rows and sum(server == row.server for server, _, _ in rows) >= _MOST_ROWS:
             key = (row.server, "other", "")
-            row = msgspec.structs.replace(row, kind="other", what="", why="more than is told apart", allows="")
+            row = msgspec.structs.replace(
+                row, kind="other", what="", why="more things than are listed one by one", allows=""
+            )
         before = rows.pop(key, None)
         self._rows += before is None
         while self._rows > MOST_ROWS_OF_ALL and self._of:
@@ -141,7 +143,7 @@ def sentence(server: str, refused: Refusal, package: str = "") -> str:
     would allow it."""
     who = f"the fetch of package {package!r}" if package else f"server {server!r}"
     if not refused.what:
-        return f"{who} was refused more than is told apart"
+        return f"{who} was refused more things than are listed one by one"
     what = _NUMBERS.get(refused.kind, "{}").format(refused.what)
     said = f"{who} was refused {what} ({refused.why})"
     allowed = allowed_by(refused)

@@ -180,7 +180,7 @@ def refuse_unheld(found: Iterable[ServerSandbox]) -> None:
         if one.sandbox.required and one.missing:
             where = f"mcpServers.{one.server}.sandbox"
             why = " ".join(one.missing)
-            faults.append(f"{where}: {one.sandbox.profile} is required, and does not hold on this machine. {why}")
+            faults.append(f"{where}: {one.sandbox.profile} is required, but this machine cannot enforce it. {why}")
     if faults:
         raise ConfigurationError("\n".join(dict.fromkeys(faults)))
 
@@ -204,10 +204,10 @@ def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None 
         logger.info("sandboxes: %s", ", ".join(f"{one.title} {one.sandbox.profile}" for one in walled))
     for sentence in dict.fromkeys(sentence for one in walled for sentence in one.missing):
         concerned = dict.fromkeys(one.server for one in walled if sentence in one.missing)
-        logger.warning("the sandbox of %s does not hold as a whole: %s", ", ".join(concerned), sentence)
+        logger.warning("the sandbox of %s is not fully effective: %s", ", ".join(concerned), sentence)
     for sentence in dict.fromkeys(sentence for one in walled for sentence in one.shared):
         concerned = dict.fromkeys(one.server for one in walled if sentence in one.shared)
-        logger.info("the sandbox of %s holds, and lacks a comfort: %s", ", ".join(concerned), sentence)
+        logger.info("the sandbox of %s is effective, with a restriction: %s", ", ".join(concerned), sentence)
     for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.not_granted):
         logger.warning("mcpServers.%s: not granted to its sandbox: %s", name, what)
 

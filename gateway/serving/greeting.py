@@ -174,7 +174,7 @@ def _store(url: str) -> str:
 
 
 def farewell(count: int, url: str, store_fault: str = "") -> str:
-    """Return the line for a stopped gateway, which says what becomes of its `count` live sessions. `url`: that of the
+    """Return the line for a stopped gateway, which says what happens to its `count` live sessions. `url`: that of the
     store. `store_fault`: why the store does not answer; empty: it does."""
     if not count:
         return "stopped: no session was live here"
@@ -184,8 +184,8 @@ def farewell(count: int, url: str, store_fault: str = "") -> str:
     if not backend_for(url).is_durable:
         return f"stopped: {sessions} ended, which {were} in memory"
     if store_fault:
-        return f"stopped: of {sessions}, {shown(url)} has what was stored while it answered"
-    return f"stopped: {sessions} {stay} in {shown(url)}; the next gateway with this store goes on with {them}"
+        return f"stopped: {shown(url)} has {sessions}, without changes since it stopped answering"
+    return f"stopped: {sessions} {stay} in {shown(url)}; the next gateway with this store continues {them}"
 
 
 def _callers(options: GatewaySettings) -> str:

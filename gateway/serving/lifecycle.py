@@ -61,7 +61,7 @@ class StoreWatch:
         """Record that the store did not answer."""
         if not self.fault:
             logger.warning(
-                "the session store %s does not answer: %s; clients are told to try again (503) until it does",
+                "the session store %s does not answer: %s; clients get 503 with Retry-After until it does",
                 self._url,
                 error,
             )
@@ -174,7 +174,7 @@ class Lifecycle:
             base.activity.upkeep(),
             self._sweep(),
             self._repeat(made.table.renew, "the records of working tasks cannot be renewed"),
-            self._repeat(made.recovery.sweep, "the tasks of replicas that are gone cannot be decided on"),
+            self._repeat(made.recovery.sweep, "the tasks of replicas that are gone cannot be recovered"),
             self._follow_ends(),
             self._end_seconds(),
         ]

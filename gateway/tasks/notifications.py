@@ -174,7 +174,7 @@ class _Following:
         try:
             await self._run(store, bus)
         except Exception:
-            logger.exception("a stream is notified of the tasks of a session no more")
+            logger.exception("a stream gets no more notifications of a session's tasks")
         self._stream.unfollowed()
 
     async def _run(self, store: TaskStore, bus: Bus) -> None:

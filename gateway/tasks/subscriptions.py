@@ -97,7 +97,7 @@ class TaskSubscriptions:
             async with asyncio.timeout(_ACKNOWLEDGED_S):
                 return await honoured
         except _UNFOLLOWED as error:
-            logger.warning("tasks of server %s are not notified of: %s", upstream.name, error)
+            logger.warning("no notifications of tasks from server %s: %s", upstream.name, error)
         except TimeoutError:
             logger.info("server %s has not acknowledged a subscription to tasks in time", upstream.name)
             part.cancel(_STREAM_CLOSED)

@@ -48,7 +48,7 @@ class _LeftOut:
     """The upstream of a server that is left out: it opens no link."""
 
     def __init__(self, name: str) -> None:
-        self.reason = f"server {name!r} is left out: its configuration has a fault, which operators are told"
+        self.reason = f"server {name!r} is left out: its configuration has a fault, which the log names"
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> Link:
         raise UpstreamUnavailable(self.reason)

@@ -146,8 +146,8 @@ def test_bad_questions_are_answered_with_what_to_do(pair: Pair, ops: httpx.Clien
     for path, status, words in (
         ("sessions?limit=0", 400, "1 to 1000"),
         ("sessions/abc", 400, "4 characters"),
-        ("tasks/neverthere", 404, "expired, or never was"),
-        ("sessions/neverthere", 404, "ended, or never was"),
+        ("tasks/neverthere", 404, "expired, or never existed"),
+        ("sessions/neverthere", 404, "ended, or never existed"),
     ):
         answer = ops.get(f"{api}/{path}")
         assert answer.status_code == status and words in answer.json()["detail"], answer.text

@@ -133,7 +133,7 @@ def test_what_cannot_be_sent_is_said_at_its_argument(gateway: RunningGateway, co
     page.get_by_role("button", name="Call kinds").click()
     expect(page.get_by_role("alert")).to_contain_text("Nothing was called")
     expect(page.get_by_label("tags")).to_have_accessible_description(
-        "is no JSON: Expecting value in line 1, column 5 array · items: string"
+        "is not JSON: Expecting value in line 1, column 5 array · items: string"
     )
     expect(page.get_by_label("tags")).to_have_value("[1, ")
 

@@ -152,7 +152,7 @@ def test_a_call_is_cancelled_when_the_operator_leaves(
         assert eventually(lambda: in_flight() == 1)
     assert eventually(lambda: in_flight() == 0)
     if in_session:
-        assert "the operator does not wait any more" in tool_text(client.tool("cancelled"))
+        assert "the operator no longer waits" in tool_text(client.tool("cancelled"))
     client.delete()
 
 
@@ -161,8 +161,8 @@ def test_a_call_is_cancelled_when_the_operator_leaves(
     [
         ({"server": "nowhere", "tool": "x"}, 404, "there is no server 'nowhere'"),
         ({"server": "probe", "tool": "pid", "session": "zzzzzzzz"}, 404, "no session begins with 'zzzzzzzz'"),
-        ({"server": "probe"}, 400, "the body is no call"),
-        ({"server": "probe", "tool": "pid", "principal": "api-key:alice"}, 400, "the body is no call"),
+        ({"server": "probe"}, 400, "the body is not a call"),
+        ({"server": "probe", "tool": "pid", "principal": "api-key:alice"}, 400, "the body is not a call"),
         ({"server": "probe", "tool": "pid", "arguments": "x" * (2 << 20)}, 400, "larger than"),
     ],
     ids=["server", "session", "no tool", "somebody else", "large"],

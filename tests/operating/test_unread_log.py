@@ -95,7 +95,7 @@ def test_a_pipe_that_nobody_reads_stops_nobody_and_the_gap_is_told(tmp_path: Pat
     with unread_gateway(tmp_path, theirs) as (base, process):
         os.close(theirs)
         calls = call_until_dropped(base, http)
-        text = lines_until(ours, "lines of the log were dropped: nobody read them")
+        text = lines_until(ours, "lines of the log were dropped: they were not read")
         told = re.search(r"(\d+) lines of the log were dropped", text)
         written = sum(NAME in line for line in text.splitlines())
         assert told is not None and written + int(told[1]) >= calls, "what is not written is counted"

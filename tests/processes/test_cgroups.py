@@ -178,7 +178,7 @@ async def test_nothing_starts_without_its_group_where_there_is_a_subtree(subtree
 def test_a_required_limit_without_a_controller_stops_the_start_of_a_server() -> None:
     """The gateway has refused to start before; this is the second lock."""
     outcome = run_walled("print(1)", replace(WALLS, limits=Limits(processors=0.5), required=True))
-    assert "is required, and cannot hold here" in outcome.failed and "(processors)" in outcome.failed
+    assert "is required, but cannot be enforced here" in outcome.failed and "(processors)" in outcome.failed
 
 
 @requirement("box.cgroup")
@@ -200,7 +200,7 @@ def test_a_gateway_takes_only_what_is_delegated_to_it(subtree: Path) -> None:
     assert says(f"take({str(subtree)!r})")["root"] == str(subtree) and (subtree / LEAF).is_dir()
     inside[2] = inside[2].replace("/cgroup.procs", f"/{LEAF}/cgroup.procs")  # a gateway that is started again by ours
     assert says("take()")["root"] == str(subtree)
-    assert "is no cgroup" in look("/etc").lacks
+    assert "is not a cgroup" in look("/etc").lacks
 
 
 @requirement("box.cgroup")

@@ -273,7 +273,7 @@ def test_a_server_that_gets_no_namespaces_for_a_moment_is_not_started_unseen(req
     walls = Walls(profile="tried", grants=python_grants(), namespaces=True, required=required)
     outcome, log = limited("max_user_namespaces", walls, "print(1)")
     if required:
-        assert "is required, and cannot hold here. The server sees the names" in outcome["failed"]
+        assert "is required, but cannot be enforced here. The server sees the names" in outcome["failed"]
     else:
         assert (outcome["said"], outcome["failed"]) == ([1], "")
         assert "has no /tmp of its own: namespaces are refused (No space left on device)" in log

@@ -141,7 +141,7 @@ def write(folder: int | None, name: str, text: str) -> None:
 def _try(root: str) -> None:
     """Raise `OSError` if this user may not make groups in that folder."""
     if not os.path.exists(f"{root}/cgroup.controllers"):
-        raise OSError(errno.ENOENT, f"{root} is no cgroup of version 2")
+        raise OSError(errno.ENOENT, f"{root} is not a cgroup of version 2")
     for path in (root, f"{root}/cgroup.procs", f"{root}/cgroup.subtree_control"):
         if not os.access(path, os.W_OK):
             raise OSError(errno.EACCES, f"user {os.geteuid()} may not write to {path}")

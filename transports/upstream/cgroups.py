@@ -78,7 +78,9 @@ class Groups:
         if walls is None:
             return None
         if walls.required and (missing := tuple(self._delegation.missing(walls.limits))):
-            raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
+            raise WallsFailed(
+                f"The sandbox {walls.profile!r} is required, but cannot be enforced here. {' '.join(missing)}"
+            )
         if not self._root:
             return None
         failure = self._failure

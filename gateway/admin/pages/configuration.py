@@ -70,7 +70,7 @@ Values of environments, headers and keys are hidden.</p></div>
 </table></div>
 </section>
 {% else %}
-<p class="panel empty">No setting {% if query %}is like that{% else %}differs from its default{% endif %}.</p>
+<p class="panel empty">No setting {% if query %}matches{% else %}differs from its default{% endif %}.</p>
 {% endif %}
 """,
 )

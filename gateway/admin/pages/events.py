@@ -88,7 +88,7 @@ placeholder="principal, tool, reason, correlation …"></label>
 """,
     live="""\
 <section class="panel" aria-label="Events">
-{{ tables.events_table(events, "No event is like that." if q or session or event or failed else
+{{ tables.events_table(events, "No event matches." if q or session or event or failed else
     "Nothing has happened yet.") }}
 </section>
 {% if is_full %}<p class="soft">There are more: these {{ events | length }} rows are the newest. Find older ones by

@@ -382,16 +382,16 @@ def _read(text: str) -> Any:
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("has half a character: \\ud800 to \\udfff stand in pairs") from None
+        raise ValueError("has an unpaired surrogate (\\ud800 to \\udfff)") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise ValueError(f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except ValueError as error:
-        raise ValueError(f"is no JSON: {error}") from None
+        raise ValueError(f"is not JSON: {error}") from None
     return value
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number in JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _is_of(value: Any, kind: str) -> bool:

@@ -141,7 +141,7 @@ failed.</p>{% endif %}
 <section class="panel" aria-labelledby="warnings">
 <header><h2 id="warnings">Clients that return to no session</h2></header>
 <div class="wide"><table>
-{{ tables.head(["Client", "User-Agent", "Principal", "#Sessions", "Last", "Setting that mends it"]) }}
+{{ tables.head(["Client", "User-Agent", "Principal", "#Sessions", "Last", "Setting that fixes it"]) }}
 <tbody>
 {% for w in warnings %}
 <tr>

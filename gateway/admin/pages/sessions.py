@@ -175,7 +175,7 @@ placeholder="id, principal, client, workspace, server …"></label>
     live="""\
 {% if when == "day" %}
 <section class="panel" aria-label="Sessions of the last day">
-{% if heads %}{{ tables.past_table(heads) }}{% else %}<p class="empty">No session of the last day is like that.</p>{%
+{% if heads %}{{ tables.past_table(heads) }}{% else %}<p class="empty">No session of the last day matches.</p>{%
 endif %}
 </section>
 {% if is_full %}<p class="soft">There may be more: these {{ heads | length }} were used last.</p>{% endif %}
@@ -207,7 +207,7 @@ some are missing here.</p>
 {% elif page.is_reading %}
 <p class="empty">None has been found yet.</p>
 {% else %}
-<p class="empty">No live session{% if kept %} is like that{% endif %}.</p>
+<p class="empty">No live session{% if kept %} matches{% endif %}.</p>
 {% endif %}
 </section>
 <p class="pages">

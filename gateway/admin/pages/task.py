@@ -27,7 +27,8 @@ PAGE: Final = ConsolePage(
 {% if task.status in ("working", "input_required") %}
 <div class="actions"><details><summary>Cancel this task…</summary>
 <form method="post" action="{{ root }}/admin/tasks/{{ task.task }}/cancel">
-<p>Its server is told to stop, and its client finds it cancelled. What the call has done until then stays done.</p>
+<p>Its server gets a cancellation, and its client sees the task as cancelled. What the call has done
+by then is not undone.</p>
 <button class="danger">Cancel task {{ task.task }}</button>
 </form></details></div>
 {% endif %}

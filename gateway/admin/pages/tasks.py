@@ -51,7 +51,7 @@ placeholder="id, session, principal, server, tool …"></label>
 {% if tasks %}
 {{ tables.tasks_table(tasks) }}
 {% else %}
-<p class="empty">No task{% if query or status %} is like that.{% else %}. A call becomes one where its client asks for
+<p class="empty">No task{% if query or status %} matches.{% else %}. A call becomes one where its client asks for
 that, where it takes longer than <code>gateway.tasks.after_s</code>, or at once where
 <code>gateway.tasks.at_once</code> names its tool.{% endif %}</p>
 {% endif %}

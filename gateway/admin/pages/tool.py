@@ -172,7 +172,7 @@ def _image(data: str, kind: str) -> Part:
         head = base64.b64decode(data[:64], validate=True)
         base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        return Part(kind="text", title=title, note="It is no base64.")
+        return Part(kind="text", title=title, note="It is not base64.")
     if kind not in _IMAGES:
         return Part(kind="text", title=title, note=f"Only {', '.join(sorted(_IMAGES))} are shown.")
     if not head.startswith(_IMAGES[kind]):

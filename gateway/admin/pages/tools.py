@@ -61,7 +61,7 @@ not answered, or answer sessions only.</p>
 {% endfor %}
 </tbody></table></div>
 {% else %}
-<p class="empty">No tool{% if query %} is like that{% else %} is known{% endif %}.</p>
+<p class="empty">No tool{% if query %} matches{% else %} is known{% endif %}.</p>
 {% endif %}
 </section>
 {% if total > tools | length %}

@@ -224,7 +224,7 @@ def with_entry(text: str, file: ClientFile, where: str) -> str:
     for key in file.at[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{where}: {key} is no table")
+            raise ConfigurationError(f"{where}: {key} is not a table")
     name, entry = file.at[-1], _plain(file.entry)
     if name in table:
         if table[name] == entry:

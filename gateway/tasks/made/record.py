@@ -164,7 +164,7 @@ class TaskRecord:
             try:
                 self._changed(written)
             except Exception:  # later changes are still written
-                logger.exception("a change of a task is stored, but not every client was notified of it")
+                logger.exception("a change of a task is stored, but not every client was notified")
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
         """Queue changes again, without fields that the store has no room for. False: nothing can be left out."""

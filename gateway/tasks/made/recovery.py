@@ -186,7 +186,7 @@ class TaskRecovery:
             raise
         except Exception:
             if name not in self._undecided:
-                logger.exception("a task whose gateway is gone cannot be decided on", extra={"task": redact(name)})
+                logger.exception("a task whose gateway is gone cannot be recovered", extra={"task": redact(name)})
             self._undecided[name] = None
             return False
         self._undecided.pop(name, None)

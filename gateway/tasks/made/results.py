@@ -265,7 +265,7 @@ class _Waiting:
             error = error_of(refused.code, str(refused), self._call.correlation)
             self._call.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(error))))
         except Exception as error:  # nothing else would answer the call
-            logger.error("the result of a task could not be told", exc_info=error, extra=self._call.log_fields())
+            logger.error("the result of a task could not be delivered", exc_info=error, extra=self._call.log_fields())
             self._call.fail(INTERNAL_ERROR, "the result of the task could not be read")
         finally:
             self._asked.waiting.discard(self._wake)

@@ -181,7 +181,7 @@ async def test_pages_follow_each_other_in_order_of_id(parts: Parts) -> None:
     ("prefix", "kind", "message"),
     [
         ("abc", TooShort, "give at least 4 characters of the session's id"),
-        ("nothing", NoSuch, "no session begins with 'nothing': it has ended, or never was"),
+        ("nothing", NoSuch, "no session begins with 'nothing': it has ended, or never existed"),
         ("same", Ambiguous, "more than one session begins with 'same': give more characters of the id"),
         ("", Ambiguous, "more than one session is live: give more characters of the id"),
     ],

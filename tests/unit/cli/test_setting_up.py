@@ -66,7 +66,7 @@ def test_half_a_character_in_a_clients_file_is_told(here: Path, entries: str) ->
     (here / ".mcp.json").write_text(f'{{"mcpServers": {entries}}}')
     done = ran("init")
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert "\\ud800" in done.output or "half a character" in done.output.replace("\n", " ")
+    assert "\\ud800" in done.output or "unpaired surrogate" in done.output.replace("\n", " ")
 
 
 @requirement("first.init")

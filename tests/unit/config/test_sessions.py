@@ -30,7 +30,7 @@ def test_a_workspace_for_servers_is_a_slug_or_an_absolute_path_or_has_the_operat
         ({"a": {"header": "no header"}}, "not a header name"),
         ({"a": {"announced": "x", "client_header": True}}, "client_header needs header"),
         ({"a": {"value": "x" * 1_025}}, "longer than 1024 characters"),
-        ({"a b": {"value": "x"}}, "no field name"),
+        ({"a b": {"value": "x"}}, "not a field name"),
         ({"workspace": {"value": "x"}}, "every session has"),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
         ({}, {"context": {"fields": {"a": {"header": "X-A"}}}}, "context.fields.a: header counts only"),
         ({}, {"context": {"fields": {"a": {"claim": "a"}}}}, "context.fields.a: claim needs access tokens"),
         ({}, {"context": {"env": {"A": "nope"}}}, "gateway.context.env.A: there is no field 'nope'"),
-        ({}, {"context": {"env": {"A=B": "agent"}}}, "no name of an environment variable"),
+        ({}, {"context": {"env": {"A=B": "agent"}}}, "not a name for an environment variable"),
         ({}, {"context": {"env": {"LD_PRELOAD": "agent"}}}, "LD_PRELOAD decides which code a server runs"),
         ({}, {"policy": {"rules": [{"workspace": "a b"}]}}, r"rules\[0\].workspace: 'a b' would become"),
         ({}, {"policy": {"rules": [{"env": {"A": "${secret:no}"}}]}}, r"rules\[0\].env: gateway.secrets has no"),

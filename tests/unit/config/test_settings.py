@@ -167,7 +167,7 @@ def test_a_header_that_differs_between_like_requests_says_nothing_of_a_client(re
             {"session": {"key_headers": [name]}},
         ):
             said = refusal({"gateway": gateway})
-            assert f"{name} is another one with each request" in said
+            assert f"{name} is different in each request" in said
 
 
 @requirement("ext.relay")

@@ -83,7 +83,7 @@ def test_a_name_that_people_can_read_is_usable() -> None:
     [
         ("empty", ["", " ", None, 7]),
         ("longer than 256", ["x" * (MAX_SUBJECT_CHARS + 1)]),
-        ("nobody sees", ["a\nb", "a\x00", "a\u2028b", "a\u202eb", " ada", "ada\u00a0"]),
+        ("invisible", ["a\nb", "a\x00", "a\u2028b", "a\u202eb", " ada", "ada\u00a0"]),
     ],
 )
 def test_a_name_that_deceives_its_reader_is_not(why: str, subjects: list[object]) -> None:

@@ -327,7 +327,7 @@ def test_a_variable_that_is_no_setting_is_a_warning(
     monkeypatch.setenv("MCP_GATEWAY_WEATHER", "fair")
     SessionMiddleware(None, store="memory://")
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", "SessionMiddleware: the variable MCP_GATEWAY_WEATHER is ignored: it is no setting")
+        ("WARNING", "SessionMiddleware: the variable MCP_GATEWAY_WEATHER is ignored: it is not a setting")
     ]
 
 

@@ -93,7 +93,7 @@ def test_a_flood_of_different_refusals_is_a_bounded_number_of_lines(caplog: pyte
     told = Told()
     told.flood("abcdefgh", 5_000)
     assert told.counts == {"connect": 5_000} and len(told.events) == MAX_TOLD + 1 == len(caplog.records)
-    assert told.events[-1][2] == "server 'x' was refused more than is told apart"
+    assert told.events[-1][2] == "server 'x' was refused more things than are listed one by one"
 
 
 def test_one_refusal_in_many_sessions_is_one_line_and_an_event_of_each(caplog: pytest.LogCaptureFixture) -> None:

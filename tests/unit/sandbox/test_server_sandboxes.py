@@ -67,7 +67,7 @@ def test_a_required_sandbox_that_does_not_hold_is_refused_with_what_is_missing()
     with pytest.raises(ConfigurationError) as refused:
         refuse_unheld(found(OLD, **sandboxes, b="strict"))
     [line] = str(refused.value).splitlines()
-    assert line.startswith("mcpServers.a.sandbox: standard is required, and does not hold on this machine. Files are")
+    assert line.startswith("mcpServers.a.sandbox: standard is required, but this machine cannot enforce it. Files are")
     refuse_unheld(found(OLD, b="strict"))
     refuse_unheld(found(NEW, a={"profile": "strict", "required": True}))
 
@@ -78,7 +78,7 @@ def test_what_does_not_hold_and_what_is_not_granted_is_logged_once(caplog: pytes
     log_sandboxes(found(OLD, a="standard", b="standard", c="off"))
     told = [record.message for record in caplog.records]
     assert told[0] == "sandboxes: a standard, b standard"
-    assert told[1].startswith("the sandbox of a, b does not hold as a whole: Files are not closed")
+    assert told[1].startswith("the sandbox of a, b is not fully effective: Files are not closed")
     assert len(told) == len(set(told))
     caplog.clear()
     log_sandboxes(found(OLD, c="off"))

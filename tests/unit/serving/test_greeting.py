@@ -116,9 +116,9 @@ def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
         (0, "memory://", "", "no session was live here"),
         (1, "memory://", "", "1 session ended, which was in memory"),
         (3, "memory://", "", "3 sessions ended, which were in memory"),
-        (1, "sqlite:///s", "", "1 session stays in sqlite:///s; the next gateway with this store goes on with it"),
-        (2, "redis://:p@r", "", "2 sessions stay in redis://…@r; the next gateway with this store goes on with them"),
-        (2, "redis://:pw@r/0", "gone", "of 2 sessions, redis://…@r/0 has what was stored while it answered"),
+        (1, "sqlite:///s", "", "1 session stays in sqlite:///s; the next gateway with this store continues it"),
+        (2, "redis://:p@r", "", "2 sessions stay in redis://…@r; the next gateway with this store continues them"),
+        (2, "redis://:pw@r/0", "gone", "redis://…@r/0 has 2 sessions, without changes since it stopped answering"),
     ],
 )
 def test_a_stop_says_what_becomes_of_the_sessions(count: int, store: str, fault: str, said: str) -> None:

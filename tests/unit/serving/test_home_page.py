@@ -251,7 +251,7 @@ async def test_every_page_may_read_and_keep_them() -> None:
         *(({"url": url}, "with https, or http on this machine") for url in ("http://mcp.example", "https://u:pw@a.b")),
         ({"cards": {"*": SEARCH, "search": SEARCH}}, "two cards have the same name"),
         ({"cards": {"other": SEARCH}}, "there is no server 'other'"),
-        ({"publisher": "a:b"}, "'a:b' is no domain"),
+        ({"publisher": "a:b"}, "'a:b' is not a domain"),
         ({"cards": {"*": {**SEARCH, "name": "search"}}}, "pattern"),
         ({"cards": {"*": {**SEARCH, "description": "x" * 101}}}, "100"),
     ],

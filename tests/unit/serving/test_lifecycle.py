@@ -46,7 +46,7 @@ async def test_no_failure_ends_the_upkeep_of_tasks(
     async def sweep() -> None:
         count("sweep")
 
-    works: list[tuple[Any, str]] = [(partial(count, "renew"), "cannot be renewed"), (sweep, "cannot be decided on")]
+    works: list[tuple[Any, str]] = [(partial(count, "renew"), "cannot be renewed"), (sweep, "cannot be recovered")]
     running = [asyncio.create_task(Lifecycle._repeat(step, failed)) for step, failed in works]
     async with asyncio.timeout(60):
         await done.wait()

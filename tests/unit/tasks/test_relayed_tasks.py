@@ -290,4 +290,4 @@ async def test_a_stream_of_tasks_that_cannot_be_read_ends(
     client.accept(await notices.follow(client, {"h": handle_of(task)}, RequestContext(task.principal, None, "c")))
     async with asyncio.timeout(60):
         await notices._tasks.settled()
-    assert client.is_over and "is notified of the tasks of a session no more" in caplog.text
+    assert client.is_over and "gets no more notifications of a session's tasks" in caplog.text

@@ -33,7 +33,9 @@ def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) 
     """
     missing = replace(probe(), namespaces=no_namespaces).missing(walls) if walls.required else ()
     if missing:
-        raise WallsFailed(f"The sandbox {walls.profile!r} is required, and cannot hold here. {' '.join(missing)}")
+        raise WallsFailed(
+            f"The sandbox {walls.profile!r} is required, but cannot be enforced here. {' '.join(missing)}"
+        )
     try:
         if namespaces.is_apart():
             return namespaces.separate(walls)

@@ -135,7 +135,7 @@ def _split(text: str) -> tuple[str, int | None]:
     if not port:
         return host, None
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        raise ValueError(f"{text!r}: {port!r} is no port from 1 to 65535")
+        raise ValueError(f"{text!r}: {port!r} is not a port from 1 to 65535")
     return host, int(port)
 
 

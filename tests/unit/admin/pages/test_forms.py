@@ -145,7 +145,7 @@ def test_references_that_lead_in_circles_or_nowhere_take_json() -> None:
         ("{", "line 1"),
         ('{"a": NaN}', "NaN"),
         ('{"a": 1e999}', "JSON"),
-        ('{"a": "\\ud800"}', "half a character"),
+        ('{"a": "\\ud800"}', "unpaired surrogate"),
         ("[" * 100_000, "nested"),
     ],
     ids=["array", "cut off", "NaN", "infinite", "surrogate", "deep"],

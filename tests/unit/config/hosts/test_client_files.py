@@ -176,7 +176,7 @@ def test_an_entry_that_is_there_is_not_replaced() -> None:
     other = ClientFile(path="", at=JSON.at, entry={"command": "z"})
     with pytest.raises(ConfigurationError, match=r"file: mcpServers\.new is there already"):
         with_entry(once, other, "file")
-    with pytest.raises(ConfigurationError, match="mcpServers is no table"):
+    with pytest.raises(ConfigurationError, match="mcpServers is not a table"):
         with_entry('{"mcpServers": []}', JSON, "file")
     with pytest.raises(ConfigurationError, match="not valid JSON"):
         with_entry("{", JSON, "file")

@@ -142,7 +142,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
         await replica.recovery.sweep()
     assert (await read(task.session_id, task.id)).status == "failed"  # type: ignore[union-attr]
     assert set(await names.of("r1")) == set(unreadable), "a replica of their version may read them"
-    assert len([record for record in caplog.records if "cannot be decided on" in record.message]) == 3
+    assert len([record for record in caplog.records if "cannot be recovered" in record.message]) == 3
 
 
 class Remote:

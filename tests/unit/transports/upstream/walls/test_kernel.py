@@ -47,7 +47,9 @@ def test_each_missing_part_has_its_sentence() -> None:
 def test_what_is_required_and_cannot_hold_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transports.upstream.walls.build.probe", lambda namespaces=False: replace(NEW, landlock=0))
     arrange(PLAIN)
-    with pytest.raises(WallsFailed, match=r"'standard' is required, and cannot hold here\. Files are not closed"):
+    with pytest.raises(
+        WallsFailed, match=r"'standard' is required, but cannot be enforced here\. Files are not closed"
+    ):
         arrange(replace(PLAIN, required=True))
 
 
