@@ -40,8 +40,9 @@ class RunningRedis:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        saved = ("--save", "", "--appendonly", "yes", "--appendfsync", "no")
+    def start(self, *options: str) -> None:
+        """Start it, with further options for this time."""
+        saved = ("--save", "", "--appendonly", "yes", "--appendfsync", "no", *options)
         self._process = started("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), *saved)
         settled(lambda: self.client().ping())
 
