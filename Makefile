@@ -16,7 +16,8 @@ pytest = failed=0; \
 		|| [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 
-.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile kernels fuzz differential matrix bench bench-peers reference site lock sbom image-check clean
+.PHONY: help run test test-touched test-all test-below-tmp unit coverage mutants check clients published conformance cluster chaos tasks attack hostile
+.PHONY: kernels fuzz differential matrix bench bench-peers reference site lock sbom image-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -1,16 +1,18 @@
 """The documents as a site: it builds without a warning, asks no other host, and draws its diagrams."""
 
 import functools
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
@@ -35,22 +37,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         http.shutdown()
 
 
-@requirement("ops.site")
-def test_pages_ask_no_other_host_and_nothing_is_missing(site: str) -> None:
+@pytest.fixture
+def page() -> Iterator[Page]:
     with sync_playwright() as playwright:
         chromium = str(program("chromium", "chromium"))
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        asked: list[str] = []
-        missing: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("response", lambda response: missing.append(response.url) if response.status >= 400 else None)
-        for path in PAGES:
-            page.goto(site + path, wait_until="networkidle")
-            assert page.locator("article h1").count() == 1, path
-            if path == "architecture/":
-                page.locator("div.mermaid").first.wait_for()
-        browser.close()
+        with playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser:
+            yield browser.new_page()
+
+
+@requirement("ops.site")
+def test_pages_ask_no_other_host_and_nothing_is_missing(site: str, page: Page) -> None:
+    asked: list[str] = []
+    missing: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("response", lambda response: missing.append(response.url) if response.status >= 400 else None)
+    for path in PAGES:
+        page.goto(site + path, wait_until="networkidle")
+        assert page.locator("article h1").count() == 1, path
+        if path == "architecture/":
+            page.locator("div.mermaid").first.wait_for()
     assert len(asked) > len(PAGES)
     assert [url for url in asked if not url.startswith((site, "data:", "blob:"))] == []
     assert missing == []
@@ -64,11 +69,30 @@ def test_the_commands_and_operations_of_the_code_are_on_the_site(site: str) -> N
 
 
 @requirement("ops.site")
-def test_the_search_finds_documents_and_no_decisions(site: str) -> None:
-    found = [one["location"] for one in httpx.get(f"{site}search/search_index.json").json()["docs"]]
-    assert any(place.startswith("sandbox/") for place in found)
-    assert [place for place in found if place.startswith("adr/")] == []
-    assert httpx.get(f"{site}adr/0031-sandbox/").status_code == 200
+def test_the_search_finds_guides_before_decisions(site: str, page: Page) -> None:
+    for words, guide in (("reaper", "sandbox/"), ("lenient", "policy/")):
+        page.goto(site)
+        page.locator("input.md-search__input").fill(words)
+        page.locator(".md-search-result__item a[href*='/adr/']").first.wait_for(state="attached")
+        found = [str(link.get_attribute("href")) for link in page.locator(".md-search-result__item > a").all()]
+        places = [url.removeprefix(site).partition("?")[0].partition("#")[0] for url in found]
+        decisions = [place.startswith("adr/") for place in places]
+        assert guide in places and decisions == sorted(decisions), places
+
+
+@requirement("ops.site")
+def test_each_page_is_markdown_as_well_and_listed_for_programs(site: str) -> None:
+    text = httpx.get(f"{site}llms.txt").text
+    assert text.startswith("# MCP Session Gateway\n\n> One durable")
+    listed = re.findall(r"^- \[.+?\]\((.*?)\)", text, re.MULTILINE)
+    indexed = httpx.get(f"{site}search/search_index.json").json()["docs"]
+    assert sorted(listed) == sorted({one["location"].partition("#")[0] + "index.md" for one in indexed})
+    assert text.index("(start/index.md)") < text.index("## Optional") < text.index("(adr/index.md)")
+    for place in listed:
+        written = httpx.get(site + place).text
+        assert written.startswith("# ") and "<!-- run" not in written, place
+        for link in re.findall(r"\]\((?!https?:)([^)#:\s]+)", re.sub(r"```.*?```", "", written, flags=re.DOTALL)):
+            assert httpx.head(urljoin(site + place, link)).status_code == 200, f"{place}: {link}"
 
 
 def test_every_document_is_in_the_navigation() -> None:

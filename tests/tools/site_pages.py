@@ -2,14 +2,16 @@
 
 In the repository a document links to files by their paths. On the site, documents of the root (`SECURITY.md`), of
 `examples/` and of `bench/` are pages as well, and a file that no page holds (an example's configuration) is an asset.
+For programs, each page is also Markdown beside its HTML, and `llms.txt` lists these (https://llmstxt.org).
 """
 
 import posixpath
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
+from jinja2 import Environment
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -31,6 +33,8 @@ _SOURCES: Final = {place: path for path, place in _PAGES.items()}
 _LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<path>(?!https?:)[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 _DRAWING: Final = "assets/mermaid.min.js"
 _FENCE: Final = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
+_COMMENT: Final = re.compile(r"^<!--.*?-->\n+", re.DOTALL | re.MULTILINE)
+_TARGET: Final = re.compile(r"(\[[^\]]*\])\((?!https?:)([^)#:\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -58,13 +62,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The text with the links of the site. Decisions are not found by its search: they say why, not how."""
+    """The text with the links of the site. Its search ranks decisions last: they say why, not how."""
     if page.file.src_uri.startswith("adr/"):
-        page.meta["search"] = {"exclude": True}
-    if "```mermaid" in markdown:
-        markdown += (
-            f'\n<script src="{posixpath.relpath(_DRAWING, page.file.dest_uri.rpartition("/")[0] or ".")}"></script>\n'
-        )
+        page.meta["search"] = {"boost": 1e-5}  # a word in a title counts a thousand times as much as one in a text
     if page.file.generated_by and page.file.src_uri not in _SOURCES:
         return markdown
     source = ROOT / _SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
@@ -77,6 +77,60 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"[{found['text']}]({posixpath.relpath(there, here or '.')}{found['anchor'] or ''})"
 
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in _FENCE.split(markdown))
+
+
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with the library that draws its diagrams, if it has any."""
+    if 'class="mermaid"' not in html:
+        return html
+    return f'{html}<script src="{posixpath.relpath(_DRAWING, posixpath.dirname(page.file.dest_uri) or ".")}"></script>'
+
+
+def on_env(env: Environment, *, config: MkDocsConfig, files: Files) -> Environment:
+    """Write the pages as Markdown, and `llms.txt`. By now all pages have their titles."""
+    site = Path(config.site_dir)
+    for file in files.documentation_pages():
+        path = site / _as_markdown(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_for_programs(file, files), encoding="utf-8")
+    lines, decisions = [f"# {config.site_name}", "", f"> {config.site_description}"], list[str]()
+    for section, pages in ((name, pages) for one in config.nav or [] for name, pages in one.items()):
+        lines += ["", f"## {section}", ""]
+        for page in pages if isinstance(pages, list) else [pages]:
+            place = page if isinstance(page, str) else next(iter(page.values()))
+            (decisions if place.startswith("adr/") else lines).append(_listed(files.src_uris[place]))
+    # Readers with little room leave out a section of that name.
+    (site / "llms.txt").write_text("\n".join([*lines, "", "## Optional", "", *decisions, ""]), encoding="utf-8")
+    return env
+
+
+def _as_markdown(file: File) -> str:
+    """The place of a page's Markdown; of another file, its own place."""
+    return str(PurePosixPath(file.dest_uri).with_suffix(".md")) if file.is_documentation_page() else file.dest_uri
+
+
+def _for_programs(file: File, files: Files) -> str:
+    """The text of a page without the comments for tests. Its links lead to other pages as Markdown."""
+    assert file.page is not None and file.page.markdown is not None
+    here = posixpath.dirname(_as_markdown(file))
+
+    def link(found: re.Match[str]) -> str:
+        there = files.get_file_from_path(posixpath.normpath(posixpath.join(posixpath.dirname(file.src_uri), found[2])))
+        return (
+            f"{found[1]}({posixpath.relpath(_as_markdown(there), here or '.')}{found[3] or ''})" if there else found[0]
+        )
+
+    text = _COMMENT.sub("", file.page.markdown)
+    return "".join(part if part.startswith("```") else _TARGET.sub(link, part) for part in _FENCE.split(text)) + "\n"
+
+
+def _listed(file: File) -> str:
+    """The line of a page in `llms.txt`: its title, and the first sentence below it. Titles of decisions are enough."""
+    assert file.page is not None and file.page.markdown is not None
+    below = " ".join(file.page.markdown.partition("\n\n")[2].partition("\n\n")[0].split())
+    is_text = re.match(r"[A-Z`](?!``)", below) and not file.src_uri.startswith("adr/")
+    about = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.split(r"(?<=\.)\s", below)[0].rstrip(":")) if is_text else ""
+    return f"- [{file.page.title}]({_as_markdown(file)}){about and f': {about}'}"
 
 
 def _in_repository(source: Path, link: str) -> str:

@@ -122,7 +122,7 @@ async def test_any_failure_of_the_store_is_an_outage(clock: FakeClock) -> None:
 async def test_a_document_that_is_not_ours_is_said_to_be(clock: FakeClock) -> None:
     documents = Documents()
     documents.kept["x" * 24] = b"{}"
-    with pytest.raises(StoreError, match="no session's"):
+    with pytest.raises(StoreError, match="not a session's"):
         await DocumentBackend(documents, clock=clock).sessions.peek("x" * 24)
 
 
