@@ -315,6 +315,13 @@ def test_no_test_file_is_too_long() -> None:
     assert {str(path) for path in (ROOT / "tests").rglob("*.py") if lines_of(path) > MAX_TEST_FILE} == set()
 
 
+def test_no_line_of_a_page_a_style_a_script_or_a_chart_is_too_long() -> None:
+    kinds = ["*.css", "*.html", "*.js", "*.mjs", "*.yaml", "*.yml", "Makefile"]
+    tracked = subprocess.run(["git", "ls-files", *kinds], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in tracked.split() if (ROOT / name).is_file()]
+    assert [path for path in paths if any(len(line) > 200 for line in path.read_text("utf-8").splitlines())] == []
+
+
 def own_attributes(tree: ast.Module) -> set[str]:
     """Names of attributes that the classes of that module have."""
     names = set()
