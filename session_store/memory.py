@@ -8,7 +8,7 @@ from typing import Final, Literal
 from cachetools import FIFOCache
 
 from session_store.embedded.backend import EmbeddedBackend
-from session_store.embedded.records import Records, Result, Work
+from session_store.embedded.records_port import Records, Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreFull

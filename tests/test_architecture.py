@@ -45,7 +45,7 @@ PURE = [
     "gateway/calls/usage.py",
     "gateway/observability/outcome.py",
     "gateway/identity/credential_claims.py",
-    "gateway/protocol/results.py",
+    "gateway/protocol/result_translation.py",
     "gateway/protocol/handshake.py",
     "gateway/protocol/tasks.py",
     "gateway/tasks/task_encoding.py",
@@ -203,7 +203,7 @@ class Others:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Others())
-import session_store.child_process, session_store.redis, session_store.document_store
+import session_store.child_process, session_store.redis, session_store.app_store
 from gateway import SessionMiddleware
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse

@@ -21,8 +21,8 @@ from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
+from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandbox_of
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
-from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandbox_of
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.redaction import scrubbed_text

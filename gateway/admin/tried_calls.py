@@ -24,7 +24,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.listing import named, operation_of
 from gateway.relay.internal_requests import InternalRequests
 from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
-from gateway.sessions.session_keys import KEY_META, key_alias
+from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable

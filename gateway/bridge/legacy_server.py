@@ -9,7 +9,7 @@ import msgspec
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.protocol.results import modern_error, modern_result, urls_required
+from gateway.protocol.result_translation import modern_error, modern_result, urls_required
 from transports.jsonrpc import Message, Object, encode
 
 _SPEC: Final = "io.modelcontextprotocol/"

@@ -16,7 +16,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE
 from gateway.protocol.input_requests import Question
 from gateway.protocol.methods import METHODS
-from gateway.protocol.results import legacy_error, legacy_result
+from gateway.protocol.result_translation import legacy_error, legacy_result
 from gateway.protocol.tasks import is_task
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 

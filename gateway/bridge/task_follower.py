@@ -25,7 +25,7 @@ from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.input_requests import Question, for_legacy_client, question_of
-from gateway.protocol.results import legacy_error, legacy_result
+from gateway.protocol.result_translation import legacy_error, legacy_result
 from gateway.protocol.tasks import MAX_ID_CHARS, TaskAtServer, created_at, is_same_time
 from session_store import StoreUnavailable
 from transports.inbound_port import Refused

@@ -36,8 +36,8 @@ def check(
     """
     from gateway.config.secrets import key_ring
     from gateway.doctor.workspaces import check_workspaces
+    from gateway.sandbox.sandbox_checks import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld
     from gateway.sandbox.sandboxes_by_trust import own_files
-    from gateway.sandbox.server_sandboxes import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld
     from transports.upstream.cgroup_delegation import look
 
     try:

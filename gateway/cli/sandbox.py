@@ -26,8 +26,8 @@ from gateway.protocol.methods import METHODS
 from gateway.sandbox.learning import Learnt, united
 from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
+from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
-from gateway.sandbox.server_sandboxes import explained, lines_of, server_sandboxes
 from transports.upstream.cgroup_delegation import look
 from transports.upstream.process import Process, ProcessFailed
 from transports.upstream.walls.kernel import probe

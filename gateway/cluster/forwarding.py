@@ -18,7 +18,7 @@ from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
 from gateway.cluster.forwarding_fast_path import ForwardingPath
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Cluster, Route
-from gateway.cluster.peer_requests import ForwardedRequest, Peer, PeerRequests
+from gateway.cluster.requests_to_peers import ForwardedRequest, Peer, PeerRequests
 from gateway.errors import store_unavailable, unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from gateway.observability.tracing import PEER_HEADER

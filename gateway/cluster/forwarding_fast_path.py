@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.cluster.forwarded_answer import message_in
 from gateway.cluster.ownership import Route
-from gateway.cluster.peer_requests import PeerRequests
+from gateway.cluster.requests_to_peers import PeerRequests
 from gateway.context.session_facts import new_correlation_id, trace_id_of
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.policy.rate_limits import RateLimits

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from cachetools import TTLCache
 
-from gateway.cluster.lease import LEASE_S, OwnLease
+from gateway.cluster.lease_trust import LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore
 from transports.inbound_port import OwnedByPeer

@@ -2,7 +2,7 @@
 
 A POST is started on arrival, without a task and without ASGI. A call that differs from an earlier one with the same
 HTTP head only in id, progress token and arguments takes the fast path. An answer that is one small JSON message is sent
-as one frame. The endpoint's ASGI app serves all else, in a task. `peer_requests.py` is the sender's side.
+as one frame. The endpoint's ASGI app serves all else, in a task. `requests_to_peers.py` is the sender's side.
 """
 
 import asyncio

@@ -10,8 +10,8 @@ from gateway.config.addresses import is_loopback
 from gateway.config.secrets import KEYS_FILE, key_file, key_ring, others_can_read
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.sandbox.sandbox_checks import ServerSandbox, configured_sandboxes, refuse_cgroup, told
 from gateway.sandbox.sandboxes_by_trust import own_files
-from gateway.sandbox.server_sandboxes import ServerSandbox, configured_sandboxes, refuse_cgroup, told
 from session_store import backend_for
 from transports.upstream.cgroup_delegation import look
 

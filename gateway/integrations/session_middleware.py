@@ -17,9 +17,9 @@ from gateway.integrations.app_carriers import AppCarriers, has_header, with_sess
 from gateway.integrations.app_session import AppSession, Client, WhoIs
 from gateway.integrations.app_session_store import AppSessions, AppStore, StorePerLoop
 from session_store import InvalidKeyRing, KeyRing, SessionGone, StoreError, StoreFull, backend_for
+from session_store.app_store import DocumentBackend, DocumentStore
 from session_store.connect import BackendOptions, check_store_url
 from session_store.current import SCOPE_KEY, bound_session
-from session_store.document_store import DocumentBackend, DocumentStore
 from transports.inbound.http import Receive, Scope, Send, send_json
 from transports.inbound_port import HeaderList, Refused
 

@@ -59,7 +59,7 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import METHODS, NO_REQUESTS
 from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved
-from gateway.protocol.results import tool_error
+from gateway.protocol.result_translation import tool_error
 from gateway.relay.admission import AdmittedTool, Route
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import CallDecision, FastPaths

@@ -21,7 +21,7 @@ from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
-from gateway.protocol.results import Missing
+from gateway.protocol.result_translation import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter
 from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.server_facts import STARTING

@@ -13,7 +13,7 @@ from gateway.errors import unknown_tool
 from gateway.protocol.listing import Tools, app_of, cursor_of, has_more, merge_lists, next_cursor, owner_of
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
-from gateway.protocol.results import Missing, list_result
+from gateway.protocol.result_translation import Missing, list_result
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps

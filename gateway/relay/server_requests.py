@@ -26,7 +26,7 @@ from gateway.protocol.listing import Tools
 from gateway.protocol.methods import METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.reserved_meta import without_reserved
-from gateway.protocol.results import legacy_result
+from gateway.protocol.result_translation import legacy_result
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.upstreams.first_answers import is_unused
 from gateway.upstreams.result_cache import CacheKey

@@ -8,8 +8,8 @@ from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.membership import Beats, Membership
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_listener import PeerListener
-from gateway.cluster.peer_requests import PeerRequests
 from gateway.cluster.reachability import Reachability
+from gateway.cluster.requests_to_peers import PeerRequests
 from gateway.config.secrets import peer_tls
 from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight

@@ -14,6 +14,7 @@ from gateway.sessions.aliases import Aliases
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.carriers import Carriers
+from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.lookup import SessionLookup
@@ -22,7 +23,6 @@ from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.returns import ReturnTracker
-from gateway.sessions.session_keys import session_key
 from gateway.upstreams.prestart import PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context

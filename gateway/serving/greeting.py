@@ -12,7 +12,7 @@ from gateway.admin.local_gateways import LocalGateway, network_namespace
 from gateway.admin.routes import ADMIN
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.settings import GatewaySettings
-from gateway.sandbox.server_sandboxes import ServerSandbox, server_sandboxes
+from gateway.sandbox.sandbox_checks import ServerSandbox, server_sandboxes
 from gateway.serving.gateway import Gateway
 from gateway.serving.workers import announce
 from gateway.upstreams.upstream import ConfiguredUpstream

@@ -10,8 +10,8 @@ from typing import Final
 from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
+from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import own_files
-from gateway.sandbox.server_sandboxes import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED

@@ -19,7 +19,7 @@ from gateway.identity.authenticate import Authenticated
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
-from gateway.sessions.session_keys import checked_key
+from gateway.sessions.client_chosen_keys import checked_key
 from session_store import Session, StoreUnavailable
 from session_store.tokens import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE

@@ -139,7 +139,7 @@ class _Config(uvicorn.Config):
         factory = super().get_loop_factory()
         if sys.platform != "linux" or factory is None or not factory.__module__.startswith("uvloop"):
             return factory
-        from gateway.serving.guarded_loop import GuardedLoop  # where there is uvloop
+        from gateway.serving.epoll_reserve import GuardedLoop  # where there is uvloop
 
         return partial(counted_apart, GuardedLoop)
 

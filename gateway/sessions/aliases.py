@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 from gateway.config.sessions import SessionSettings
 from gateway.sessions.carriers import Carriers, asks_for_new, modern_client
+from gateway.sessions.client_chosen_keys import key_alias
 from gateway.sessions.known_clients import agent_of, known
 from gateway.sessions.returns import ReturnTracker, client_key
-from gateway.sessions.session_keys import key_alias
 from session_store import Principal
 from transports.era import Era
 from transports.inbound_port import Request

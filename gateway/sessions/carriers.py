@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from gateway.context.session_facts import SESSION_KEY
+from gateway.sessions.client_chosen_keys import KEY_META, session_key
 from gateway.sessions.known_clients import agent_of, known
-from gateway.sessions.session_keys import KEY_META, session_key
 from session_store import ClientFacts, KeyRing, Purpose, Session, TokenCodec
 from transports.era import LEGACY
 from transports.inbound_port import Request

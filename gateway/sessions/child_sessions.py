@@ -18,7 +18,7 @@ from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.protocol.listing import Tools, arguments_of
 from gateway.protocol.params import text_of
-from gateway.protocol.results import tool_result
+from gateway.protocol.result_translation import tool_result
 from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
 from session_store import Session, SessionStore

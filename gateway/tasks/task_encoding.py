@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.owned_tasks import with_related
 from gateway.errors import CANCELLED, error_of
 from gateway.protocol.extensions import object_of
-from gateway.protocol.results import legacy_result
+from gateway.protocol.result_translation import legacy_result
 from gateway.protocol.tasks import TASKS
 from session_store import Task
 from transports.jsonrpc import Message, Object, encode

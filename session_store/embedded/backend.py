@@ -18,7 +18,7 @@ from session_store.embedded.accounting import (
 )
 from session_store.embedded.cluster import MemoryBus, MemoryDirectory
 from session_store.embedded.events import MemoryEventLog
-from session_store.embedded.records import Result, Work
+from session_store.embedded.records_port import Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.embedded.tasks import MemoryTasks
 from session_store.ports.accounting import AuditTrail, HistoryStore, Quotas

@@ -5,7 +5,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from session_store.embedded.records import Records, Result, Transactions, Work, live
+from session_store.embedded.records_port import Records, Result, Transactions, Work, live
 from session_store.ports.errors import SessionGone
 from session_store.ports.sessions import Gone, SessionStatus, SetField
 from session_store.ports.state import check_key, check_total, check_value, incremented

@@ -8,7 +8,7 @@ from time import time
 from typing import Final
 
 from session_store.embedded.backend import EmbeddedBackend
-from session_store.embedded.records import Result, Work
+from session_store.embedded.records_port import Result, Work
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreMissing
 from session_store.sqlite.accounting import SqliteAuditTrail, SqliteHistory, SqliteQuotas, SqliteTimelines

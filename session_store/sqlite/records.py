@@ -8,7 +8,7 @@ from typing import Final, cast
 import msgspec
 from msgspec.structs import replace
 
-from session_store.embedded.records import Records
+from session_store.embedded.records_port import Records
 from session_store.ports.sessions import SessionStatus
 from session_store.session import Session
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import gateway as package
-from gateway.cluster.peer_requests import PeerRequests
+from gateway.cluster.requests_to_peers import PeerRequests
 from gateway.relay.fast_path import FastPaths
 from gateway.sessions.cached_record import CACHED_FOR_S
 from tests.e2e.test_connection_memory import ON, Raw

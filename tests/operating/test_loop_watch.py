@@ -171,7 +171,7 @@ class Full:
 @on_linux
 @requirement("box.hostile")
 def test_a_loop_knows_whether_a_connection_can_be_watched() -> None:
-    from gateway.serving.guarded_loop import GuardedLoop
+    from gateway.serving.epoll_reserve import GuardedLoop
 
     class Served(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:

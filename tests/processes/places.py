@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.sandbox.server_sandboxes import ask_kernel
+from gateway.sandbox.sandbox_checks import ask_kernel
 from tests.support.walled import USERS, Outcome, run_walled
 from transports.upstream.walls.spec import Walls
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.server_sandboxes import ask_kernel
+from gateway.sandbox.sandbox_checks import ask_kernel
 from tests.processes.children import DAEMON, Family, Recorder, parent_of, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants

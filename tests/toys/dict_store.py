@@ -6,7 +6,7 @@ from time import time
 from session_store import Session
 from session_store.connect import BackendOptions
 from session_store.embedded.backend import EmbeddedBackend
-from session_store.embedded.records import Records, Result, Work
+from session_store.embedded.records_port import Records, Result, Work
 from session_store.ports.sessions import SessionStatus
 
 

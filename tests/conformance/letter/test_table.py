@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from gateway.context.session_facts import SESSION_KEY
-from gateway.protocol.results import MISSING_KEY
-from gateway.sessions.session_keys import KEY_META
+from gateway.protocol.result_translation import MISSING_KEY
+from gateway.sessions.client_chosen_keys import KEY_META
 from tests.conformance.letter.table import PARTIAL, Row, rows, statements
 from tests.requirements import requirement
 from tests.tools.conformance_document import DOCUMENT, written

@@ -10,7 +10,7 @@ from gateway.cluster.forwarded_answer import RelayedReply
 from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route, RouteMemory
-from gateway.cluster.peer_requests import ForwardedRequest, Peer
+from gateway.cluster.requests_to_peers import ForwardedRequest, Peer
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement

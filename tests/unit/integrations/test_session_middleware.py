@@ -25,8 +25,8 @@ from session_store import (
     StoreError,
     current_session,
 )
+from session_store.app_store import DocumentBackend
 from session_store.current import current_session_id
-from session_store.document_store import DocumentBackend
 from session_store.testing import ALICE, FakeClock
 from tests.requirements import requirement
 from tests.unit.integrations.apps import KEY, Answer, Client, FailingStore, app_of, count, nothing

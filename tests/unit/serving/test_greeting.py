@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.local_gateways import LocalGateway
 from gateway.config.settings import Settings
-from gateway.sandbox.server_sandboxes import server_sandboxes
+from gateway.sandbox.sandbox_checks import server_sandboxes
 from gateway.serving.gateway import Gateway
 from gateway.serving.greeting import Greeting, farewell, greeting_of, link_for, local_gateway
 from tests.requirements import requirement

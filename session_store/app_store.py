@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from session_store.embedded.records import Records, Result, Work
+from session_store.embedded.records_port import Records, Result, Work
 from session_store.embedded.sessions import EmbeddedSessionStore, EmbeddedStateStore
 from session_store.memory import MemoryRecords
 from session_store.ports.errors import StoreError, StoreUnavailable
@@ -101,7 +101,7 @@ class _Documents:
 
 
 class _OneSession:
-    """Run transactions on the document of one session (`session_store.embedded.records.Transactions`)."""
+    """Run transactions on the document of one session (`session_store.embedded.records_port.Transactions`)."""
 
     def __init__(self, documents: _Documents, session_id: str, lock: asyncio.Lock) -> None:
         self._store = documents.store

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cluster import peer_requests
+from gateway.cluster import requests_to_peers
 from gateway.cluster.envelope import COPIES_S, Envelopes, Nonce, Refusal, SharedFacts, decode_facts, decode_shared_facts
 from gateway.cluster.forwarded_answer import RelayedReply
-from gateway.cluster.lease import DOUBT_S, LEASE_S
+from gateway.cluster.lease_trust import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Outcome
 from gateway.cluster.ownership import Route
-from gateway.cluster.peer_requests import Channels, ForwardedRequest, Peer, PeerRequests
+from gateway.cluster.requests_to_peers import Channels, ForwardedRequest, Peer, PeerRequests
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from session_store import KeyRing, StoreUnavailable
@@ -67,7 +67,7 @@ class Cluster:
 
 def clock() -> float:
     """The clock that copies are timed by."""
-    return vars(peer_requests)["monotonic"]()  # type: ignore[no-any-return]
+    return vars(requests_to_peers)["monotonic"]()  # type: ignore[no-any-return]
 
 
 class Call:
@@ -314,7 +314,7 @@ async def test_a_call_whose_channel_broke_is_sent_again_as_a_copy_of_the_first_t
 @requirement("rep.honest", "rep.no-retry")
 async def test_no_copy_is_sent_when_the_peer_may_have_forgotten_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr("gateway.cluster.peer_requests.monotonic", clock)
+    monkeypatch.setattr("gateway.cluster.requests_to_peers.monotonic", clock)
     events = (b"h", msgspec.msgpack.encode((200, [(b"content-type", b"text/event-stream")])))
 
     class Long(Call):
@@ -364,7 +364,7 @@ async def test_why_a_peer_is_not_reached_is_told_once_in_a_while(
     async def opening(*_: Any) -> PeerChannel:
         raise PeerUnproven("not a gateway of this version")
 
-    monkeypatch.setattr(peer_requests, "open_channel", opening)
+    monkeypatch.setattr(requests_to_peers, "open_channel", opening)
     channels = Channels(Envelopes(KeyRing.ephemeral()))
     for _ in range(2):
         with pytest.raises(PeerUnproven):
@@ -385,7 +385,7 @@ async def test_calls_beyond_what_one_channel_takes_go_on_another(monkeypatch: py
         opened.append(channel)
         return channel
 
-    monkeypatch.setattr(peer_requests, "open_channel", opening)
+    monkeypatch.setattr(requests_to_peers, "open_channel", opening)
     channels = Channels(Envelopes(KeyRing.ephemeral()))
 
     async def ask() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from gateway.config.faults import ConfigurationError
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.sandbox.sandboxes_by_trust import opened, own_files, sandboxes_of
-from gateway.sandbox.server_sandboxes import (
+from gateway.sandbox.sandbox_checks import (
     ServerSandbox,
     configured_sandboxes,
     lines_of,
@@ -21,6 +20,7 @@ from gateway.sandbox.server_sandboxes import (
     server_sandboxes,
     told,
 )
+from gateway.sandbox.sandboxes_by_trust import opened, own_files, sandboxes_of
 from gateway.sandbox.system_paths import system_grants
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sessions.session_keys import (
+from gateway.sessions.client_chosen_keys import (
     ANONYMOUS_BITS,
     KEY_META,
     _share,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.protocol.results import (
+from gateway.protocol.result_translation import (
     Missing,
     legacy_error,
     legacy_result,
