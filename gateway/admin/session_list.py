@@ -146,7 +146,7 @@ class SessionList:
         self._detached = DetachedSessions(backend, replicas)
 
     async def page(self, query: SessionQuery) -> Page:
-        """Return a page of live sessions. Raises as `Operators.sessions`."""
+        """Return a page of live sessions. Raises `StoreUnavailable` or `OperatorError`."""
         if _CORRELATION.fullmatch(query.query) and query.only == "all" and query.which is None:
             of_request = await self._of_request(query)
             if of_request:

@@ -121,7 +121,8 @@ class Calls:
         return self._sent.get(exchange.number) is exchange
 
     def find(self, number: object) -> Exchange | None:
-        """Return the call that the server has under that number. No other call leaves the fast path for this."""
+        """Return the call that the server has under that number, or None. If it is on the fast path, it leaves it
+        first; other calls stay there."""
         if not isinstance(number, int):
             return None
         if (fast := self.fast.get(number)) is not None:

@@ -220,7 +220,7 @@ class LiveSession(Usage):
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:
-        """Note a path, which keeps decisions on the session's calls: it must drop them once the session has ended."""
+        """Keep a weak reference to a fast path of the session, whose `let_go` is called when the session ends."""
         if self._paths is None:
             self._paths = set()
         self._paths.add(weakref.ref(path, self._paths.discard))

@@ -51,11 +51,11 @@ class RouteMemory:
         self.is_stale = False
 
     def packed(self) -> bytes:
-        """Return the shared facts of the requests, as the owner reads them."""
+        """Return the encoded facts that all requests on this route share."""
         return self.common
 
     def keep_common(self, common: bytes) -> None:
-        """Keep the shared facts of the requests, as the owner reads them."""
+        """Keep the encoded facts that all requests on this route share, to be sent with each of them."""
         self.common = common
 
     def end(self) -> None:

@@ -38,8 +38,8 @@ def subject_fault(subject: object) -> str:
 
 
 def decoded_header(value: str) -> str:
-    """Decode the name in a header value. Header values are bytes, and only UTF-8 is accepted, so that each name has one
-    encoding.
+    """Return the principal's name in a header value, which HTTP servers decode as Latin-1. Its bytes must be UTF-8, so
+    that each name has one encoding.
 
     Raises:
         ValueError: the value is not UTF-8.

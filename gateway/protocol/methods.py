@@ -1,7 +1,8 @@
 """List the methods of MCP and its extensions: one row for each, with all that the gateway has to know of it.
 
-Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A method that works as others do needs a row and nothing else. Only a
-method with behaviour of its own is named elsewhere: the unit tests list those, and compare the table with the SDK's.
+Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A request that works as others do, or a change of a list, needs a row and
+nothing else. Another notification also needs its rule in `gateway.calls.server_messages`. Only a method with behaviour
+of its own is named elsewhere: the unit tests list those, and compare the table with the SDK's.
 The SDK itself is not imported: the command line reads this table, and the SDK takes a second to load.
 """
 

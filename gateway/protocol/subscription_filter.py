@@ -64,8 +64,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return row.flag in self.kinds if row.flag else uri in self.uris
 
     def may_have(self, method: str) -> bool:
-        """Return whether a notification may be part of the subscription. It may be about a resource below a named one
-        (MCP, `ResourceUpdatedNotification`), or of an extension."""
+        """Return True if notifications with this method can belong to the subscription; those of extensions always can.
+        URIs are not compared: a server may report a resource below a named one (MCP, `ResourceUpdatedNotification`)."""
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
 

@@ -3,16 +3,19 @@
 A request comes in at `Calls.call`. Read this file from there downwards:
 
 1. Who: `Senders.who` authenticates the client and counts the request for it.
-2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it.
+2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it. They answer some methods
+   themselves (`ping`, those of tasks), and take a `tools/call` that becomes a task (`as_task`).
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
 5. May it: `_send` asks `gateway.relay.admission`, which requests the lists of the server that its decision needs.
 6. Send: `start` (`gateway.relay.server_requests`) makes the request for the server, in the form of the server's era,
    and sends it in the conversation that the session has with the server.
-7. Answer: it comes through the exchange to the reply (`gateway.relay.replies`). `Intake` answers what was not sent.
+7. Answer: the link gives each message to `Conversation.message`, which finds the call by its number. `Exchange.settle`
+   gives the answer the client's id and form, and pushes it to the reply (`gateway.relay.replies`). The wire waits for
+   the reply, sends it, and calls `done`. `Intake` answers what was not sent.
 
 A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps as long as the
-decision on that one holds (`gateway.relay.fast_path`).
+decision on that one holds (`gateway.relay.fast_path`). What is offered to the fast path changes nothing for this call.
 """
 
 import contextlib
@@ -578,7 +581,7 @@ async def _send(
     call = call.with_params(checked)
     if is_large(call.params):
         await let_others_run()
-    await upstream.era_for(call.era)
+    await upstream.era_for(call.era)  # `cache_key_of` needs the era to be known
     asked = cache_key_of(upstream, call, call.method, call.params)
     kept = None if asked is None else fresh(upstream, call, asked)
     conversation = None if kept is not None else await upstream.conversation_for(call)

@@ -61,7 +61,7 @@ class ModernTasks:
         `is_declared`: the client declares the extension of tasks.
 
         Raises:
-            Refused: the client cannot have the server's task, which is cancelled.
+            Refused: the client cannot have the server's task. The task is cancelled then.
         """
         if isinstance(exchange, TaskExchange) and exchange.work is not None:
             return result

@@ -61,11 +61,11 @@ class Discovery:
 
 
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: bool) -> Discovery:
-    """Ask a server for its era with `server/discover`. If it refuses the version and names another, ask again. Such a
-    refusal proves a modern server, whatever becomes of the second question.
+    """Ask a server with `server/discover`, and return what its answer proves: `Discovery`, without an era if nothing.
 
-    A process that stays silent for `within_s`, or exits, counts as legacy. Behind a URL the same proves nothing: the
-    server may be busy, or a proxy may have answered.
+    If the server refuses the version and names another, it is asked again. Such a refusal proves a modern server,
+    whatever the second answer is. A process that stays silent for `within_s`, or exits, counts as legacy. Behind a URL
+    the same proves nothing: the server may be busy, or a proxy may have answered.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused: the server cannot be reached.

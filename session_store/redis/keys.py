@@ -44,7 +44,7 @@ def shard(number: int) -> tuple[str, str, str]:
 
 
 def shard_of(session_id: str) -> tuple[str, str, str]:
-    """Return the keys of the index's shard that contains the session, as `shard` does."""
+    """Return the keys of the shard of the index that contains the session (`shard` names the three)."""
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 
@@ -85,5 +85,5 @@ def timeline(session: str) -> tuple[str, str]:
 
 
 def history(step_s: int, stretch: int) -> str:
-    """Return the key of the history records of length `step_s` in one stretch of time."""
+    """Return the key of the history with one record each `step_s` seconds, in the period with number `stretch`."""
     return f"mcp:{{history-{step_s}-{stretch}}}"

@@ -97,7 +97,8 @@ _CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
 
 
 def note_signals() -> None:
-    """Note which signals this process does not treat in the default way. Called once, before the first start."""
+    """Record the signals that this process handles or ignores, so that its children can reset them. Called once, before
+    the first start."""
     _CHANGED_SIGNALS.extend(
         int(number)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
