@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -48,6 +48,9 @@ from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
 logger = logging.getLogger(__name__)
+
+_FINISHED_S: Final = 0.1
+"""Seconds from the last answer of a server that is to take no more calls until its link is closed."""
 
 
 class Router(Protocol):
@@ -545,14 +548,27 @@ class Conversation:
 
     # -- ending
 
-    async def close(self, reason: str = "the session has ended") -> None:
-        """Close for good; no part of the conversation is left on return. Idempotent. Calls in flight get `reason`."""
-        self._watch.end()
-        for exchange in self.calls:
+    def finish_calls(self, reason: str) -> bool:
+        """Close the link once the calls in flight are answered. Streams of notifications end now, with `reason`. Return
+        False if no call is in flight, and nothing is to wait for."""
+        calls = list(self.calls)
+        if all(exchange.is_subscription for exchange in calls):
+            return False
+        self._fail_all([exchange for exchange in calls if exchange.is_subscription], reason)
+        self.links.stop_idle_after(_FINISHED_S)
+        return True
+
+    def _fail_all(self, calls: list[Exchange], reason: str) -> None:
+        for exchange in calls:
             if exchange.number:  # the server has it, or had it
                 self.fail(exchange, OUTCOME_UNKNOWN, f"{reason}; whether the call took effect is unknown")
             else:
                 self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
+
+    async def close(self, reason: str = "the session has ended") -> None:
+        """Close for good; no part of the conversation is left on return. Idempotent. Calls in flight get `reason`."""
+        self._watch.end()
+        self._fail_all(list(self.calls), reason)
         await self.links.close()
         if self._background is not None:
             await self._background.close()

@@ -80,8 +80,8 @@ class LiveSession(Usage):
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures frames _happened lost new_process _paths read_at return_watch session state
-        gateway_subscriptions subscriptions version""".split()
+        _exchanges failed failures _finishing frames _happened lost new_process _paths read_at return_watch session
+        state gateway_subscriptions subscriptions version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -92,6 +92,7 @@ class LiveSession(Usage):
         self.version = 0
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
+        self._finishing: weakref.WeakSet[Conversation] | None = None  # they have calls of a former context
         self.gateway_subscriptions: dict[str, Exchange] = {}  # of a legacy client, by the name of the modern server
         self.subscriptions: list[SubscriptionFilter] = []  # of a modern client, to several or legacy servers
         # The streams of a modern session do not outlive a connection.
@@ -125,9 +126,12 @@ class LiveSession(Usage):
     @property
     def exchanges(self) -> Set[Exchange]:
         """Return the calls in flight. Calls on the fast path leave it first."""
-        for conversation in self.conversations.values():
+        for conversation in self._all_conversations():
             conversation.calls.fall_back()
         return _NONE if self._exchanges is None else self._exchanges
+
+    def _all_conversations(self) -> list[Conversation]:
+        return [*self.conversations.values(), *(self._finishing or ())]
 
     def exchange_begins(self, exchange: Exchange) -> None:
         """Add the call to those in flight."""
@@ -237,7 +241,7 @@ class LiveSession(Usage):
         """Show an operator the messages of the session and of its links from now on, by `frames`. None: stop that."""
         self.frames = frames
         self.changed()
-        for conversation in self.conversations.values():
+        for conversation in self._all_conversations():
             conversation.watch(frames)
 
     def client_sent(self, message: Message | None) -> None:
@@ -326,19 +330,24 @@ class LiveSession(Usage):
 
     # -- its end
 
-    async def renew(self) -> None:
-        """Close the links, whose servers have the session's former context. The next call opens new ones."""
-        await self._stop_servers("context", _RENEWED)
+    async def renew(self, *, finish_calls: bool) -> None:
+        """Close the links, whose servers have the session's former context. The next call opens new ones. With
+        `finish_calls`, servers answer the calls that they have before they stop."""
+        await self._stop_servers("context", _RENEWED, finish_calls=finish_calls)
 
     async def stop_servers(self) -> None:
         """Close the links, because the client has left. It may come back."""
         await self._stop_servers("idle_stop", _LEFT)
 
-    async def _stop_servers(self, why: str, reason: str) -> None:
-        conversations = list(self.conversations.values())
+    async def _stop_servers(self, why: str, reason: str, *, finish_calls: bool = False) -> None:
+        conversations = list(self.conversations.values()) if finish_calls else self._all_conversations()
         self.conversations.clear()
         self.changed()
         self.new_process = why
+        if finish_calls and (busy := [each for each in conversations if each.finish_calls(reason)]):
+            self._finishing = self._finishing or weakref.WeakSet()
+            self._finishing.update(busy)
+            conversations = [each for each in conversations if each not in busy]
         await asyncio.gather(*(c.close(reason) for c in conversations), return_exceptions=True)
 
     async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
@@ -360,7 +369,7 @@ class LiveSession(Usage):
             self._questions.end(reason)
         # Later, because calls that were answered in this turn record something in the next one.
         asyncio.get_running_loop().call_soon(self._end_paths)
-        conversations = list(self.conversations.values())
+        conversations = self._all_conversations()
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
         if self._outbox is not None:

@@ -212,7 +212,7 @@ class ToolCalls:
                     problem = f"it is missing, and the session has no {field}"
                     raise invalid_arguments(decision.tool, f"arguments.{name}", problem, "missing")
                 arguments[name] = value
-            elif given != value:
+            elif value and given != value:
                 what = f"argument {name} is {_shown(name, given)}, the session's {field} is {_shown(field, value)}"
                 note("mcp_gateway.argument_differs", what)
                 where = {"server": decision.server, "tool": decision.tool[:MAX_LOGGED_NAME]}
@@ -245,16 +245,15 @@ def _one_value(given: bytes) -> bytes:
 
 def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
     """Fill in bound arguments that the client has left out. Raises ValueError for calls that the general way refuses or
-    logs: a value is missing, or the client has given another one."""
+    logs: a value is missing, or the client has given another one than the session's."""
     if not isinstance(arguments, dict):
         raise ValueError("no object")
     for name, value in bound:
-        given = arguments.get(name)
-        if given == value and value:
-            continue
-        if not value or given not in (None, ""):
+        is_given = (given := arguments.get(name)) not in (None, "")
+        if not (value or is_given) or (value and is_given and given != value):
             raise ValueError(name)
-        arguments[name] = value
+        if value:
+            arguments[name] = value
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class SessionAttacher:
                     break
             else:
                 raise StoreUnavailable(_BUSY)
-        await live.renew()
+        await live.renew(finish_calls=_grants_alike(known, context))
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
         return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
 
@@ -170,12 +170,12 @@ class SessionAttacher:
         session's servers, which were started with the old one."""
         async with self._context_lock(live):
             for _ in range(_TRIES):
-                context = self._rules.renewed(live.session, granted)
-                if context == live.session.context or await self._write(live, context):
+                known, context = live.session.context, self._rules.renewed(live.session, granted)
+                if context == known or await self._write(live, context):
                     break
             else:
                 raise StoreUnavailable(_BUSY)
-        await live.renew()
+        await live.renew(finish_calls=_grants_alike(known, context))
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:
@@ -184,12 +184,15 @@ class SessionAttacher:
 
     async def _write(self, live: LiveSession, context: Context) -> bool:
         """Write a context that was decided on the record in memory. If another replica has written the record since,
-        read it again and return False: this replica was paused and has lost the session."""
-        renewed = await self._store.update(live.session.id, if_version=live.session.version, context=context)
+        read it again and return False: this replica was paused and has lost the session. Sessions at servers behind
+        URLs have the old context: none of them is resumed."""
+        session = live.session
+        renewed = await self._store.update(session.id, if_version=session.version, context=context, remote=())
         if renewed is None and await self._read(live):
             return False
         # Set before the next await: no server may start with the old context.
-        live.replace_record(msgspec.structs.replace(live.session, context=context) if renewed is None else renewed)
+        gone = msgspec.structs.replace(live.session, context=context, remote=())
+        live.replace_record(gone if renewed is None else renewed)
         return True
 
     async def _read(self, live: LiveSession) -> bool:
@@ -216,6 +219,11 @@ class SessionAttacher:
 def _use_read(live: LiveSession, session: Session) -> None:
     """Use a record that the store has just returned, unless this replica has written a newer one during the read."""
     live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
+
+
+def _grants_alike(one: Context, other: Context) -> bool:
+    """Return True if two contexts allow the same: then a call in flight may go on in the former one."""
+    return (one.trust, one.permissions, one.read_only) == (other.trust, other.permissions, other.read_only)
 
 
 def _told(workspace: str, *, applied: bool) -> Object:

@@ -200,16 +200,18 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """Open the links of one session. `caller` is the modern client for which a legacy server gets a handshake; None:
-    the session's own client has made one. `correlation` is the id of the request that the first link is opened for."""
+    """Open the links of one session, in the context that it has now. `caller` is the modern client for which a legacy
+    server gets a handshake; None: the session's own client has made one. `correlation` is the id of the request that
+    the first link is opened for."""
 
-    __slots__ = ("_caller", "_correlation", "_key", "_links", "_live")
+    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live")
 
     def __init__(
         self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
     ) -> None:
         self._links = links
         self._live = live
+        self._context = live.session.context
         self._key = key
         self._caller = caller
         self._correlation = correlation
@@ -227,6 +229,11 @@ class SessionLinks:
         return self._key[1]
 
     @property
+    def _is_former(self) -> bool:
+        """Return True if the session has another context by now: these links serve only calls that are in flight."""
+        return self._live.session.context != self._context
+
+    @property
     def session(self) -> str:
         return redact(self._live.session.id)
 
@@ -235,7 +242,8 @@ class SessionLinks:
         return str(self._live.session.principal)
 
     async def resources(self) -> LinkResources:
-        found = await self._links.resources.of(self._live, self._correlation, _recorded(self._live, self._key)[1])
+        resume = "" if self._is_former else _recorded(self._live, self._key)[1]
+        found = await self._links.resources.of(self._live, self._context, self._correlation, resume)
         if self.frames is not None:
             self.frames.hide(self.secrets(found.given))
         return found
@@ -277,6 +285,8 @@ class SessionLinks:
 
     async def remote_session_changed(self, resume: str) -> None:
         """Record the id of the session that the server has made. Later links on any replica can resume with it."""
+        if self._is_former:
+            return
         entry, known = _recorded(self._live, self._key)
         if resume != known:
             changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""

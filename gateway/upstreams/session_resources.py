@@ -16,10 +16,10 @@ from gateway.context.child_environment import ChildEnvironment
 from gateway.context.link_resources import LinkResourceProvider, LinkResources
 from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_assertions import HEADER, Assertions
-from gateway.context.session_facts import new_correlation_id
+from gateway.context.session_facts import new_correlation_id, with_context
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.upstreams.sandboxed_resources import SandboxedResources
-from session_store import Session
+from session_store import Context, Session
 from session_store.redaction import secret_arguments, secret_values
 from session_store.tool_session import FACTS_VARIABLE
 from transports.upstream.stdio import StdioLink, StdioUpstream
@@ -78,16 +78,17 @@ class SessionResources:
         self._sandboxed = sandboxed
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
-    async def of(self, live: LiveSession, correlation: str, resume: str) -> LinkResources:
-        """Return the resources of the next link of a session. `resume` is the state from an earlier link to a URL.
+    async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
+        """Return the resources of the next link of a session in that context. `resume` is the state from an earlier
+        link to a URL.
 
         Raises:
             UpstreamUnavailable: a secret is missing, or its walls, folder or socket cannot be made.
             Refused: 429, the process limit of its principal is reached.
         """
         if self._settings.kind == "url":
-            return await self._for_url(live, resume)
-        session = live.session
+            return await self._for_url(live, context, resume)
+        session = with_context(live.session, context)
         if self._settings.kind == "object":
             return self._grants.for_object(session)
         env = await self._environment.of(session, correlation)
@@ -106,11 +107,12 @@ class SessionResources:
 
         return replace(resources, close=close)
 
-    async def _for_url(self, live: LiveSession, resume: str) -> LinkResources:
+    async def _for_url(self, live: LiveSession, context: Context, resume: str) -> LinkResources:
         own = await self._credentials.fill(self._secret_headers, live.session.principal)
+        assertion, url = self._assertions.of, self._settings.url
         return LinkResources(
             given=ConnectOptions(
-                headers=lambda: {**own, HEADER: self._assertions.of(live.session, self._settings.url)},
+                headers=lambda: {**own, HEADER: assertion(with_context(live.session, context), url)},
                 resume=resume,
                 keep=lambda: live.is_elsewhere,
             )

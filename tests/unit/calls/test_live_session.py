@@ -1,6 +1,6 @@
 """The life of a session on one replica."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -9,14 +9,15 @@ from gateway.calls.lifecycles import GONE, LiveState
 from gateway.calls.lists import Lists
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
 from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
-from gateway.errors import CANCELLED
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.listing import Tools
 from session_store import EventLog, StoreUnavailable
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
-from tests.support.fake_upstream import a_call, a_live
+from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
 from tests.unit.calls.parts import Events, turns
+from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode, parse
 
@@ -70,6 +71,36 @@ async def test_a_stream_that_no_single_server_has_ends_with_its_session() -> Non
     await live.close()
     frame = await stream.replies.next()
     assert frame is not None and frame.final and frame.error_code == CANCELLED
+
+
+@requirement("ctx.announce-late")
+async def test_servers_of_a_former_context_answer_the_calls_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.calls.conversation._FINISHED_S", 0.0)
+    live, busy, idle = a_live(Events()), FakeUpstream(), FakeUpstream()
+    live.conversations |= {("busy", Era.MODERN, b""): busy.conversation, ("idle", Era.MODERN, b""): idle.conversation}
+    call, stream = a_call(live), a_call(live, "subscriptions/listen")
+    for exchange in (stream, call):
+        await busy.conversation.start(exchange, {}, {})
+    await idle.conversation.ready()
+    await live.renew(finish_calls=True)
+    assert not live.conversations and idle.conversation.link is None
+    assert (await answer_of(stream))["error"]["code"] == OUTCOME_UNKNOWN
+    assert busy.conversation.is_open and not call.is_over
+    busy.links[0].answer({"content": []})
+    assert (await answer_of(call))["result"] == {"content": []}
+    await turns(5)
+    assert busy.conversation.link is None
+
+
+@requirement("ctx.announce-late")
+@pytest.mark.parametrize("ends", [lambda live: live.close(), lambda live: live.renew(finish_calls=False)])
+async def test_calls_of_a_former_context_end_with_their_session_and_with_what_it_may(ends: Any) -> None:
+    live, upstream, call = a_live(Events()), FakeUpstream(), a_call()
+    live.conversations["busy", Era.MODERN, b""] = upstream.conversation
+    await upstream.conversation.start(call, {}, {})
+    await live.renew(finish_calls=True)
+    await ends(live)
+    assert (await answer_of(call))["error"]["code"] == OUTCOME_UNKNOWN and upstream.conversation.link is None
 
 
 # -- what changes for whoever decides on calls

@@ -161,6 +161,15 @@ def test_a_differing_argument_is_told_with_both_values_and_no_credential(caplog:
     assert not any(secret in text or "hunter2" in text for text in notes)
 
 
+@requirement("ctx.bind")
+def test_an_argument_differs_from_nothing_where_the_session_has_no_value(caplog: pytest.LogCaptureFixture) -> None:
+    calls, notes = tool_calls(drop=ToolSettings(bind={"where": "workspace"})), list[str]()
+    whose = msgspec.structs.replace(session(), context=Context())
+    with caplog.at_level("INFO", "gateway.policy.tool_calls"):
+        assert bytes(checked(calls, "drop", {"where": "here"}, notes, whose=whose)["arguments"]) == b'{"where":"here"}'
+    assert not notes and not caplog.messages
+
+
 def test_the_decision_says_when_a_call_is_slow() -> None:
     calls = tool_calls(drop=ToolSettings(slow_s=1.5))
     found = [calls.decide("s", TOOLS, CONTEXT, session(), tool).slow_s for tool in ("drop", "count")]

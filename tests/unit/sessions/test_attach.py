@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.calls.live_session import LiveSession
+from gateway.config.policy import PolicySettings, RuleSettings
 from gateway.context.session_facts import WORKSPACE_KEY
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
@@ -120,6 +122,25 @@ async def test_an_announcement_leaves_what_the_credential_grants() -> None:
     assert json.loads(encode(told))[WORKSPACE_KEY] == {"workspace": "red", "applied": True}
     context = announced.context
     assert (context.workspace, context.trust, context.permissions) == ("red", "sandboxed", ("deploy",))
+
+
+@requirement("ctx.announce-late")
+@pytest.mark.parametrize(("workspace", "finishes"), [("red", True), ("jail", False)])
+async def test_calls_in_flight_go_on_unless_the_session_may_do_other_things_now(
+    workspace: str, finishes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, jail = [], RuleSettings(workspaces=("jail",), trust="sandboxed")
+
+    async def renew(live: LiveSession, *, finish_calls: bool) -> None:
+        told.append((live.session.context.workspace, live.session.remote, finish_calls))
+
+    monkeypatch.setattr(LiveSession, "renew", renew)
+    parts = Parts(policy=PolicySettings(trust_announced_workspace=True, rules=(jail,)))
+    token = await opened(parts)
+    resolved = await parts.require(request(mcp_session_id=token))
+    await parts.store.change_set(resolved.live.session.id, "remote", add='["s","","1"]')
+    await parts.resolver.apply_announced(announcing(workspace, token), FOR_ALICE, resolved)
+    assert told == [(workspace, (), finishes)], "a session at a URL has the former context too"
 
 
 @requirement("rep.takeover")
