@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from session_store import StoreError, StoreFull
-from transports.inbound_port import CORRELATION_KEY, Refused
+from transports.inbound_port import CORRELATION_KEY, REASON_KEY, REASONS, Refused
 from transports.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -35,12 +35,14 @@ response of a legacy client's request ends with one (MCP 2025-11-25, Transports 
 
 
 class ErrorKind(NamedTuple):
-    """One error code: its meaning, its HTTP statuses, where the fault is, and whether the client should retry.
+    """One error code: the reason that its errors name if they have none of their own, its meaning, its HTTP statuses,
+    where the fault is, and whether the client should retry.
 
     `retry`: `no` (the same request fails again), `later` (nothing was executed: send the request again, after
     `Retry-After`), `new session`, `credential`, or `if repeatable` (the call may have taken effect).
     """
 
+    reason: str
     name: str
     statuses: tuple[int, ...]
     fault: Literal["client", "server", "gateway"]
@@ -48,43 +50,67 @@ class ErrorKind(NamedTuple):
 
 
 ERRORS: Final[dict[int, ErrorKind]] = {
-    PARSE_ERROR: ErrorKind("not JSON", (400,), "client", "no"),
+    PARSE_ERROR: ErrorKind(REASONS[PARSE_ERROR], "not JSON", (400,), "client", "no"),
     INVALID_REQUEST: ErrorKind(
-        "invalid or unacceptable request", (200, 400, 403, 404, 405, 406, 413, 415, 421, 431, 508), "client", "no"
+        REASONS[INVALID_REQUEST],
+        "invalid or unacceptable request",
+        (200, 400, 403, 404, 405, 406, 413, 415, 421, 431, 508),
+        "client",
+        "no",
     ),
-    METHOD_NOT_FOUND: ErrorKind("unknown method", (200, 404), "client", "no"),
-    INVALID_PARAMS: ErrorKind("invalid parameters", (200, 400, 404, 409), "client", "no"),
-    INTERNAL_ERROR: ErrorKind("internal error of the gateway", (500, 503), "gateway", "if repeatable"),
-    RESOURCE_NOT_FOUND: ErrorKind("no such resource, for clients of MCP up to 2025-11-25", (200,), "client", "no"),
-    SESSION_UNKNOWN: ErrorKind("unknown session", (404,), "client", "new session"),
-    UNAUTHENTICATED: ErrorKind("missing, invalid or insufficient credential", (401, 403), "client", "credential"),
-    STORE_UNAVAILABLE: ErrorKind("the session is temporarily unavailable", (200, 503), "gateway", "later"),
-    UPSTREAM_UNAVAILABLE: ErrorKind("upstream unavailable", (200, 503), "server", "later"),
-    OUTCOME_UNKNOWN: ErrorKind("no answer; the call may have taken effect", (200,), "server", "if repeatable"),
-    CALL_TIMED_OUT: ErrorKind("timed out; the gateway cancelled the call", (200,), "server", "if repeatable"),
-    CANCELLED: ErrorKind("cancelled by the gateway", (200,), "client", "no"),
-    UNREAD: ErrorKind("sent to servers only: the client does not read its requests", (200,), "client", "no"),
-    TOO_OFTEN: ErrorKind("a limit of this client is reached", (200, 429), "client", "later"),
-    CANCELLED_BY_CLIENT: ErrorKind("cancelled by the client (`notifications/cancelled`)", (200,), "client", "no"),
+    METHOD_NOT_FOUND: ErrorKind(REASONS[METHOD_NOT_FOUND], "unknown method", (200, 404), "client", "no"),
+    INVALID_PARAMS: ErrorKind(REASONS[INVALID_PARAMS], "invalid parameters", (200, 400, 404, 409), "client", "no"),
+    INTERNAL_ERROR: ErrorKind(
+        REASONS[INTERNAL_ERROR], "internal error of the gateway", (500, 503), "gateway", "if repeatable"
+    ),
+    RESOURCE_NOT_FOUND: ErrorKind(
+        "unknown_resource", "no such resource, for clients of MCP up to 2025-11-25", (200,), "client", "no"
+    ),
+    SESSION_UNKNOWN: ErrorKind("unknown_session", "unknown session", (404,), "client", "new session"),
+    UNAUTHENTICATED: ErrorKind(
+        "unauthenticated", "missing, invalid or insufficient credential", (401, 403), "client", "credential"
+    ),
+    STORE_UNAVAILABLE: ErrorKind(
+        "unavailable", "the session is temporarily unavailable", (200, 503), "gateway", "later"
+    ),
+    UPSTREAM_UNAVAILABLE: ErrorKind("upstream_unavailable", "upstream unavailable", (200, 503), "server", "later"),
+    OUTCOME_UNKNOWN: ErrorKind(
+        "outcome_unknown", "no answer; the call may have taken effect", (200,), "server", "if repeatable"
+    ),
+    CALL_TIMED_OUT: ErrorKind(
+        "timed_out", "timed out; the gateway cancelled the call", (200,), "server", "if repeatable"
+    ),
+    CANCELLED: ErrorKind("cancelled", "cancelled by the gateway", (200,), "client", "no"),
+    UNREAD: ErrorKind("unread", "sent to servers only: the client does not read its requests", (200,), "client", "no"),
+    TOO_OFTEN: ErrorKind("limit_reached", "a limit of this client is reached", (200, 429), "client", "later"),
+    CANCELLED_BY_CLIENT: ErrorKind(
+        "cancelled_by_client", "cancelled by the client (`notifications/cancelled`)", (200,), "client", "no"
+    ),
     # MCP 2026-07-28 defines the codes below.
-    -32020: ErrorKind("headers do not match the body", (400,), "client", "no"),
-    -32021: ErrorKind("the request needs a capability that the client has not declared", (400,), "client", "no"),
-    -32022: ErrorKind("unsupported protocol version", (400,), "client", "no"),
+    -32020: ErrorKind(REASONS[-32020], "headers do not match the body", (400,), "client", "no"),
+    -32021: ErrorKind(
+        REASONS[-32021], "the request needs a capability that the client has not declared", (400,), "client", "no"
+    ),
+    -32022: ErrorKind(REASONS[-32022], "unsupported protocol version", (400,), "client", "no"),
 }
 """Every error of the gateway that a client can receive. Errors of a server are passed on unchanged."""
 
 
-def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
-    """Return the JSON-RPC error object of an error of the gateway, with the correlation id of its request."""
-    error: dict[str, Any] = {"code": code, "message": message}
-    return error | {"data": {CORRELATION_KEY: correlation}} if correlation else error
+def error_of(code: int, message: str, correlation: str, reason: str = "") -> dict[str, Any]:
+    """Return the JSON-RPC error object of an error of the gateway, with the correlation id of its request. Without a
+    `reason`, it names that of the code; a code that is not of the gateway is of a server's error, told in its words."""
+    data = {REASON_KEY: reason or (ERRORS[code].reason if code in ERRORS else "server_error")}
+    return {"code": code, "message": message, "data": data | ({CORRELATION_KEY: correlation} if correlation else {})}
 
 
 def session_unknown() -> Refused:
     """Refuse a session id that is unknown, expired, ended, forged or another principal's. One answer for all: it
     reveals nothing about other sessions."""
     return Refused(
-        404, SESSION_UNKNOWN, "Session not found. It may have expired or ended. Start again without a session id."
+        404,
+        SESSION_UNKNOWN,
+        "Session not found. It may have expired or ended. Start again without a session id.",
+        reason="unknown_session",
     )
 
 
@@ -94,33 +120,38 @@ def no_session() -> Refused:
         400,
         INVALID_REQUEST,
         "The session id is missing. Send the Mcp-Session-Id header that the answer to initialize carried.",
+        reason="missing_session_id",
     )
 
 
 def unauthenticated(reason: str, challenge: str) -> Refused:
     """Refuse a missing or invalid credential. `reason` is the message, `challenge` has the parameters (RFC 6750 §3)."""
-    return Refused(401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
+    return Refused(
+        401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="unauthenticated"
+    )
 
 
 def insufficient_scope(reason: str, challenge: str) -> Refused:
     """Refuse a valid token that lacks a scope. The client can request a token with that scope (RFC 6750 §3.1)."""
-    return Refused(403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"})
+    return Refused(
+        403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="insufficient_scope"
+    )
 
 
-def _unavailable(message: str, *, retry_after_s: int = 1) -> Refused:
+def _unavailable(reason: str, message: str, *, retry_after_s: int = 1) -> Refused:
     """Refuse a request that was not executed, and that the client can send again later."""
-    return Refused(503, STORE_UNAVAILABLE, message, headers={"Retry-After": str(retry_after_s)})
+    return Refused(503, STORE_UNAVAILABLE, message, reason=reason, headers={"Retry-After": str(retry_after_s)})
 
 
 def store_unavailable() -> Refused:
     """Refuse a request: the store does not answer. Never with 404: clients would discard a session that exists."""
-    return _unavailable("The session store does not answer. Your session is not lost. Try again.")
+    return _unavailable("store_unavailable", "The session store does not answer. Your session is not lost. Try again.")
 
 
 def store_full() -> Refused:
     """Refuse a new session: the gateway has as many as it may have, and none of them can be ended now."""
     message = "The gateway has as many sessions as it allows, and all are in use. Try again."
-    return _unavailable(message, retry_after_s=5)
+    return _unavailable("store_full", message, retry_after_s=5)
 
 
 def store_refused(error: StoreError) -> Refused:
@@ -130,47 +161,51 @@ def store_refused(error: StoreError) -> Refused:
 
 def unreachable() -> Refused:
     """Refuse a request whose session no replica can serve now: its owner does not answer, and may still run."""
-    return _unavailable("The gateway that serves your session does not answer. Your session is not lost. Try again.")
+    text = "The gateway that serves your session does not answer. Your session is not lost. Try again."
+    return _unavailable("replica_unreachable", text)
 
 
 def outcome_unknown() -> Refused:
     """Answer a request that may have taken effect and cannot be repeated now. Replaces every refusal of it."""
     return Refused(
-        200, OUTCOME_UNKNOWN, "The gateway that served this call was lost; whether the call took effect is unknown"
+        200,
+        OUTCOME_UNKNOWN,
+        "The gateway that served this call was lost; whether the call took effect is unknown",
+        reason="outcome_unknown",
     )
 
 
 def not_found_by_others() -> Refused:
     """Refuse a new session: the other gateways cannot reach this one, and would take the session over."""
-    reason = "other gateways cannot reach it at its gateway.advertise address"
-    return _unavailable(f"This gateway is not ready: {reason}. Try again.")
+    why = "other gateways cannot reach it at its gateway.advertise address"
+    return _unavailable("replica_not_ready", f"This gateway is not ready: {why}. Try again.")
 
 
 def too_many_exchanges() -> Refused:
     """Refuse a call of a session that has `limits.exchanges` calls in flight."""
     reason = "Too many calls of this session are in flight. Try again when one of them is answered."
-    return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
+    return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_many_calls")
 
 
 def too_much_in_flight(whose: str) -> Refused:
     """Refuse a request because the bodies of unanswered ones hold too many bytes. The rest of its body is not read."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
-    return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"})
+    return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_much_in_flight")
 
 
 def cancelled_by_client() -> Refused:
     """Answer a request that its client has cancelled before it was sent to a server."""
-    return Refused(200, CANCELLED_BY_CLIENT, "Cancelled: the client cancelled")
+    return Refused(200, CANCELLED_BY_CLIENT, "Cancelled: the client cancelled", reason="cancelled_by_client")
 
 
 def unknown_tool(name: str) -> Refused:
     """Refuse a tool that does not exist, or that policy hides from this session: one answer for both."""
-    return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}")
+    return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}", reason="unknown_tool")
 
 
 def unknown_prompt(name: str) -> Refused:
     """Refuse a prompt that does not exist, or that policy hides from this session: one answer for both."""
-    return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}")
+    return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}", reason="unknown_prompt")
 
 
 def unknown_resource(uri: str, era: str = "modern", method: str = "resources/read") -> Refused:
@@ -183,6 +218,7 @@ def unknown_resource(uri: str, era: str = "modern", method: str = "resources/rea
         RESOURCE_NOT_FOUND if is_old else INVALID_PARAMS,
         f"Resource not found: {uri[:256]}",
         data={"uri": uri[:256]},
+        reason="unknown_resource",
     )
 
 
@@ -199,7 +235,7 @@ def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) 
 def unusable_tool(name: str, fault: str) -> Refused:
     """Refuse a call of a tool with an invalid input schema, against which the gateway cannot check arguments."""
     why = f"Tool {name[:128]} cannot be called, because its input schema is invalid: {fault}"
-    return Refused(200, INVALID_PARAMS, why, data={"reason": "unusable_schema"})
+    return Refused(200, INVALID_PARAMS, why, reason="unusable_schema")
 
 
 ArgumentFault = Literal["schema", "missing", "blocked", "handle"]
@@ -215,7 +251,7 @@ class InvalidArguments(Refused):
     """
 
     def __init__(self, message: str, fault: ArgumentFault) -> None:
-        super().__init__(200, INVALID_PARAMS, message)
+        super().__init__(200, INVALID_PARAMS, message, reason="invalid_arguments")
         self.fault: ArgumentFault = fault
 
 
@@ -242,7 +278,12 @@ def unknown_handle(tool: str, given: object) -> InvalidArguments:
 
 def too_many_handles(most: int) -> Refused:
     """Refuse another session of a client that has opened as many further ones as it may have."""
-    return Refused(200, INVALID_PARAMS, f"You have {most} sessions open, the limit. Close one with close_session.")
+    return Refused(
+        200,
+        INVALID_PARAMS,
+        f"You have {most} sessions open, the limit. Close one with close_session.",
+        reason="too_many_sessions",
+    )
 
 
 def too_often(what: str, wait_s: int) -> Refused:
@@ -253,6 +294,7 @@ def too_often(what: str, wait_s: int) -> Refused:
         f"Too many {what}. Try again in {wait_s} s.",
         data={"retryAfter": wait_s},
         headers={"Retry-After": str(wait_s)},
+        reason="rate_limited",
     )
 
 
@@ -265,19 +307,28 @@ def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
         f"{whose} have {most} {what}, the limit. End a session, or wait until one ends.",
         data={"most": most, "retryAfter": 30},
         headers={"Retry-After": "30"},
+        reason="quota_reached",
     )
 
 
 def unknown_event() -> Refused:
     """Refuse a `Last-Event-ID` from which no stream can be resumed."""
     return Refused(
-        404, INVALID_PARAMS, "Unknown Last-Event-ID: it belongs to another session, or is too old to resume from."
+        404,
+        INVALID_PARAMS,
+        "Unknown Last-Event-ID: it belongs to another session, or is too old to resume from.",
+        reason="unknown_event",
     )
 
 
 def record_full(what: str, most: int) -> Refused:
     """Refuse to store `what`: the session's record has no room for so much data of its client."""
-    return Refused(200, INVALID_PARAMS, f"{what}: too large. A session stores at most {most} bytes of client data.")
+    return Refused(
+        200,
+        INVALID_PARAMS,
+        f"{what}: too large. A session stores at most {most} bytes of client data.",
+        reason="record_full",
+    )
 
 
 def unknown_level(levels: Iterable[str]) -> Refused:
@@ -288,12 +339,14 @@ def unknown_level(levels: Iterable[str]) -> Refused:
 def stream_taken() -> Refused:
     """Refuse a second GET stream of a session, which has one at a time (MCP 2025-11-25, Transports §Listening for
     Messages)."""
-    return Refused(409, INVALID_PARAMS, "This session already has an open GET stream. Close it first.")
+    return Refused(
+        409, INVALID_PARAMS, "This session already has an open GET stream. Close it first.", reason="stream_open"
+    )
 
 
 def bad_context(reason: str) -> Refused:
     """Refuse an invalid context that a client announces."""
-    return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.")
+    return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.", reason="invalid_context")
 
 
 def other_workspace(known: str, announced: str) -> Refused:
@@ -302,12 +355,12 @@ def other_workspace(known: str, announced: str) -> Refused:
         f"This session is for workspace {known[:64]!r}, and the request announces {announced[:64]!r}: "
         "send the request without a session, or with another session key, to open a session for the other workspace."
     )
-    return Refused(400, INVALID_PARAMS, reason, data={"reason": "other_workspace"})
+    return Refused(400, INVALID_PARAMS, reason, reason="other_workspace")
 
 
 def bad_session_key(reason: str) -> Refused:
     """Refuse a session key that cannot be used. The message never contains the key itself."""
-    return Refused(400, INVALID_PARAMS, f"The session key {reason}.", data={"reason": "invalid_session_key"})
+    return Refused(400, INVALID_PARAMS, f"The session key {reason}.", reason="invalid_session_key")
 
 
 def keyed_session_stays() -> Refused:
@@ -318,15 +371,16 @@ def keyed_session_stays() -> Refused:
         INVALID_REQUEST,
         "A session with a key outlives its connections. To end it, send DELETE with its token and without the key.",
         headers={"Allow": "POST, GET"},
+        reason="keyed_session",
     )
 
 
 def bad_request_state() -> Refused:
     """Refuse a request state that is forged, expired, or of another session or call: one answer for all (MCP
     2026-07-28, Multi Round-Trip Requests)."""
-    return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", data={"reason": "invalid_request_state"})
+    return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", reason="invalid_request_state")
 
 
 def is_bad_request_state(refused: Refused) -> bool:
     """Return True if `refused` was made by `bad_request_state`."""
-    return isinstance(refused.data, dict) and refused.data.get("reason") == "invalid_request_state"
+    return refused.reason == "invalid_request_state"

@@ -7,7 +7,18 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from transports.era import Era
-from transports.jsonrpc import Message, Object
+from transports.jsonrpc import (
+    HEADER_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    PARSE_ERROR,
+    UNSUPPORTED_VERSION,
+    Message,
+    Object,
+)
 from transports.reply_queue import Frame, ReplyQueue
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -16,9 +27,27 @@ HeaderList = list[tuple[bytes, bytes]]
 CORRELATION_KEY: Final = "correlation_id"
 """The key in the `data` of an error that holds the correlation id of its request."""
 
+REASON_KEY: Final = "reason"
+"""The key in the `data` of an error that holds the name of its reason: the programs of clients decide by it."""
+
+REASONS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        PARSE_ERROR: "parse_error",
+        INVALID_REQUEST: "invalid_request",
+        METHOD_NOT_FOUND: "method_not_found",
+        INVALID_PARAMS: "invalid_params",
+        INTERNAL_ERROR: "internal_error",
+        HEADER_MISMATCH: "header_mismatch",
+        MISSING_CAPABILITY: "missing_capability",
+        UNSUPPORTED_VERSION: "unsupported_version",
+    }
+)
+"""The reasons of refusals that name none, by the codes that protocols define."""
+
 
 class Refused(Exception):
-    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for the client.
+    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for the client, and the reason for
+    its program: a name that stays when the message changes. A code that no protocol defines needs one.
 
     `correlation` is the correlation id of the request, once it is known. `log_facts` are fields of the log line about
     the refusal, such as the session id, in the form that logs may show.
@@ -28,13 +57,25 @@ class Refused(Exception):
     log_facts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
-        self, status: int, code: int, message: str, *, data: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: int,
+        message: str,
+        *,
+        reason: str = "",
+        data: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
-        self.data = data
+        self.data: Mapping[str, Any] = {REASON_KEY: reason or REASONS.get(code, ""), **(data or {})}
         self.headers = dict(headers or {})
+
+    @property
+    def reason(self) -> str:
+        """Return the name of the reason."""
+        return str(self.data[REASON_KEY])
 
     def of_request(self, correlation: str) -> None:
         """Record the correlation id of the request that is refused."""
@@ -52,11 +93,8 @@ class Refused(Exception):
 
     def error(self) -> dict[str, Any]:
         """Return the JSON-RPC error object."""
-        body: dict[str, Any] = {"code": self.code, "message": str(self)}
-        data = self.data
-        if self.correlation and (data is None or isinstance(data, dict)):
-            data = {**(data or {}), CORRELATION_KEY: self.correlation}
-        return body if data is None else body | {"data": data}
+        correlation = {CORRELATION_KEY: self.correlation} if self.correlation else {}
+        return {"code": self.code, "message": str(self), "data": {**self.data, **correlation}}
 
 
 class OwnedByPeer(Exception):

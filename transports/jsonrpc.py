@@ -237,9 +237,10 @@ def encode_result(request_id: bytes, result: bytes) -> bytes:
 
 
 def encode_error(request_id: bytes, error: bytes | Mapping[str, Any]) -> bytes:
-    """Return an encoded error response. `error` is encoded, or a mapping with code, message and maybe data."""
+    """Return an encoded error response. `error` is encoded, or a mapping with code, message and maybe data. An empty
+    `request_id`: the response has no id, because the HTTP request carries no message."""
     body = error if isinstance(error, bytes) else encode(error)
-    return b'{"jsonrpc":"2.0","id":' + request_id + b',"error":' + body + b"}"
+    return b'{"jsonrpc":"2.0",' + (b'"id":' + request_id + b"," if request_id else b"") + b'"error":' + body + b"}"
 
 
 class _ErrorHead(msgspec.Struct):

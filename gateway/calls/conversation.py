@@ -246,7 +246,7 @@ class Conversation:
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
         if isinstance(error, Refused):
-            self.fail(exchange, error.code, str(error))
+            self.fail(exchange, error.code, str(error), error.reason)
         elif isinstance(error, UpstreamUnavailable | LinkClosed):
             self.fail(exchange, code, str(error))
         elif isinstance(error, HandshakeRefused):
@@ -336,10 +336,10 @@ class Conversation:
             self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         exchange.fail(code, f"Cancelled: {reason}")
 
-    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
-        """Answer a call with an error of the gateway. The server is not notified."""
+    def fail(self, exchange: Exchange, code: int, reason: str, name: str = "") -> None:
+        """Answer a call with an error of the gateway, whose reason has that `name`. The server is not notified."""
         self.end(exchange)
-        exchange.fail(code, reason)
+        exchange.fail(code, reason, name)
 
     # -- sending what belongs to no call
 

@@ -379,8 +379,7 @@ class Exchange(ObservedCall):
                 try:
                     shaped = self._shaped(found := _objects.decode(result), restarted)
                 except Refused as refused:
-                    refusal = {"code": refused.code, "message": str(refused), "data": refused.data or {}}
-                    return self.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(refusal))))
+                    return self.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(refused.error()))))
                 result = result if shaped is found else encode(shaped)  # an unchanged result keeps its bytes
             outcome = outcome_of(result)
             if outcome is TOOL_ERROR:
@@ -391,11 +390,11 @@ class Exchange(ObservedCall):
             if self.watchers:
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
-    def fail(self, code: int, reason: str) -> None:
-        """Answer with an error of the gateway."""
+    def fail(self, code: int, reason: str, name: str = "") -> None:
+        """Answer with an error of the gateway. `name`: that of the reason, if the code has several."""
         if not self._end(ExchangeEvent.CANCEL if code in _CANCELLED else ExchangeEvent.FAIL):
             return
-        error = encode(error_of(code, reason, self.correlation))
+        error = encode(error_of(code, reason, self.correlation, name))
         self._push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
         self._notify(Outcome.error(code), error)
 

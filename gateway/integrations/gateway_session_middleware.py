@@ -22,6 +22,7 @@ _ELSEWHERE: Final = Refused(
     INVALID_REQUEST,
     "Another process of this app has this session. Nothing was done. Send the request to that process, or keep the "
     "sessions of the app's own routes with SessionMiddleware, which serves them in every process.",
+    reason="session_elsewhere",
 )
 
 

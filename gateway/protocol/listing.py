@@ -221,7 +221,7 @@ def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
     """Return the upstream server that a public name belongs to, and the name there. Raises `Refused`: there is none."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
-        raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}")
+        raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}", reason=f"unknown_{kind}")
     return upstream, inner
 
 
@@ -272,5 +272,5 @@ def cursor_of(params: Object) -> dict[str, str] | None:
     except (msgspec.MsgspecError, ValueError):
         more = {}
     if not more:
-        raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
     return more

@@ -136,7 +136,9 @@ class Endpoint:
             is_incomplete = bool(failure) or is_any_starting
             return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self.visible.differ)
         if failure:
-            raise Refused(503, UPSTREAM_UNAVAILABLE, failure, headers={"Retry-After": "5"})
+            raise Refused(
+                503, UPSTREAM_UNAVAILABLE, failure, reason="upstream_unavailable", headers={"Retry-After": "5"}
+            )
         return None
 
     # -- what calls need to know of the servers here

@@ -78,7 +78,9 @@ class ExtensionRelay:
             try:
                 await self._send(upstream, notice)
             except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
-                raise Refused(503, UPSTREAM_UNAVAILABLE, str(error), headers={"Retry-After": "5"}) from None
+                raise Refused(
+                    503, UPSTREAM_UNAVAILABLE, str(error), reason="upstream_unavailable", headers={"Retry-After": "5"}
+                ) from None
 
     async def _send(self, upstream: ConfiguredUpstream, notice: Notice) -> None:
         asker, live = notice.asker, notice.live

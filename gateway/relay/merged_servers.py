@@ -108,7 +108,12 @@ class MergedServers:
             raise unknown_tool(tool)
         if len(having) > 1:
             names = " or ".join(f"{server.name}__{tool[:128]}" for server in having)
-            raise Refused(200, INVALID_PARAMS, f"Several servers have a tool {tool[:128]} for apps: call {names}")
+            raise Refused(
+                200,
+                INVALID_PARAMS,
+                f"Several servers have a tool {tool[:128]} for apps: call {names}",
+                reason="ambiguous_tool",
+            )
         return having[0]
 
     # -- requests to all servers
@@ -122,7 +127,7 @@ class MergedServers:
         """
         start, servers = cursor_of(call.params), self._servers.to(call.exchange.context)
         if start is not None and not start.keys() <= servers.keys():
-            raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+            raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
         asked = [upstream for name, upstream in servers.items() if start is None or name in start]
         found, missing = await self._pages(asked, call, start)
         cursor = next_cursor({name: page["nextCursor"] for name, page in found.items() if has_more(page)})

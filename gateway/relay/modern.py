@@ -109,7 +109,12 @@ def _check_declared(exchange: Exchange, result: Object) -> None:
                 for name, kinds in capability_for(method, params or {}).items():
                     missing[name] = missing.get(name, {}) | kinds
     except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
-        raise Refused(200, OUTCOME_UNKNOWN, f"Server {exchange.server!r} asks what cannot be read: {error}") from None
+        raise Refused(
+            200,
+            OUTCOME_UNKNOWN,
+            f"Server {exchange.server!r} asks what cannot be read: {error}",
+            reason="outcome_unknown",
+        ) from None
     if missing:
         names = ", ".join(sorted(missing))
         text = f"Server {exchange.server!r} needs a capability that the client has not declared: {names}"

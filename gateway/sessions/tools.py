@@ -15,6 +15,10 @@ from session_store import Session, SessionStore, current_session
 from session_store.session import redact
 
 NAME: Final = "gateway"
+_HERE: Final = (
+    "This call is in that session, which no tool ends: the call would get no answer. The client ends its own session, "
+    "when it disconnects or by DELETE with its session id."
+)
 _PAGE: Final = 500
 _MOST: Final = 20_000
 """Sessions in the store that are searched for those of a principal, at most."""
@@ -37,7 +41,11 @@ def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
     @server.tool(name="end_session", annotations={"idempotentHint": True})  # type: ignore[arg-type]  # or a mapping
     async def end_session(session: str) -> str:
         """End another one of your sessions, with its processes. Give the first characters of its id."""
-        found = _chosen([own for own in await own_sessions(store) if own.id != current_session().id], session)
+        here = current_session().id
+        others = [own for own in await own_sessions(store) if own.id != here]
+        if session and here.startswith(session) and not any(own.id.startswith(session) for own in others):
+            raise ToolError(_HERE)
+        found = _chosen(others, session)
         await lifecycle.end(found.id, "its owner ended it")
         return f"ended {redact(found.id)}"
 

@@ -10,7 +10,12 @@ class UnknownTask(Refused):
     endpoint or server, or its session has ended. One answer for all reveals nothing about the tasks of others."""
 
     def __init__(self) -> None:
-        super().__init__(200, INVALID_PARAMS, "Unknown task. It may have expired, or its session may have ended.")
+        super().__init__(
+            200,
+            INVALID_PARAMS,
+            "Unknown task. It may have expired, or its session may have ended.",
+            reason="unknown_task",
+        )
 
 
 def tasks_not_declared(what: str) -> Refused:
@@ -26,20 +31,30 @@ def tasks_not_declared(what: str) -> Refused:
 
 def unreadable_task(server: str) -> Refused:
     """Return the error for a server's task whose own id is missing, empty or too long for a handle."""
-    return Refused(200, OUTCOME_UNKNOWN, f"server {server!r} has made a task with an id that cannot be used")
+    return Refused(
+        200,
+        OUTCOME_UNKNOWN,
+        f"server {server!r} has made a task with an id that cannot be used",
+        reason="outcome_unknown",
+    )
 
 
 def task_is_over(status: str) -> Refused:
     """Return the refusal to cancel a task that has an outcome (MCP 2025-11-25, Tasks §Task Cancellation)."""
-    return Refused(200, INVALID_PARAMS, f"Cannot cancel the task: it is {status} already.")
+    return Refused(200, INVALID_PARAMS, f"Cannot cancel the task: it is {status} already.", reason="task_is_over")
 
 
 def no_task_of(tool: str) -> Refused:
     """Return the refusal to make a task of a call, because its tool forbids it (MCP 2025-11-25, Tasks §Tool-Level
     Negotiation)."""
-    return Refused(200, METHOD_NOT_FOUND, f"Tool {tool} is not to be called as a task. Call it without params.task.")
+    return Refused(
+        200,
+        METHOD_NOT_FOUND,
+        f"Tool {tool} is not to be called as a task. Call it without params.task.",
+        reason="no_task_of_tool",
+    )
 
 
 def too_many_tasks() -> Refused:
     """Return the refusal to make a task, because its session or principal has as many tasks as it may have."""
-    return Refused(429, TOO_OFTEN, "Too many tasks are stored: wait until some have expired.")
+    return Refused(429, TOO_OFTEN, "Too many tasks are stored: wait until some have expired.", reason="too_many_tasks")

@@ -133,7 +133,7 @@ class LegacyTasks:
         [(name, cursor), *others] = (cursor_of(request.params) or {_MADE: ""}).items()
         names = [_MADE, *used]
         if name not in names or others:
-            raise Refused(200, INVALID_PARAMS, "Invalid cursor")
+            raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
         tasks: list[Any] = []
         for each in names[names.index(name) :]:
             after = cursor if each == name else ""

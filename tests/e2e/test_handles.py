@@ -134,9 +134,13 @@ def test_a_client_sees_and_ends_its_own_sessions_only(http: httpx.Client) -> Non
         assert several["isError"] and "first characters" in several["content"][0]["text"]
         child = psutil.Process(int(tool_text(two.tool("probe__pid"))))
         ids = {s["client"]: s["session"] for s in (*listed(one), *listed(foreign))}
-        for not_mine in (ids["his"], ids["first"], "nonsense"):
-            refused = result_of(one.tool("gateway__end_session", {"session": not_mine}))
-            assert refused["isError"] and "no such session" in refused["content"][0]["text"]
+        for wrong, why in (
+            (ids["his"], "no such session"),
+            ("nonsense", "no such session"),
+            (ids["first"], "by DELETE"),
+        ):
+            refused = result_of(one.tool("gateway__end_session", {"session": wrong}))
+            assert refused["isError"] and why in refused["content"][0]["text"]
         assert tool_text(one.tool("gateway__end_session", {"session": ids["second"]})) == f"ended {ids['second']}"
         assert gone([child]) and two.tool("probe__pid").status_code == 404
         assert tool_text(foreign.tool("probe__pid"))

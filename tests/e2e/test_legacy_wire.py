@@ -121,6 +121,7 @@ def test_the_get_stream_carries_what_belongs_to_no_call(probe: RunningGateway, h
             assert stream.status_code == 200 and stream.headers["content-type"].startswith("text/event-stream")
             with client.get() as again:
                 assert again.status_code == 409, "one GET stream per session"
+                assert "id" not in json.loads(again.read()), "it answers no message"
             chunks = stream.iter_text()
             heard = ""
             while heard.count("data: ") < 2:

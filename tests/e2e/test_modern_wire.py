@@ -62,7 +62,8 @@ def test_a_request_against_the_rules_is_refused_with_a_status_and_its_id(
     for answer, status, code in answers:
         told = answer.json()
         assert (answer.status_code, told["error"]["code"], told["id"]) == (status, code, 1), answer.text
-    assert without_id(unserved.json()["error"])["data"] == {"supported": ["2026-07-28"], "requested": version}
+    data = {"reason": "unsupported_version", "supported": ["2026-07-28"], "requested": version}
+    assert without_id(unserved.json()["error"])["data"] == data
 
 
 @requirement("spec.modern")
@@ -153,7 +154,8 @@ def test_headers_of_a_hidden_tool_tell_nothing_of_it(http: httpx.Client) -> None
             assert hidden.status_code == nothing.status_code == 200
             told = [without_id(answer.json()["error"])["message"] for answer in (hidden, nothing)]
             assert told[0].replace("echo", "gone") == told[1]
-            assert without_id(hidden.json()["error"]) == {"code": -32602, "message": "Unknown tool: echo"}
+            unknown = {"code": -32602, "message": "Unknown tool: echo", "data": {"reason": "unknown_tool"}}
+            assert without_id(hidden.json()["error"]) == unknown
         seen = [eve.tool("env", {"region": "eu"}, headers={"Mcp-Param-Region": region}) for region in ("us", "eu")]
         assert [answer.status_code for answer in seen] == [400, 200]
 

@@ -1,29 +1,60 @@
 """The table of errors is complete, and is the one in docs/errors.md."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import gateway.errors
 import transports.jsonrpc
-from gateway.errors import ERRORS
+from gateway.errors import (
+    ERRORS,
+    error_of,
+    invalid_arguments,
+    not_found_by_others,
+    store_full,
+    store_unavailable,
+    unknown_tool,
+    unreachable,
+)
 from tests.requirements import requirement
 from tests.test_architecture import TREES
+from transports.inbound_port import REASONS, Refused
 
 pytestmark = requirement("pol.errors")
 
 ROOT = Path(__file__).parents[2]
 CODES = {**vars(transports.jsonrpc), **vars(gateway.errors)}
+DOCUMENT = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Where the sources make a refusal, and the call that makes it."""
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused":
+                yield f"{path.name}:{node.lineno}", node
 
 
 def raised() -> Iterator[tuple[str, int, int]]:
     """Where, status and code of every refusal that the sources spell out."""
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused":
-                status, code = node.args[:2]
-                if isinstance(status, ast.Constant) and isinstance(code, ast.Name):
-                    yield f"{path.name}:{node.lineno}", int(str(status.value)), CODES[code.id]
+    for where, node in calls():
+        status, code = node.args[:2]
+        if isinstance(status, ast.Constant) and isinstance(code, ast.Name):
+            yield where, int(str(status.value)), CODES[code.id]
+
+
+def named() -> set[str]:
+    """The reasons that the sources spell out."""
+    keywords = [
+        keyword.value
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"Refused", "super().__init__"}
+        for keyword in node.keywords
+        if keyword.arg == "reason"
+    ]
+    return {str(value.value) for value in keywords if isinstance(value, ast.Constant)}
 
 
 def test_every_refusal_is_in_the_table() -> None:
@@ -35,10 +66,32 @@ def test_every_refusal_is_in_the_table() -> None:
     assert ours <= ERRORS.keys()
 
 
-def test_the_table_is_the_one_users_read() -> None:
-    text = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| -")]
-    assert rows == [
-        f"| {code} | {', '.join(map(str, kind.statuses))} | {kind.name} | {kind.fault} | {kind.retry} |"
-        for code, kind in ERRORS.items()
+def test_no_error_is_without_a_reason() -> None:
+    """A refusal whose code no protocol defines names its own; every other error has that of its code."""
+    unnamed = [
+        ast.unparse(node.args[1])
+        for _, node in calls()
+        if "reason" not in {keyword.arg for keyword in node.keywords}
+        and CODES.get(ast.unparse(node.args[1])) not in REASONS
     ]
+    # What cannot be read has a code of the protocol, and a copy has the reason of its original.
+    assert set(unnamed) == {"error.code", "invalid.code", "self.code"}
+    for code, kind in ERRORS.items():
+        assert kind.reason and error_of(code, "m", "")["data"] == {"reason": kind.reason}
+        assert REASONS.get(code, kind.reason) == kind.reason
+    for refused in (Refused(400, -32602, "m"), store_full(), unknown_tool("x"), invalid_arguments("t", "p", "wrong")):
+        assert refused.error()["data"]["reason"] == refused.reason != ""
+    assert error_of(-32099, "m", "c")["data"] == {"reason": "server_error", "correlation_id": "c"}
+
+
+def test_the_tables_are_the_ones_users_read() -> None:
+    rows = [line for line in DOCUMENT.splitlines() if line.startswith("| -")]
+    assert rows == [
+        f"| {code} | {', '.join(map(str, row.statuses))} | {row.name} | `{row.reason}` | {row.fault} | {row.retry} |"
+        for code, row in ERRORS.items()
+    ]
+    reasons = re.findall(r"^\| `([a-z_]+)` \|", DOCUMENT, re.M)
+    assert len(reasons) == len(set(reasons))
+    of_codes = {kind.reason for kind in ERRORS.values()}
+    unavailable = {store_unavailable().reason, store_full().reason, unreachable().reason, not_found_by_others().reason}
+    assert set(reasons) | of_codes == named() | of_codes | unavailable | {"server_error"}

@@ -176,7 +176,9 @@ class Batches:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
             self._refusals[Limited.BATCH] += 1
-            raise Refused(400, INVALID_REQUEST, f"A batch holds {self._most} messages at most.") from None
+            raise Refused(
+                400, INVALID_REQUEST, f"A batch holds {self._most} messages at most.", reason="batch_too_large"
+            ) from None
         except (msgspec.MsgspecError, RecursionError) as error:
             raise Refused(400, PARSE_ERROR, f"not a JSON-RPC batch: {error}") from None
         if has_more_parts(body, REQUEST_PARTS):

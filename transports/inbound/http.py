@@ -67,7 +67,7 @@ def header_map(
     is_plain = len(headers) == len(raw)
     size = sum(map(len, headers.values())) if is_plain else sum(len(name) + len(value) for name, value in raw)
     if size > most:
-        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {most} bytes.")
+        raise Refused(431, INVALID_REQUEST, f"The headers are larger than {most} bytes.", reason="headers_too_large")
     return headers if is_plain else _merged(raw, single)
 
 
@@ -79,7 +79,7 @@ def _merged(raw: Iterable[tuple[bytes, bytes]], single: Container[str]) -> dict[
         if name not in headers:
             headers[name] = value
         elif name in _SINGLE or name in single:
-            raise Refused(400, INVALID_REQUEST, f"The {name} header appears more than once.")
+            raise Refused(400, INVALID_REQUEST, f"The {name} header appears more than once.", reason="repeated_header")
         else:
             headers[name] += ("; " if name == "cookie" else ", ") + value
     return headers
@@ -128,7 +128,13 @@ async def read_body(
 
 
 def _too_large(limit: int) -> Refused:
-    return Refused(413, INVALID_REQUEST, f"The body is larger than {limit} bytes.", headers={"Connection": "close"})
+    return Refused(
+        413,
+        INVALID_REQUEST,
+        f"The body is larger than {limit} bytes.",
+        reason="body_too_large",
+        headers={"Connection": "close"},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +172,14 @@ class Guard:
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
-            raise Refused(421, INVALID_REQUEST, _UNKNOWN_HOST)
+            raise Refused(421, INVALID_REQUEST, _UNKNOWN_HOST, reason="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and (len(origin) > MAX_LABEL_CHARS or not self._allows(origin, headers)):
-            raise Refused(403, INVALID_REQUEST, _FORBIDDEN_ORIGIN)
+            raise Refused(403, INVALID_REQUEST, _FORBIDDEN_ORIGIN, reason="origin_not_allowed")
         passed = gateways_in(via) if (via := headers.get("via")) else ()
         # Whoever names this gateway without having passed it harms only the own request.
         if not self.hops.isdisjoint(passed) or len(passed) > MOST:
-            raise Refused(508, INVALID_REQUEST, _LOOP)
+            raise Refused(508, INVALID_REQUEST, _LOOP, reason="loop")
         PASSED.set(passed)
 
     @property
@@ -308,6 +314,6 @@ async def send_status(send: Send, status: int, headers: HeaderList | None = None
 
 
 async def send_refusal(send: Send, refused: Refused, request_id: bytes = b"null") -> None:
-    """Send a refusal as a JSON-RPC error with its HTTP status. `request_id` is the request's id as JSON."""
+    """Send a refusal as a JSON-RPC error with its HTTP status. `request_id` is JSON; empty: none."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     await send_json(send, refused.status, encode_error(request_id, refused.error()), headers)

@@ -149,9 +149,14 @@ class HttpSse:
             await send_status(send, 405, [(b"allow", allowed.encode())])
             return
         if not is_message and not self._guard.same_site(headers):
-            raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
+            raise Refused(
+                403,
+                INVALID_REQUEST,
+                "Event streams are not served to pages of other sites.",
+                reason="origin_not_allowed",
+            )
         if is_message and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+            raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.", reason="content_type")
         request = Request(
             era=Era.LEGACY,
             endpoint=self._endpoint,

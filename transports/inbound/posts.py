@@ -46,11 +46,13 @@ def check_post(headers: Mapping[str, str]) -> None:
     """Raise `Refused` if the body is not JSON (415), or Accept does not name both JSON and event streams (406)."""
     kind = headers.get("content-type", "")
     if kind != "application/json" and kind.partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.")
+        raise Refused(415, INVALID_REQUEST, "The Content-Type must be application/json.", reason="content_type")
     accept = headers.get("accept", "")
     # Clients send one of a few values. A longer one would only fill the cache.
     if not (_permits_both(accept) if len(accept) <= MAX_LABEL_CHARS else _permits_both.__wrapped__(accept)):
-        raise Refused(406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.")
+        raise Refused(
+            406, INVALID_REQUEST, "Accept must name application/json and text/event-stream.", reason="not_acceptable"
+        )
 
 
 def check_version(headers: Mapping[str, str]) -> None:
@@ -58,7 +60,12 @@ def check_version(headers: Mapping[str, str]) -> None:
     version = headers.get(VERSION_HEADER, BATCHES)
     if version not in HANDSHAKE_VERSIONS:
         supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
-        raise Refused(400, INVALID_REQUEST, f"Unsupported MCP-Protocol-Version. Supported: {supported}.")
+        raise Refused(
+            400,
+            INVALID_REQUEST,
+            f"Unsupported MCP-Protocol-Version. Supported: {supported}.",
+            reason="unsupported_version",
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ import msgspec
 from transports.era import NAME_SOURCES, SESSIONLESS
 from transports.inbound.in_process_client import InProcessClient, Reply
 from transports.inbound.modern import VERSION_KEY, names_version
+from transports.inbound_port import Refused
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import (
     INTERNAL_ERROR,
@@ -108,8 +109,8 @@ class StreamConnection:
             with contextlib.suppress(InvalidMessage):
                 message = parse(line)
                 if message.is_request:
-                    error = {"code": INTERNAL_ERROR, "message": "The gateway could not handle the message."}
-                    await self._write(encode_error(encode(message.id), error))
+                    error = Refused(500, INTERNAL_ERROR, "The gateway could not handle the message.")
+                    await self._write(encode_error(encode(message.id), error.error()))
 
     async def _receive(self, line: bytes, headers: dict[str, str] | None, peer: str, session: str) -> None:
         if session and session == self._given:
@@ -299,8 +300,8 @@ class StreamConnection:
             if message.method == _LISTEN and isinstance(answer.result, msgspec.Raw):
                 await self._write(_ended(message.id))
         if not answered and reply.status not in (0, 200):
-            reason = f"The gateway answered {reply.status}."
-            await self._write(encode_error(encode(message.id), {"code": INTERNAL_ERROR, "message": reason}))
+            error = Refused(500, INTERNAL_ERROR, f"The gateway answered {reply.status}.")
+            await self._write(encode_error(encode(message.id), error.error()))
 
     async def close(self, *, answering: bool = True) -> None:
         """End the connection and its session. With `answering`, first finish the answers: the client still reads."""

@@ -91,12 +91,12 @@ class StreamableHttp:
                 body = read
             await self._serve_somewhere(scope, head, body, receive, send, started)
         except Refused as refused:
-            await self._refuse(send, headers, refused)
+            await self._refuse(send, headers, refused, _unread_id(scope))
         except OwnedByPeer:
             raise
         except Exception:
             logger.exception("a request failed")
-            await self._refuse(send, headers, _failed())
+            await self._refuse(send, headers, _failed(), _unread_id(scope))
         finally:
             if held is not None:
                 held.give_back()
@@ -104,7 +104,7 @@ class StreamableHttp:
                 await started.drop()
 
     async def _refuse(
-        self, send: Send, headers: Mapping[str, str], why: Refused, request_id: bytes = b"null", again: bool = False
+        self, send: Send, headers: Mapping[str, str], why: Refused, request_id: bytes, again: bool = False
     ) -> None:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
@@ -136,7 +136,8 @@ class StreamableHttp:
                 head = msgspec.structs.replace(head, again=scope.get("mcp.again", False))
         if not head.again:
             raise _moved()
-        await self._refuse(send, head.headers, _moved(), _id_of(self.posts.read(body)), again=True)
+        request_id = _id_of(self.posts.read(body)) if scope["method"] == "POST" else b""
+        await self._refuse(send, head.headers, _moved(), request_id, again=True)
 
     def _offer(self, scope: Scope, head: Head, *, is_plain: bool) -> None:
         """Have the connection remember the head of a request whose answer was one JSON message that is no error."""
@@ -275,10 +276,15 @@ class StreamableHttp:
     async def _get(self, head: Head, receive: Receive, send: Send) -> None:
         headers = head.headers
         if "text/event-stream" not in headers.get("accept", ""):
-            raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.")
+            raise Refused(406, INVALID_REQUEST, "Accept must name text/event-stream.", reason="not_acceptable")
         request = self.posts.of_head(head, LEGACY)
         if not request.same_site:
-            raise Refused(403, INVALID_REQUEST, "Event streams are not served to pages of other sites.")
+            raise Refused(
+                403,
+                INVALID_REQUEST,
+                "Event streams are not served to pages of other sites.",
+                reason="origin_not_allowed",
+            )
         check_version(headers)
         if len(headers.get("last-event-id", "")) > MAX_LABEL_CHARS:
             raise Refused(400, INVALID_PARAMS, f"Last-Event-ID is longer than {MAX_LABEL_CHARS} characters.")
@@ -300,6 +306,12 @@ def _failed() -> Refused:
     return Refused(
         500, INTERNAL_ERROR, "The gateway failed to handle this request. Whether a call took effect is unknown."
     )
+
+
+def _unread_id(scope: Scope) -> bytes:
+    """Return the id of a refusal that is made before a message was read. GET and DELETE carry none, and an error about
+    no message has no id (MCP 2025-11-25, Transports)."""
+    return b"null" if scope["method"] == "POST" else b""
 
 
 def _id_of(message: Message) -> bytes:

@@ -300,5 +300,5 @@ def _place_of(after: str) -> tuple[float, str]:
     try:
         place: tuple[float, str] = msgspec.json.decode(after, type=tuple[float, str])
     except msgspec.MsgspecError:
-        raise Refused(200, INVALID_PARAMS, "Invalid cursor") from None
+        raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor") from None
     return place

@@ -262,7 +262,7 @@ class _Waiting:
                 except StoreUnavailable:
                     await asyncio.sleep(_AGAIN_S)
         except Refused as refused:
-            error = error_of(refused.code, str(refused), self._call.correlation)
+            error = error_of(refused.code, str(refused), self._call.correlation, refused.reason)
             self._call.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(error))))
         except Exception as error:  # nothing else would answer the call
             logger.error("the result of a task could not be delivered", exc_info=error, extra=self._call.log_fields())

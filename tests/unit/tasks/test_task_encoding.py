@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import CANCELLED
+from gateway.errors import CANCELLED, error_of
 from gateway.tasks.task_encoding import (
     ACKNOWLEDGEMENT,
     created_legacy_result,
@@ -104,8 +104,8 @@ def test_the_outcome_is_what_the_call_would_have_been_answered_with() -> None:
     assert outcome(result=encode(BROKEN), **TOOL_ERROR) == (BROKEN | {"_meta": RELATED}, None)
     error = {"code": -1, "message": "m", "data": [1]}
     assert outcome(status="failed", error=encode(error)) == (None, error)
-    assert outcome(status="cancelled", message="by you") == (None, {"code": CANCELLED, "message": "by you"})
-    assert outcome(status="cancelled") == (None, {"code": CANCELLED, "message": "Cancelled"})
+    assert outcome(status="cancelled", message="by you") == (None, error_of(CANCELLED, "by you", ""))
+    assert outcome(status="cancelled") == (None, error_of(CANCELLED, "Cancelled", ""))
 
 
 CALL: Any = {"tools": {"call": {}}}

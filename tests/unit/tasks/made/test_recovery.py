@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config.limits import TaskSettings
-from gateway.errors import OUTCOME_UNKNOWN
+from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.made.quotas import LEFT
 from gateway.tasks.made.stored_call import FollowedCall, StoredCall, following
@@ -67,7 +67,7 @@ async def test_a_task_that_may_not_be_repeated_fails(fields: dict[str, Any], has
     _, replica, task = await one_that_is_left(**({"is_repeatable": True, "request": REQUEST} | fields))
     found = await replica.decided(task, has_session=has_session)
     assert (found.status, replica.sent) == ("failed", []) and why in found.message
-    assert msgspec.json.decode(found.error) == {"code": OUTCOME_UNKNOWN, "message": found.message}
+    assert msgspec.json.decode(found.error) == error_of(OUTCOME_UNKNOWN, found.message, "")
 
 
 @pytest.mark.parametrize(("asked_s", "kept_s"), [(120.0, 120.0), (0.0, TaskSettings().ttl_s)])
