@@ -254,6 +254,8 @@ class SessionEnvironments:
         sandbox = by_trust.shared if entry.shared else by_trust.sandbox(session.context.trust)
         enclosure = by_trust.enclosure(sandbox)
         trusts = () if entry.shared else (session.context.trust,)
+        who = (session.principal, session.context)
+        overrides = {} if entry.shared else self._given.rules.overrides(*who, name)
         holds = explained(
             server_sandbox_of(name, by_trust, sandbox, trusts, delegation=self._given.delegation()),
             by_trust,
@@ -266,8 +268,8 @@ class SessionEnvironments:
             inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
             sandbox=None if enclosure is None else enclosure.env,
             names={} if entry.shared else self._given.settings.environment_of(entry),
-            rules={} if entry.shared else self._given.rules.environment_sources(session.principal, session.context),
-            own=entry.env,
+            rules={} if entry.shared else self._given.rules.environment_sources(*who) | overrides,
+            own={variable: value for variable, value in entry.env.items() if variable not in overrides},
             is_of_session=not entry.shared,
         )
         variables = list(variables_of(sources, None if given is None else given.env))

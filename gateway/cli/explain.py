@@ -266,10 +266,11 @@ class _Servers:
             if value.field not in _LATER:
                 told["value"] = facts.environment(session, {variable: value}, {})[variable]
             found[variable] = told
-        by_rules = self._gateway.parts.sessions.rules.environment_sources(self._principal, self._context)
-        found |= {variable: {"from": where} for variable, (_, where) in by_rules.items()}
-        where = f"mcpServers.{upstream.name}.env"
-        return found | {variable: {"from": where} for variable in upstream.settings.env}
+        rules, who = self._gateway.parts.sessions.rules, (self._principal, self._context)
+        found |= {variable: {"from": where} for variable, (_, where) in rules.environment_sources(*who).items()}
+        found |= {variable: {"from": f"mcpServers.{upstream.name}.env"} for variable in upstream.settings.env}
+        overrides = rules.overrides(*who, upstream.name)
+        return found | {variable: {"from": where} for variable, (_, where) in overrides.items()}
 
     def _session(self, upstream: ConfiguredUpstream) -> Session:
         """Return a session of the caller that is not open."""

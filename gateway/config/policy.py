@@ -29,6 +29,10 @@ class RuleSettings(Frozen):
     env: dict[str, str] = Field(default={}, repr=False)
     """Environment variables that the servers of the sessions get; `${secret:NAME}` as in a server's `env`. The first
     rule that has a variable sets it. A server's own `env` wins."""
+    server_env: dict[str, dict[str, str]] = Field(default={}, repr=False)
+    """Variables for the processes of certain servers, by server, that win over the server's own `env` and over the
+    `env` of rules. For example, each workspace can have its own database at a server. The first rule that has a
+    variable of a server sets it."""
     idle_ttl_s: Seconds | None = None
     """As `session.idle_ttl_s`, for these sessions. The first rule that sets it decides, when the session opens."""
     max_age_s: Seconds | None = None

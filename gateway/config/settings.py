@@ -324,6 +324,12 @@ class Settings(Frozen):
         for number, rule in enumerate(self.gateway.policy.rules):
             if (secret := self._undeclared(rule.env)) is not None:
                 raise ValueError(f"gateway.policy.rules[{number}].env: gateway.secrets has no entry {secret!r}")
+            for server, values in rule.server_env.items():
+                where = f"gateway.policy.rules[{number}].server_env.{server}"
+                if (secret := self._undeclared(values)) is not None:
+                    raise ValueError(f"{where}: gateway.secrets has no entry {secret!r}")
+                if (entry := self.mcpServers.get(server)) is None or entry.url or entry.shared:
+                    raise ValueError(f"{where}: there is no server {server!r} with a process for each session")
         for name, entry in self.mcpServers.items():
             if (secret := self._undeclared(entry.env | entry.headers)) is not None:
                 raise ServerFault(name, f"mcpServers.{name}: gateway.secrets has no entry {secret!r}")

@@ -15,12 +15,13 @@ from transports.upstream_port import UpstreamUnavailable
 class ChildEnvironment:
     """Make the environment of children.
 
-    `names` has a session field for each variable, `own` is the server's `env`. Values of `env` without a secret are not
-    made here: the transport sets them for all children.
+    `server` is its name, `names` has a session field for each variable, `own` is the server's `env`. Values of `env`
+    without a secret are not made here: the transport sets them for all children.
     """
 
     def __init__(
         self,
+        server: str,
         names: Mapping[str, EnvironmentValue],
         own: Mapping[str, str],
         *,
@@ -29,6 +30,7 @@ class ChildEnvironment:
         secrets: PrincipalSecrets,
         folders: SessionFolders,
     ) -> None:
+        self._server = server
         self._names = names
         self._own = {name: value for name, value in own.items() if is_template(value)}
         self._facts = facts
@@ -39,8 +41,9 @@ class ChildEnvironment:
         self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
 
     async def of(self, session: Session, correlation: str) -> dict[str, str]:
-        """Return the variables of a child of that session. `correlation` is the id of its first request. The server's
-        `env` wins over the rules, and these win over fields of the session.
+        """Return the variables of a child of that session. `correlation` is the id of its first request. What the rules
+        set for this server wins over its `env`, this over what they set for all servers, and that over fields of the
+        session.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -53,7 +56,15 @@ class ChildEnvironment:
                 raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
         variables = self._facts.environment(session, self._names, more)
         by_rules = self._rules.environment(session.principal, session.context)
-        return variables | await self._secrets.fill(by_rules | self._own, session.principal)
+        of_server = {name: value for name, (value, _) in self._overrides(session).items()}
+        return variables | await self._secrets.fill(by_rules | self._own | of_server, session.principal)
+
+    def overriding(self, session: Session) -> frozenset[str]:
+        """Return the variables of `of` that win over the server's own `env`."""
+        return frozenset(self._overrides(session))
+
+    def _overrides(self, session: Session) -> Mapping[str, tuple[str, str]]:
+        return self._rules.overrides(session.principal, session.context, self._server)
 
     def facts(self, session: Session, correlation: str) -> dict[str, Any]:
         """Return the facts of a session that a child gets as JSON, for `current_session`."""

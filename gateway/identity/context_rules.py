@@ -147,6 +147,15 @@ class ContextRules:
             variables = {variable: (value, f"{name}.env") for variable, value in rule.env.items()} | variables
         return variables
 
+    def overrides(self, principal: Principal, context: Context, server: str) -> dict[str, tuple[str, str]]:
+        """Return the variables that the rules set for a session's process of that server in place of its own `env`,
+        each with its value and its setting. The first rule decides each."""
+        variables: dict[str, tuple[str, str]] = {}
+        for name, rule in self._applied_to(principal, context):
+            ours = rule.server_env.get(server, {})
+            variables = {each: (value, f"{name}.server_env.{server}") for each, value in ours.items()} | variables
+        return variables
+
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
         """Return the `idle_ttl_s` and `max_age_s` that the rules set for a session, each with its setting. The first
         rule decides each."""

@@ -67,6 +67,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             assertions=assertions,
             credentials=credentials,
             environment=ChildEnvironment(
+                name,
                 base.settings.environment_of(entry),
                 entry.env,
                 facts=base.facts,

@@ -122,7 +122,8 @@ class SessionResources:
         sandbox = self._sandboxed.sandbox(session.context.trust)
         facts = self._environment.facts(session, correlation)
         resources = await self._grants.for_child(session, facts, env, sandbox.launcher, self._settings.env)
-        return await self._sandboxed.of_session(resources, session.id, sandbox)
+        given = msgspec.structs.replace(resources.given, overriding=self._environment.overriding(session))
+        return await self._sandboxed.of_session(replace(resources, given=given), session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the configuration of the server, and in the options that a link is given."""

@@ -143,6 +143,9 @@ OPTIONS: dict[str, Any] = {
             {"principals": ["proxy:ann"], "env": {"TIER": "gold", "OWN": "rule"}, "idle_ttl_s": 1_800},
             {"env": {"TIER": "free"}},
             {"workspaces": ["project-*"], "env": {"TIER": "project"}},
+            {"workspaces": ["stolen"], "server_env": {"probe": {"OWN": "stolen"}}},
+            {"principals": ["proxy:red-*"], "workspace": "red"},
+            {"workspaces": ["red"], "server_env": {"probe": {"OWN": "red's", "TIER": "red"}}},
         ]
     },
 }
@@ -189,6 +192,19 @@ def test_fields_reach_variables_arguments_logs_and_the_audit_trail(gateway: Runn
         return [event for event in lines if event["event"] == "called" and event["tool"] == "probe/echo"]
 
     assert eventually(lambda: bool(called())) and called()[0]["context"] == {"team": "red"}
+
+
+@requirement("ctx.rules-env", "wall.provenance")
+def test_a_rule_overrides_the_env_of_one_server_for_a_workspace_that_nobody_can_announce(
+    gateway: RunningGateway, http: httpx.Client
+) -> None:
+    red = {**ANN, "x-user": "red-1"}
+    expected = {"probe": ("red's", "red"), "other": (None, "free")}
+    for name, (own, tier) in expected.items():
+        told = env(Legacy(f"{gateway.base}/servers/{name}/mcp", http, headers=red).open())
+        assert (told.get("OWN"), told["TIER"]) == (own, tier), name
+    thief = Legacy(f"{gateway.base}/servers/probe/mcp", http, headers=ANN).open(meta={"orbit": {"workspace": "stolen"}})
+    assert env(thief)["OWN"] == "server"
 
 
 @requirement("ctx.open", "wall.provenance")

@@ -79,9 +79,10 @@ class StdioUpstream:
         return await self._start(given, _Unheard())
 
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child. Each variable of its environment is the operator's, else of `given.env`, else inherited."""
+        """Start a child. Each variable of its environment is the operator's, else of `given.env`, else inherited. Those
+        of `given.overriding` are of `given.env` in any case."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
-        own = {**given.env, **self._command.env}
+        own = {**given.env, **self._command.env, **{name: given.env[name] for name in given.overriding}}
         env = {**inherited, **own}
         if given.path:
             env["PATH"] = os.pathsep.join([*given.path, env.get("PATH", os.defpath)])

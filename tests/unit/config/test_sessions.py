@@ -50,6 +50,12 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
         ({}, {"context": {"env": {"LD_PRELOAD": "agent"}}}, "LD_PRELOAD decides which code a server runs"),
         ({}, {"policy": {"rules": [{"workspace": "a b"}]}}, r"rules\[0\].workspace: 'a b' would become"),
         ({}, {"policy": {"rules": [{"env": {"A": "${secret:no}"}}]}}, r"rules\[0\].env: gateway.secrets has no"),
+        (
+            {},
+            {"policy": {"rules": [{"server_env": {"s": {"A": "${secret:no}"}}}]}},
+            "server_env.s: gateway.secrets has",
+        ),
+        ({}, {"policy": {"rules": [{"server_env": {"t": {"A": "b"}}}]}}, "server_env.t: there is no server 't' with"),
         ({"context_env": {"PATH": "agent"}}, {}, "PATH decides which code"),
         ({"context_env": {"A": "nope"}}, {}, "mcpServers.s.context_env.A"),
         ({"context_env": {"A": {"field": "agent", "announced": True}}}, {}, "announced is for the field workspace"),

@@ -92,7 +92,7 @@ async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tri
 
     source: Any = SimpleNamespace(name="fake", quotes="none", connect=connect, resources=SimpleNamespace())
     source.resources.shared = returning(LinkResources())
-    source.started = source.failed = source.known_handshake = lambda *_: None
+    source.started = source.answered = source.failed = source.known_handshake = lambda *_: None
     shared = SharedConversations(source, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
     assert shared.output_tail == ()
     await shared.of(Era.MODERN).ready()
@@ -434,7 +434,9 @@ async def test_a_process_with_the_walls_of_another_trust_is_not_taken(trust: str
         "grants": SimpleNamespace(for_child=returning(now)),
         "assertions": None,
         "credentials": None,
-        "environment": SimpleNamespace(of=returning(environment), facts=lambda *_: {}, comparable=dict),
+        "environment": SimpleNamespace(
+            of=returning(environment), facts=lambda *_: {}, comparable=dict, overriding=lambda _: frozenset()
+        ),
         "quotas": SimpleNamespace(process=returning(lambda: None)),
         "take_prestarted": lambda _: prestarted,
         "sandboxed": SimpleNamespace(sandbox=SANDBOXES.__getitem__, of_session=returning(now)),
