@@ -169,7 +169,17 @@ class AuditSettings(Frozen):
     principals, their tool calls, and events of unauthenticated clients. A file gets them as lines of JSON. It is
     reopened for every write, so it can be rotated."""
     calls: bool = False
-    """Also record each tool call: principal, workspace, trust, tool, outcome and duration, never the arguments."""
+    """Also record each tool call: principal, workspace, trust, tool, outcome and duration, without the arguments."""
+    arguments: Literal["none", "names", "values"] = "none"
+    """Part of the arguments that recorded calls have: their names, or also their values, in which credentials of known
+    names and forms are redacted, cut at 2,000 characters. For those who must show what was done, and may keep what
+    users write. Such calls do not take the fast path."""
+
+    @model_validator(mode="after")
+    def _has_calls(self) -> Self:
+        if self.arguments != "none" and not self.calls:
+            raise ValueError("arguments are those of recorded calls: set calls to true")
+        return self
 
     @field_validator("to")
     @classmethod

@@ -25,6 +25,7 @@ from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.ports.accounting import SessionEnd, StepName, part_of
+from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from session_store.session import redact
 from transports.tasks import Tasks
 
@@ -36,6 +37,9 @@ ENDS: Final[tuple[SessionEnd, ...]] = get_args(SessionEnd)
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
 """The number of waiting events that are written without waiting for the next `flush`."""
+_MOST_READ: Final = 64 << 10
+"""Bytes of arguments that are read for the trail. Of longer ones it has the size."""
+_MOST_SHOWN: Final = 2_000
 _SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "workspace", "trust", "calls")
 """The fields of an event on its log line."""
 _TITLES: Final = {
@@ -77,6 +81,7 @@ class Audit:
         self._fields = fields
         settings = settings or AuditSettings()
         self.calls = settings.calls
+        self.arguments = settings.arguments
         self._to_store = "store" in settings.to
         self._lines = AuditLines(settings.file, to_stderr="stderr" in settings.to)
         self._waiting: deque[AuditEvent] = deque()
@@ -188,17 +193,22 @@ class Audit:
         level = logging.WARNING if event.event == "warned" else logging.INFO
         logger.log(level, what, extra=_shown(event) | ({"lasted_s": event.lasted_s} if event.event in ENDS else {}))
 
-    def call_watcher(self, session: Session, tool: str, began: float) -> Callable[[ObservedCall, Outcome, bytes], None]:
+    def call_watcher(
+        self, session: Session, tool: str, began: float, arguments: bytes = b""
+    ) -> Callable[[ObservedCall, Outcome, bytes], None]:
         """Return a callback that records a tool call when it ends. `tool`: as `server/name`. `began`: its start, in
         monotonic time. `session` has the context of the request (`gateway.context.session_facts.with_context`)."""
         correlation = CORRELATION.get()
+        shown = "" if self.arguments == "none" or not arguments else _arguments(arguments, self.arguments == "values")
 
         def finished(_: ObservedCall, outcome: Outcome, __: bytes) -> None:
-            self.called(session, tool, outcome, monotonic() - began, correlation)
+            self.called(session, tool, outcome, monotonic() - began, correlation, shown)
 
         return finished
 
-    def called(self, session: Session, tool: str, outcome: Outcome, took_s: float, correlation: str) -> None:
+    def called(
+        self, session: Session, tool: str, outcome: Outcome, took_s: float, correlation: str, arguments: str = ""
+    ) -> None:
         """Record an ended tool call. `tool`: as `server/name`. `session` has the context of the request."""
         self._add(
             AuditEvent(
@@ -208,6 +218,7 @@ class Audit:
                 tool=tool,
                 outcome=str(outcome),
                 took_s=round(took_s, 6),
+                arguments=arguments,
                 **self._facts(session),
             )
         )
@@ -262,6 +273,32 @@ class Audit:
         except StoreUnavailable:
             self._for_store.extendleft(reversed(kept))
             raise
+
+
+def _arguments(raw: bytes, with_values: bool) -> str:
+    """Return the arguments of a call as the trail may show them: their names, or also their values without
+    credentials."""
+    if len(raw) > _MOST_READ:
+        return f"({len(raw)} bytes)"
+    try:
+        found = msgspec.json.decode(raw)
+        if not isinstance(found, dict):
+            return "(no object)"
+        text = msgspec.json.encode(_redacted(found) if with_values else [scrubbed_text(name) for name in found])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return "(unreadable)"
+    shown = text.decode()
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            scrubbed_text(name): REDACTED if is_secret_name(name) else _redacted(each) for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_redacted(each) for each in value]
+    return scrubbed_text(value) if isinstance(value, str) else value
 
 
 MOST_BYTES: Final = 16 << 20

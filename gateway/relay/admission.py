@@ -90,17 +90,18 @@ class AdmittedTool:
         exchange, decision = call.exchange, self._decision
         if self._mirrored is not None and call.check_mirrored is not None:
             call.check_mirrored(self._mirrored, call.params)
-        self.begins(exchange)
+        self.begins(exchange, call.params)
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
-    def begins(self, exchange: Exchange) -> None:
+    def begins(self, exchange: Exchange, params: Object | None = None) -> None:
         """Record in the exchange that it calls this tool, for logs, the limit of slow calls and the audit trail."""
         exchange.calls_tool(self.name, self.slow_s)
         if not self.is_listed:
             exchange.calls_unlisted()
         if self._audit.calls:
             tool = f"{self._decision.server}/{self.name}"
-            exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began))
+            given = b"" if params is None else bytes(params.get("arguments", b""))
+            exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began, given))
 
     def ended(self, call: EndedCall) -> None:
         """Record in the audit trail a call that took the fast path. Only for calls with `is_audited`."""
@@ -109,7 +110,10 @@ class AdmittedTool:
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
         """Return a function that checks the arguments of later calls (`ToolCalls.checker_of`), and compares them with
-        the headers that repeat them (`Request.check_mirrored`)."""
+        the headers that repeat them (`Request.check_mirrored`). It raises ValueError for all if the audit trail has
+        them: only the general way records them."""
+        if self._audit.arguments != "none":
+            return _left_to_the_general_way
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check
@@ -119,6 +123,10 @@ class AdmittedTool:
             return check(given)
 
         return compared
+
+
+def _left_to_the_general_way(given: bytes) -> bytes:
+    raise ValueError("the audit trail has the arguments")
 
 
 Admitted = AdmittedTool | Object

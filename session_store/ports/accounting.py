@@ -64,7 +64,8 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
     client. `count` is the number of equal events that this one stands for. A session that has ended has its age
     `lasted_s` and the number of `calls` that its last replica has answered, None if that replica is not known.
-    `context` has the fields of the session's context that the operator wants in events.
+    `context` has the fields of the session's context that the operator wants in events, `arguments` as JSON the part of
+    a call's arguments that the operator wants there.
     `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
     `blocked`: a sandbox has refused a server the access in `reason`; `tool` is the server.
     `warned`: a client opens sessions and returns to none of them.
@@ -89,6 +90,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trust: str = ""
     lasted_s: float = 0.0
     calls: int | None = None
+    arguments: str = ""
 
 
 class AuditTrail(Protocol):

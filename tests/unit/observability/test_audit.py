@@ -4,12 +4,14 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from gateway.config.auth import AuditSettings
 from gateway.observability.audit import FULL_ALIKE, FULL_IN_ALL, SUMS, Audit, AuditLines, Repeated
 from gateway.observability.logs import CORRELATION
+from gateway.observability.outcome import OK
 from session_store import AuditEvent, Context, StoreUnavailable
 from session_store.embedded.accounting import MemoryAuditTrail
 from session_store.testing import FakeClock, a_session, a_task
@@ -45,6 +47,33 @@ async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() ->
     assert (ended.workspace, ended.trust) == ("w-1", "sandboxed")
     assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
     assert (sum(audit.calls_each.counts), audit.calls_each.total_s) == (2, 3), "how busy sessions are"
+
+
+ARGUMENTS = b'{"query":"Bearer abcdefgh12345678","api_key":"k","at":{"password":"p","n":[1]}}'
+
+
+@requirement("life.events")
+@pytest.mark.parametrize(
+    ("shown", "given", "told"),
+    [
+        ("none", ARGUMENTS, ""),
+        ("names", ARGUMENTS, '["query","api_key","at"]'),
+        ("values", ARGUMENTS, '{"query":"[redacted]","api_key":"[redacted]","at":{"password":"[redacted]","n":[1]}}'),
+        ("values", b'{"a":"%s"}' % (b"x" * 3_000), '{"a":"' + "x" * 1_994 + "…"),
+        ("values", b'{"a":"%s"}' % (b"x" * 70_000), "(70008 bytes)"),
+        ("names", b"[1]", "(no object)"),
+        ("values", b'{"a":', "(unreadable)"),
+    ],
+)
+async def test_a_recorded_call_has_the_part_of_its_arguments_that_the_operator_wants(
+    shown: Any, given: bytes, told: str
+) -> None:
+    trail = MemoryAuditTrail()
+    audit = Audit(trail, lambda: 0.0, AuditSettings(calls=True, arguments=shown))
+    audit.call_watcher(a_session(FakeClock()), "s/t", 0.0, given)(cast("Any", None), OK, b"")
+    await audit.flush()
+    [event] = await trail.recent()
+    assert (event.event, event.arguments) == ("called", told)
 
 
 @requirement("task.operators")
