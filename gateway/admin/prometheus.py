@@ -109,6 +109,11 @@ class PrometheusExporter:
     def _held(self) -> Iterator[Metric]:
         held = self._counted
         yield GaugeMetricFamily("mcp_gateway_sessions", "Sessions that this process serves", value=held.sessions)
+        yield GaugeMetricFamily(
+            "mcp_gateway_sessions_without_workspace",
+            "Those of them that have no workspace",
+            value=held.without_workspace,
+        )
         yield GaugeMetricFamily("mcp_gateway_exchanges_in_flight", "Requests in flight", value=held.in_flight)
         yield GaugeMetricFamily(
             "mcp_gateway_calls_parked", "Calls that wait for input from their client", value=held.suspended
@@ -156,7 +161,9 @@ class PrometheusExporter:
                 restarts.add_metric([upstream.name, reason], upstream.restarts[reason])
         yield restarts
         starts = CounterMetricFamily(
-            "mcp_gateway_server_starts", "Links to servers that were opened, by outcome", labels=["server", "outcome"]
+            "mcp_gateway_server_starts",
+            "Starts of servers: those that answered, and those that failed before",
+            labels=["server", "outcome"],
         )
         for upstream in self._replica.upstreams:
             for outcome in get_args(Start):

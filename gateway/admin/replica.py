@@ -114,11 +114,12 @@ class ReplicaSources:
 
 
 class ReplicaCounts(msgspec.Struct):
-    """Numbers of what a replica holds: sessions, exchanges in flight, suspended ones among them, standalone streams,
-    and running processes by server."""
+    """Numbers of what a replica holds: sessions, those of them without a workspace, exchanges in flight, suspended ones
+    among them, standalone streams, and running processes by server."""
 
     processes: dict[str, int]
     sessions: int = 0
+    without_workspace: int = 0
     in_flight: int = 0
     suspended: int = 0
     streams: int = 0
@@ -199,6 +200,7 @@ class Replica:
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
                 held.sessions += 1
+                held.without_workspace += not live.session.context.workspace
                 held.streams += live.open_streams
                 if live.exchanges or live.has_suspended:
                     held.in_flight += in_flight_of(live)

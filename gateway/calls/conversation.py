@@ -523,6 +523,8 @@ class Conversation:
         self.users.free_memory()
 
     def _settle(self, message: Message) -> None:
+        if not self.links.has_answered and self.links.is_open:
+            self.links.answered()
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
         exchange = self.calls.take(message.id)
         if exchange is None:

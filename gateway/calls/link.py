@@ -116,10 +116,13 @@ class LinkSource(Protocol):
         """Record the session id for a later link to resume with; empty: there is none. Raises `StoreUnavailable`."""
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        """Count and log an opened link. `correlation` is the id of the request that it was opened for."""
+        """Log an opened link. `correlation` is the id of the request that it was opened for."""
+
+    def answered(self) -> None:
+        """Count a link whose server has answered for the first time."""
 
     def failed(self, why: str) -> None:
-        """Count a link that could not be opened."""
+        """Count a link that could not be opened, or that was lost before its server answered."""
 
     def restarted(self, reason: str) -> None:
         """Count a link that replaces an earlier one."""
@@ -150,7 +153,7 @@ class LinkLifecycle:
 
     # Slots save one dictionary for each: there are as many as there are conversations.
     __slots__ = """_closing _deadlines _greeted _greeting _idle _idle_stop_s _loss _retired _source _tasks _user
-        _idle_since _was_open failures initialize_result is_open output_tail link log_level opened_for
+        _idle_since _was_open failures has_answered initialize_result is_open output_tail link log_level opened_for
         first_answer resources restarts state""".split()
 
     def __init__(self, source: LinkSource, user: LinkUser, deadlines: Deadlines, *, idle_stop_s: float | None) -> None:
@@ -172,7 +175,7 @@ class LinkLifecycle:
         self._greeting = _NOTHING
         self._greeted: Link | None = None  # the link whose handshake is complete
         self._loss: Loss | None = None  # why the next link replaces the one before
-        self._was_open = False
+        self._was_open = self.has_answered = False
         self._retired: tuple[Link, ...] = ()  # links that take no message, but may still answer
         self._closing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -269,6 +272,8 @@ class LinkLifecycle:
             self.opened_for = ""
         pid = None if self.link is None else self.link.pid
         self._source.started(pid, monotonic() - began, correlation)
+        if self.has_answered:
+            self._source.answered()
         loss, self._loss, self._was_open = self._loss, None, True
         if loss is not None:
             self.restarts += 1
@@ -278,7 +283,13 @@ class LinkLifecycle:
             logger.info("server %s was started again after %s", self._source.name, loss, extra=fields)
         self.start_idle_timer()
 
+    def answered(self) -> None:
+        """Record the first answer over the present link. A link without a handshake is open before its server runs."""
+        self.has_answered = True
+        self._source.answered()
+
     async def _connect(self) -> None:
+        self.has_answered = False
         self.resources = await self._source.resources()
         options = self.resources.given
         if self._loss is Loss.FORGOTTEN:
@@ -292,6 +303,7 @@ class LinkLifecycle:
             self._greeted = self.link
             return
         answer = await self._user.ask("initialize", params)
+        self.has_answered = True
         if isinstance(answer.error, msgspec.Raw):
             raise HandshakeRefused(answer.error)
         assert isinstance(answer.result, msgspec.Raw)
@@ -318,6 +330,8 @@ class LinkLifecycle:
     def lost(self, reason: str = "") -> str:
         """Record that the link has ended, by itself or because it was closed. Return the reason for clients."""
         self._keep_output_tail()
+        if self.link is not None and self.is_open and not self.has_answered:
+            self._source.failed(f"server {self._source.name!r} ended before its first answer")
         self.link = self._greeted = None
         self.resources.close()
         self.resources = NO_RESOURCES

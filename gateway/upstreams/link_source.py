@@ -125,8 +125,7 @@ class UpstreamLinks:
     def started(
         self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None, why: str = ""
     ) -> None:
-        """Count an opened link, and log it with its session. `why` is the reason for the session's timeline."""
-        self.starts["started"] += 1
+        """Log an opened link with its session. `why` is the reason for the session's timeline."""
         self.start_times_s.append(took_s)
         for callback in self._awaited.pop(live, ()):
             asyncio.get_running_loop().call_soon(callback)
@@ -141,8 +140,12 @@ class UpstreamLinks:
         what = "server connected" if pid is None else "process started"
         logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
 
+    def answered(self) -> None:
+        """Count a link whose server has answered."""
+        self.starts["started"] += 1
+
     def failed(self, why: str) -> None:
-        """Count a link that could not be opened."""
+        """Count a link that could not be opened, or that was lost before its server answered."""
         self.starts["failed"] += 1
         self.start_failure = (time(), why)
 
@@ -174,7 +177,7 @@ class SharedLinks:
         self.resources = links.resources.shared
         self.connect = links.connect
         self.known_handshake = links.known_handshake
-        self.failed = links.failed
+        self.answered, self.failed = links.answered, links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return no secrets: nobody watches such a link."""
@@ -295,6 +298,9 @@ class SessionLinks:
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
         why = _NO_HANDSHAKE if self.era is Era.MODERN and pid is not None else ""
         self._links.started(pid, took_s, correlation, self._live, why)
+
+    def answered(self) -> None:
+        self._links.answered()
 
     def failed(self, why: str) -> None:
         self._links.failed(why)

@@ -36,6 +36,42 @@ def test_the_rules_are_good() -> None:
     assert all(rule["annotations"]["summary"] and rule["annotations"]["description"] for rule in rules)
 
 
+STARTS = 'mcp_gateway_server_starts_total{server="s",outcome="%s"}'
+SESSIONS, WITHOUT = "mcp_gateway_sessions", "mcp_gateway_sessions_without_workspace"
+
+
+@requirement("ops.health")
+@pytest.mark.parametrize(
+    ("alert", "series", "fires"),
+    [
+        ("GatewayServerNeverStarts", {STARTS % "failed": "0+1x20"}, True),
+        ("GatewayServerNeverStarts", {STARTS % "failed": "0+1x20", STARTS % "started": "0+1x20"}, False),
+        ("GatewayServerNeverStarts", {STARTS % "failed": "0+0x20"}, False),
+        ("GatewaySessionsWithoutContext", {SESSIONS: "10x30", WITHOUT: "2x30"}, True),
+        ("GatewaySessionsWithoutContext", {SESSIONS: "10x30", WITHOUT: "10x30"}, False),
+        ("GatewaySessionsWithoutContext", {SESSIONS: "0x30", WITHOUT: "0x30"}, False),
+    ],
+)
+def test_starts_that_never_succeed_and_sessions_without_context_are_told(
+    alert: str, series: dict[str, str], fires: bool, tmp_path: Path
+) -> None:
+    program("prometheus", "prometheus")
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    ran = []
+    for expected in (True, False):  # promtool compares all labels and annotations of an alert, which are not the matter
+        query = {"expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)', "eval_time": "20m"}
+        check = query | {"exp_samples": [{"labels": "{}", "value": int(expected)}]}
+        tests = {
+            "rule_files": [str(SHIPPED / "alerts.yml")],
+            "tests": [{"interval": "1m", "input_series": given, "promql_expr_test": [check]}],
+        }
+        (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests), encoding="utf-8")
+        tool = program("promtool", "prometheus")
+        command: list[str | Path] = [tool, "test", "rules", str(tmp_path / "tests.yml")]
+        ran.append(subprocess.run(command, capture_output=True, check=False).returncode == 0)
+    assert ran == [fires, not fires]
+
+
 @contextlib.contextmanager
 def prometheus(targets: list[str]) -> Iterator[str]:
     """Prometheus with the configuration we ship, but for where the gateways are and how often it looks; its URL."""

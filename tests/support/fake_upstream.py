@@ -67,6 +67,7 @@ class FakeUpstream:
         self.era = Era.MODERN
         self.error: Exception | None = None
         self.refused_headers = 0
+        self.starts: list[str] = []
         self.links: list[FakeLink] = []
         self.conversation = Conversation(
             self, self, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
@@ -95,7 +96,12 @@ class FakeUpstream:
 
     async def remote_session_changed(self, resume: str) -> None: ...
     def started(self, pid: int | None, took_s: float, correlation: str) -> None: ...
-    def failed(self, why: str) -> None: ...
+    def answered(self) -> None:
+        self.starts.append("answered")
+
+    def failed(self, why: str) -> None:
+        self.starts.append("failed")
+
     def restarted(self, reason: str) -> None: ...
     def asked(self, conversation: Conversation, message: Message, stream: object = None) -> None: ...
     def notified(self, conversation: Conversation, message: Message, stream: object = None) -> None: ...

@@ -35,6 +35,22 @@ async def sent() -> tuple[FakeUpstream, Exchange]:
     return upstream, exchange
 
 
+@requirement("ops.figures")
+async def test_a_start_is_counted_when_the_server_answers_or_ends_before_it_does() -> None:
+    upstream, _ = await sent()
+    assert upstream.starts == [], "a link without a handshake is open at once"
+    upstream.links[0].answer({})
+    upstream.conversation.closed("it exited")
+    assert upstream.starts == ["answered"]
+    upstream, _ = await sent()
+    upstream.conversation.closed("it exited")
+    assert upstream.starts == ["failed"]
+    unused = FakeUpstream()
+    await unused.conversation.ready()
+    await unused.conversation.close()
+    assert unused.starts == [], "nobody has asked it anything"
+
+
 QUOTA = too_many("server processes", 3, anonymous=False)
 
 
