@@ -11,7 +11,7 @@ import httpx
 from tests.requirements import requirement
 from tests.support.commands import start_command
 from tests.support.gateway_process import RunningGateway
-from tests.support.mcp_clients import Legacy, result_of, tool_text
+from tests.support.mcp_clients import Legacy, failed_text, result_of, tool_text
 
 
 @contextlib.contextmanager
@@ -40,15 +40,21 @@ def test_orbit_announces_its_workspace(http: httpx.Client) -> None:
         assert tool_text(blue.tool("list_documents")) == "notes.md, todo.md"
 
 
-@requirement("ctx.env", "ctx.env-names", "pol.trust")
+@requirement("ctx.env", "ctx.env-names", "pol.trust", "ctx.unforgeable")
 def test_parachutes_variables_say_whose_session_it_is(http: httpx.Client) -> None:
     with running("parachute") as gateway:
         told = {}
-        for key, trust in (("operator-key", "direct"), ("guest-key", "sandboxed")):
+        for key, trust, own, other in (
+            ("operator-key", "direct", "red", "blue"),
+            ("guest-key", "sandboxed", "blue", "red"),
+        ):
             client = Legacy(gateway.url, http, headers={"Authorization": f"Bearer {key}"})
-            client.open(meta={"orbit": {"workspace": "w-1"}})
+            client.open(meta={"orbit": {"workspace": f"w-{other}"}})
             session, workspace, level = tool_text(client.tool("whose")).split()
-            assert (workspace, level) == ("w-1", trust)
+            assert (workspace, level) == (f"w-{own}", trust), "not what the client announces"
+            assert tool_text(client.tool("read_note", {"name": "plan"})) == f"paint it {own}"
+            stolen = client.tool("read_note", {"name": "plan", "workspace": f"w-{other}"})
+            assert "no access" in failed_text(stolen)
             told[key] = (session, {tool["name"] for tool in result_of(client.call("tools/list"))["tools"]})
         assert told["operator-key"][0] != told["guest-key"][0]
         assert told["operator-key"][1] - told["guest-key"][1] == {"write_file"}
