@@ -156,7 +156,8 @@ class GatewaySettings(Frozen):
 
     @model_validator(mode="after")
     def _remember_origins(self, info: ValidationInfo) -> Self:
-        self._origins = (info.context or {}).get("origins")
+        # Settings of a loaded gateway and other servers are validated once more, without the places.
+        self._origins = (info.context or {}).get("origins", self._origins)
         return self
 
     @field_validator("store")

@@ -17,8 +17,10 @@ def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypat
     monkeypatch.setattr("gateway.serving.stdio.serve_stdio", served.append)
     # The log stays as the tests have it.
     monkeypatch.setattr("gateway.observability.logs.configure_logging", lambda *_: None)
-    done = ran("stdio", "--url", URL, MCP_SESSION_KEY="k", MCP_TOKEN="t")
+    done = ran("stdio", "--url", URL, MCP_SESSION_KEY="k", MCP_TOKEN="t", MCP_GATEWAY_LOG_LEVEL="error")
     assert done.exit_code == 0, done.output
+    origins = served[0].gateway.origins
+    assert origins is not None and origins.of("log_level") == "the variable MCP_GATEWAY_LOG_LEVEL"
     (entry,) = served[0].mcpServers.values()
     assert entry.url == f"{URL}/mcp"
     assert entry.headers == {"MCP-Gateway-Session-Key": "k", "Authorization": "Bearer t"}
