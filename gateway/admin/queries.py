@@ -83,7 +83,7 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     status: Annotated[str, About(f"Of this status only: {', '.join(TASK_STATUSES)}")] = ""
     limit: Limit = 50
-    after: Annotated[str, About("Begin behind this one: `after` of the page before")] = ""
+    after: Annotated[str, About("Start after this entry: `after` of the previous page")] = ""
 
     def __post_init__(self) -> None:
         if self.status and self.status not in TASK_STATUSES:
@@ -196,7 +196,9 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
         str, About(f"{', '.join(SORTS)}: the highest or latest first, ids in their order (id by default)")
     ] = ""
     limit: Limit = 50
-    after: Annotated[str, About("Begin behind this one: `after` of the page before, of the same filter and order")] = ""
+    after: Annotated[
+        str, About("Start after this entry: `after` of the previous page, with the same filter and order")
+    ] = ""
 
     def __post_init__(self) -> None:
         for name, value, known in (("only", self.only, ONLY), ("sort", self.sort, ("", *SORTS))):

@@ -130,7 +130,7 @@ def _parsed(after: str) -> SortKey | None:
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         return (float(number) if number else 0.0, f"{begins}~")
     except ValueError:
-        raise OperatorError("after: give what the page before has as its `after`, in the same order") from None
+        raise OperatorError("after: give the `after` of the previous page, in the same order") from None
 
 
 class ListingRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ class Parameter:
             return text
         most = self.about.most
         if not text.isascii() or not text.isdigit() or len(text) > 17 or (most and not 1 <= int(text) <= most):
-            right = f"from 1 to {most}" if most else f"`{self.name}` of the page before"
+            right = f"from 1 to {most}" if most else f"`{self.name}` of the previous page"
             raise OperatorError(f"{self.name}: must be a number{' ' if most else ', '}{right}")
         return int(text)
 
@@ -176,7 +176,9 @@ TaskName = Annotated[
 ]
 ReplicaName = Annotated[str, About("How its name begins", name="replica")]
 Over = Annotated[Range, About(f"How far to look back: {', '.join(RANGES)} (15m by default)", name="range")]
-After = Annotated[int, About("The oldest ones behind this number: `after` of the page before. Left out: the newest")]
+After = Annotated[
+    int, About("The oldest entries after this number: `after` of the previous page. If left out: the newest")
+]
 FramesLimit = Annotated[int, About("Maximum number of items: 100 by default, at most 500", most=500)]
 
 

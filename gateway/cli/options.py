@@ -59,7 +59,7 @@ class Target(AtGateway):
     """The place that a command of operators asks: a running gateway, or a store."""
 
     store: Annotated[
-        str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The store's URL, as the gateway has it.")
+        str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The URL of the gateway's store.")
     ] = ""
 
     def preferring(self, typed: Set[str]) -> "Target":
@@ -106,7 +106,7 @@ class Overrides:
         bool, typer.Option("--anonymous", help="Serve everyone who can reach it, without a credential.")
     ] = False
     allowed_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A host name requests may ask for; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="A host name that requests may use; may be repeated.")
     ] = None
 
     allow_eval: Annotated[

@@ -48,7 +48,7 @@ def learn(
     seconds: Annotated[float, typer.Option(min=0, help="End after this time; 0: at Ctrl-C, or with the client.")] = 0.0,
     write: Annotated[
         Path | None,
-        typer.Option("--write", help="Write the table to this file as well. An existing file gets what is new."),
+        typer.Option("--write", help="Also write the table to this file; new grants are added to an existing one."),
     ] = None,
 ) -> None:
     """Run a server that may touch everything, and print the grants that it needs under `strict`.

@@ -70,7 +70,7 @@ class Listing:
     """Options of `list`."""
 
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of rows.")] = 50
-    after: Annotated[str, typer.Option(help="Continue behind this one, as the previous page says.")] = ""
+    after: Annotated[str, typer.Option(help="Continue after this id, which the previous page prints.")] = ""
     query: Annotated[
         str, typer.Option("--find", help="Text in id, principal, client, workspace, servers …; or a correlation id.")
     ] = ""

@@ -202,8 +202,8 @@ class AdminSettings(Frozen):
 
     keys: KeyDigestSettings = Field(default={})
     """Operator name → SHA-256 of the operator's key as hex digits, or a list of them, as in `api_keys`. Empty: no
-    REST interface, and no console but for the one-time link that `run` shows on the terminal of a machine that alone
-    reaches it."""
+    REST interface, and no console, except through the one-time link that `run` shows on a terminal if no other machine
+    reaches the console."""
     listen: ListenAddress = ""
     """`HOST:PORT` of a separate listener for console, REST and metrics; there, metrics need no key. Empty: they are
     served by the gateway's own listener. Worker n listens on a port that is higher by n."""

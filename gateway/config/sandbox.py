@@ -85,18 +85,18 @@ class SandboxSettings(Frozen):
     cpu_s: Amount = None
     """Processor time of each process; 0: no limit."""
     total_memory_mb: Amount = None
-    """Memory in MiB that all processes of one session's server may have together, with what they share and keep in
-    files of memory; 0: no limit. Needs a [cgroup](sandbox.md#cgroups). If not set: twice `memory_mb`, where there are
+    """Memory in MiB that all processes of one session's server may have together, including what they share and keep
+    in memory files; 0: no limit. Needs a [cgroup](sandbox.md#cgroups). If not set: twice `memory_mb`, where there are
     cgroups."""
     processors: Annotated[float, Field(ge=0, le=4_096)] | None = None
-    """Of how many processors all processes of one session's server may use the time together, such as `0.5`; 0: no
-    limit. Needs a [cgroup](sandbox.md#cgroups)."""
+    """How much processor time all processes of one session's server may use together, in processors, such as `0.5`; 0:
+    no limit. Needs a [cgroup](sandbox.md#cgroups)."""
     watch: bool | None = None
-    """Whether refused files are seen in the log and the console, as refused hosts always are. If not set: no, because
-    each file that the server opens takes 60 µs longer then."""
+    """Whether the log and the console show refused files, as they always show refused hosts. If not set: no, because
+    then each file that the server opens takes 60 µs longer."""
     required: bool | None = None
-    """Whether the gateway refuses to start if this machine cannot hold the whole profile. If not set: no; it logs what
-    does not hold."""
+    """Whether the gateway refuses to start if this machine cannot enforce the whole profile. If not set: no; it logs
+    what is not enforced."""
     launcher: tuple[str, ...] = ()
     """Command prefix that starts the server, for example a container. `{socket}`, `{session_id}`, `{temp_dir}` and
     `{variable}` are replaced ([launchers](policy.md#launchers)). In a setting that names no profile,

@@ -127,8 +127,8 @@ class UpstreamSettings(BaseModel):
     warm: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of processes to prestart for new sessions that resemble earlier ones. For servers that start slowly."""
     lists_fresh_s: Annotated[float, Field(ge=0, le=3_600)] = 0
-    """How long the handshake and the lists of a server count that does not say so itself, as 2025-11-25 servers do not.
-    A new session whose principal, credential, context, metadata and client equal those of an earlier one gets both
+    """How long the handshake and the lists of a server are reused if the server does not say it, as 2025-11-25 servers
+    do not. A new session with the same principal, credential, context, metadata and client as an earlier one gets both
     without a process, which starts with its first other request. Only for servers that list the same to equal sessions,
     not for a `url`. 0: not at all."""
     idle_stop_s: Annotated[float, Field(ge=0, le=31_536_000)] | None = None

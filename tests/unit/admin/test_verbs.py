@@ -63,7 +63,7 @@ def test_arguments_come_back_from_the_parameters_of_a_request(name: str, argumen
         ("end_all", {}, "name the sessions"),
         ("history", {"range": "2h"}, "range: must be one of 5m, 15m"),
         *(
-            ("frames", {"session": "abcd", "after": after}, "after: must be a number, `after` of the page before")
+            ("frames", {"session": "abcd", "after": after}, "after: must be a number, `after` of the previous page")
             for after in ("x", "9" * 30)
         ),
     ],
@@ -199,7 +199,7 @@ def test_only_failing_and_only_busy_have_an_order_of_their_own() -> None:
 
 @requirement("ops.session-list")
 def test_cursors_and_orders_that_are_none_are_refused_and_a_filter_is_told_in_words() -> None:
-    with pytest.raises(OperatorError, match="after: give what the page before has"):
+    with pytest.raises(OperatorError, match="after: give the `after` of the previous page"):
         Selection(SessionQuery(after="x~abcd"))
     with pytest.raises(OperatorError, match="sort: must be one of id, used"):
         SessionQuery(sort="age")
