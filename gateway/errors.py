@@ -138,9 +138,10 @@ def insufficient_scope(reason: str, challenge: str) -> Refused:
     )
 
 
-def _unavailable(reason: str, message: str, *, retry_after_s: int = 1) -> Refused:
+def _unavailable(reason: str, message: str, *, retry_after_s: int = 1, data: Any = None) -> Refused:
     """Refuse a request that was not executed, and that the client can send again later."""
-    return Refused(503, STORE_UNAVAILABLE, message, reason=reason, headers={"Retry-After": str(retry_after_s)})
+    headers = {"Retry-After": str(retry_after_s)}
+    return Refused(503, STORE_UNAVAILABLE, message, data=data, reason=reason, headers=headers)
 
 
 def store_unavailable() -> Refused:
@@ -152,6 +153,15 @@ def store_full() -> Refused:
     """Refuse a new session: the gateway has as many as it may have, and none of them can be ended now."""
     message = "The gateway has as many sessions as it allows, and all are in use. Try again."
     return _unavailable("store_full", message, retry_after_s=5)
+
+
+def out_of_memory(server: str, *, needs_mb: int, left_mb: int, most_mb: int) -> Refused:
+    """Refuse to start a process of a server: it needs more than is left of the memory for server processes."""
+    message = (
+        f"Server {server!r} was not started, and nothing was executed: it needs about {needs_mb} MiB of memory, and "
+        f"{left_mb} of {most_mb} MiB are left. End a session, or try again in 30 s."
+    )
+    return _unavailable("out_of_memory", message, retry_after_s=30, data={"retryAfter": 30})
 
 
 def store_refused(error: StoreError) -> Refused:

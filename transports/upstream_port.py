@@ -51,10 +51,10 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     instead of the configured one. `headers` returns headers for every HTTP request. `schemas` returns the input
     schemas, by tool, of the tools that mirror arguments in headers. `resume` is the `Link.resume` of an earlier
     link of the same session. `keep` returns True if a later link will resume this one. `started` is a link that the
-    same upstream has prestarted with these options. `began` is called with the id of a started process. It gets
-    None if the process has no sandbox: then processes that are not below it may do its work. `in_context` returns
-    the context variables with which an object in this process handles the message that is sent. `scope` are members
-    of the ASGI scope that its tools find in the request of their context.
+    same upstream has prestarted with these options. `began` is called with the id of a started process. None:
+    processes that are not below it may do its work. `in_context` returns the context variables with which an object
+    in this process handles the message that is sent. `scope` are members of the ASGI scope that its tools find in
+    the request of their context.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -40,7 +40,7 @@ _READ_AT_ONCE: Final = 2_000
 _STATES: Final = ("ok", "starting", "failing")
 """States of a server, the worst last. A server has the worst state that any replica reports."""
 
-_SUMMED: Final = ("processes", "links", "in_flight", "started", "failed_starts")
+_SUMMED: Final = ("processes", "memory_bytes", "links", "in_flight", "started", "failed_starts")
 
 
 class Insights:

@@ -55,6 +55,7 @@ class PrometheusExporter:
         yield from self._requests()
         yield from self._held()
         yield from self._servers()
+        yield from self._memory()
         yield from self._store()
 
     def _requests(self) -> Iterator[Metric]:
@@ -178,6 +179,20 @@ class PrometheusExporter:
             for method in sorted(CACHEABLE):
                 hits.add_metric([upstream.name, method], upstream.server_lists.results.hits[method])
         yield hits
+
+    def _memory(self) -> Iterator[Metric]:
+        memory, state = self._replica.memory.by_server(), self._replica.memory.state()
+        taken = GaugeMetricFamily(
+            "mcp_gateway_server_memory_bytes", "Memory of server processes, estimated", labels=["server"]
+        )
+        for upstream in self._replica.upstreams:
+            taken.add_metric([upstream.name], memory[upstream.name])
+        yield taken
+        yield GaugeMetricFamily(
+            "mcp_gateway_memory_bytes", "Memory of the gateway and its server processes, estimated", value=state.used
+        )
+        if state.most:
+            yield GaugeMetricFamily("mcp_gateway_memory_limit_bytes", "What these may have now", value=state.most)
 
     def _store(self) -> Iterator[Metric]:
         is_up = self._store_s is not None

@@ -166,7 +166,7 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 FILTERS: Final = SessionFilter.__struct_fields__
 
-SORTS: Final = ("id", "used", "created", "calls", "failures", "last_failure", "in_flight")
+SORTS: Final = ("id", "used", "created", "calls", "failures", "last_failure", "in_flight", "memory")
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.observability.metrics import Metrics
+from gateway.observability.process_memory import resident_bytes
+from gateway.policy.server_memory import ServerMemory
 from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import UnreturningClient
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -47,7 +49,6 @@ _LISTED_LINES: Final = 10
 """Output lines of one process in a list of sessions. The page of one session has all lines that are kept."""
 _MOST_BODY_CHARS: Final = 256 << 10
 """The most characters of all bodies in one report, which travels over the bus of the store."""
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
@@ -111,6 +112,7 @@ class ReplicaSources:
     unwritten: Callable[[str], TimelinePart | None]
     write_activity: Callable[[], Awaitable[None]]
     watches: FrameWatches
+    memory: ServerMemory
 
 
 class ReplicaCounts(msgspec.Struct):
@@ -144,6 +146,7 @@ class Replica:
         self.environments = seen.environments
         self.metrics = metrics
         self.upstreams = tuple(upstreams)
+        self.memory = seen.memory
         self._live = live
         self._cluster = cluster
         self._serving = serving
@@ -184,7 +187,10 @@ class Replica:
             in_flight=held.in_flight,
             streams=held.streams,
             processes=sum(held.processes.values()),
-            memory_bytes=memory_of(os.getpid()),
+            memory_bytes=resident_bytes() or 0,
+            server_memory=dict(self.memory.by_server()),
+            most_memory=self.memory.state().most,
+            memory_short=self.memory.is_short,
             calls=self.metrics.calls,
             failed=self.metrics.failed,
             forwarded=self.metrics.forwarded["answered"],
@@ -222,7 +228,8 @@ class Replica:
             await let_others_run()
         for upstream in self.upstreams:
             links[upstream.name] += [("", one) for one in upstream.shared]
-        return [_part_of_server(upstream, links[upstream.name]) for upstream in self.upstreams]
+        memory = self.memory.by_server()
+        return [_part_of_server(each, links[each.name], memory[each.name]) for each in self.upstreams]
 
     @question("parts")
     async def parts(self, session_ids: list[str]) -> list[SessionPart]:
@@ -231,17 +238,29 @@ class Replica:
         found = [live for one in session_ids if (live := self._live.get(one)) is not None]
         return [
             msgspec.structs.replace(
-                part_of(live),
-                processes=[_process(conversation, lines) for conversation in live.conversations.values()],
+                part_of(live, self.memory),
+                processes=[self._process(live, conversation, lines) for conversation in live.conversations.values()],
                 refused=self._seen.refused(redact(live.session.id)),
             )
             for live in found
         ]
 
+    def _process(self, live: LiveSession, conversation: Conversation, lines: int) -> ProcessFacts:
+        pid = None if conversation.link is None else conversation.link.pid
+        return ProcessFacts(
+            server=conversation.name,
+            era=str(conversation.era),
+            pid=pid,
+            memory_bytes=0 if pid is None else self.memory.of_session(live.session.id, pid),
+            restarts=conversation.links.restarts,
+            in_flight=len(conversation.calls),
+            stderr=_lines(conversation.output_tail, lines),
+        )
+
     @question("brief parts")
     async def brief_parts(self, session_ids: list[str]) -> list[SessionPart]:
         """Return the same facts without processes and refusals."""
-        return [part_of(live) for one in session_ids if (live := self._live.get(one)) is not None]
+        return [part_of(live, self.memory) for one in session_ids if (live := self._live.get(one)) is not None]
 
     @question("held")
     async def serves(self, session_ids: list[str]) -> list[str]:
@@ -251,7 +270,7 @@ class Replica:
     @question("listing")
     async def listing(self, query: SessionQuery) -> ListingPage:
         """Return the sessions of this replica that match, and their totals."""
-        return await listing_page(self._live, query, time)
+        return await listing_page(self._live, query, time, self.memory)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:
@@ -329,42 +348,9 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
             counts[conversation.name] = counts.get(conversation.name, 0) + 1
 
 
-def _process(conversation: Conversation, lines: int) -> ProcessFacts:
-    link = conversation.link
-    pid = None if link is None else link.pid
-    return ProcessFacts(
-        server=conversation.name,
-        era=str(conversation.era),
-        pid=pid,
-        memory_bytes=0 if pid is None else sum(memory_of(one) for one in _below(pid)),
-        restarts=conversation.links.restarts,
-        in_flight=len(conversation.calls),
-        stderr=_lines(conversation.output_tail, lines),
-    )
-
-
-def _below(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
-    found = [pid]
-    for one in found:  # grows while it is walked
-        try:
-            with open(f"/proc/{one}/task/{one}/children", "rb") as file:
-                found += [int(child) for child in file.read().split()]
-        except OSError:
-            continue  # it has ended, or this kernel does not tell
-    return found
-
-
-def memory_of(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
-
-
-def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]]) -> ServerPart:
+def _part_of_server(
+    upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]], memory_bytes: int
+) -> ServerPart:
     """Report what this replica knows of a server. `links` are its conversations, each with how the id of its session
     begins."""
     settings, found = upstream.settings, upstream.state
@@ -379,6 +365,7 @@ def _part_of_server(upstream: ConfiguredUpstream, links: Sequence[tuple[str, Con
         output=_lines(found.output_tail),
         tools=0 if tools is None else len(tools.schemas),
         processes=sum(one.link is not None and one.link.pid is not None for _, one in links),
+        memory_bytes=memory_bytes,
         links=sum(one.link is not None for _, one in links),
         in_flight=sum(len(one.calls) for _, one in links),
         started=upstream.starts["started"],

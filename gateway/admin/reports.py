@@ -175,6 +175,7 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     parked: int = 0
     streams: int = 0
+    memory_bytes: int = 0
     servers: list[str] = []
     processes: list[ProcessFacts] = []
     failures: list[Failure] = []
@@ -187,7 +188,8 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as operators see it; `session` is how its id begins. `state` is one of `SESSION_STATES`."""
+    """A session as operators see it; `session` is how its id begins. `state` is one of `SESSION_STATES`.
+    `memory_bytes`: of its server processes, about."""
 
     session: str
     principal: str
@@ -208,6 +210,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     parked: int = 0
     streams: int = 0
+    memory_bytes: int = 0
     upstreams: tuple[str, ...] = ()
     metadata: Mapping[str, str] = {}
     processes: list[ProcessFacts] = []
@@ -217,7 +220,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionTotals(msgspec.Struct, kw_only=True):
-    """Of all sessions that match a query: how many, how many in each state and with failures, and their calls."""
+    """Of all sessions that match a query: how many, how many in each state and with failures, their calls, and the
+    memory of their server processes."""
 
     sessions: int = 0
     states: dict[str, int] = {}
@@ -225,15 +229,17 @@ class SessionTotals(msgspec.Struct, kw_only=True):
     calls: int = 0
     failed: int = 0
     in_flight: int = 0
+    memory_bytes: int = 0
 
-    def count(self, state: SessionState, *, calls: int, failed: int, in_flight: int) -> None:
+    def count(self, part: SessionPart) -> None:
         """Count one more session."""
-        self.states[state] = self.states.get(state, 0) + 1
+        self.states[part.state] = self.states.get(part.state, 0) + 1
         self.sessions += 1
-        self.failing += failed > 0
-        self.calls += calls
-        self.failed += failed
-        self.in_flight += in_flight
+        self.failing += part.failed > 0
+        self.calls += part.calls
+        self.failed += part.failed
+        self.in_flight += part.in_flight
+        self.memory_bytes += part.memory_bytes
 
     def add(self, other: "SessionTotals") -> None:
         """Add the totals of other sessions."""
@@ -244,6 +250,7 @@ class SessionTotals(msgspec.Struct, kw_only=True):
         self.calls += other.calls
         self.failed += other.failed
         self.in_flight += other.in_flight
+        self.memory_bytes += other.memory_bytes
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +266,9 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway process: what it is, what it holds, and its last minutes. `silent`: the replica does not answer.
-    `unreturning`: clients that opened sessions here and returned to none. `unavailable`: servers that it cannot use."""
+    `unreturning`: clients that opened sessions here and returned to none. `unavailable`: servers that it cannot use.
+    `memory_bytes`: of the gateway's own process. `server_memory`: of server processes, about, by server. `most_memory`:
+    what all of these together may have now; 0: any. `memory_short`: little of it is left."""
 
     replica: str
     address: str = ""
@@ -275,6 +284,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     streams: int = 0
     processes: int = 0
     memory_bytes: int = 0
+    server_memory: dict[str, int] = {}
+    most_memory: int = 0
+    memory_short: bool = False
     calls: int = 0
     failed: int = 0
     forwarded: int = 0
@@ -356,6 +368,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     output: list[str] = []
     tools: int = 0
     processes: int = 0
+    memory_bytes: int = 0
     links: int = 0
     in_flight: int = 0
     started: int = 0
@@ -377,10 +390,10 @@ class ServerRow(ServerFacts, frozen=True, kw_only=True):
 
     `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`, where it is worst; then `reason`,
     `attempts` (failed ones in a row) and `output` (the last lines that it wrote) say more. `states`: how many replicas
-    say which. `tools`: how many it lists. `links`: connections of sessions to it, with a process each or without.
-    `started`, `failed_starts` and `restarts` (by reason) count since the replicas began, `start_p50_s` and
-    `start_max_s` are of the last starts. `start_failure` is why the last one that failed did, at `start_failed_at`.
-    `died`: processes of sessions that ended by themselves and are not replaced.
+    say which. `tools`: how many it lists. `memory_bytes`: of its processes, about. `links`: connections of sessions to
+    it, with a process each or without. `started`, `failed_starts` and `restarts` (by reason) count since the replicas
+    began, `start_p50_s` and `start_max_s` are of the last starts. `start_failure` is why the last one that failed did,
+    at `start_failed_at`. `died`: processes of sessions that ended by themselves and are not replaced.
     `calls`, `failed`, `p50_s` and `p99_s` are of the range that was asked for, and so are the rows `usage` by tool.
     """
 

@@ -20,6 +20,7 @@ from gateway.admin.reports import (
 )
 from gateway.calls.lifecycles import LiveState
 from gateway.calls.live_session import LiveSession, LiveSessions
+from gateway.policy.server_memory import ServerMemory
 from session_store import Session
 from session_store.session import redact
 from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
@@ -55,7 +56,7 @@ class Selection(Generic[T]):
         is_of_request = any(failure.correlation == query.query for failure in part.failures)
         if query.query and not is_of_request and not matches(session, query.query):
             return
-        self.totals.count(part.state, calls=part.calls, failed=part.failed, in_flight=part.in_flight)
+        self.totals.count(part)
         place = (_key(query.order, session, part), session.id)
         if self._after is None or place > self._after:
             self._found.append((place, item))
@@ -114,6 +115,8 @@ def _key(sort: str, session: Session, part: SessionPart) -> float:
             return -part.failed_at
         case "in_flight":
             return -part.in_flight
+        case "memory":
+            return -part.memory_bytes
     return 0.0
 
 
@@ -148,17 +151,19 @@ class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
     totals: SessionTotals = msgspec.field(default_factory=SessionTotals)
 
 
-async def listing_page(live: LiveSessions, query: SessionQuery, now: Callable[[], float]) -> ListingPage:
+async def listing_page(
+    live: LiveSessions, query: SessionQuery, now: Callable[[], float], memory: ServerMemory
+) -> ListingPage:
     """Return the listing of this replica. Sessions are looked at in steps, so that calls do not wait."""
     selection: Selection[LiveSession] = Selection(query)
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
         for one in some:
             if not one.ended:
-                selection.add(one.session, part_of(one), one)
+                selection.add(one.session, part_of(one, memory), one)
         selection.first()
         await let_others_run()
     rows = [
-        ListingRow(id=one.session.id, place=place, row=row_of(one.session, part_of(one), now()))
+        ListingRow(id=one.session.id, place=place, row=row_of(one.session, part_of(one, memory), now()))
         for place, one in (selection.first() if query.limit else ())
     ]
     return ListingPage(rows=rows, totals=selection.totals)
@@ -183,7 +188,7 @@ def in_flight_of(live: LiveSession) -> int:
     return sum(exchange.live is live for exchange in live.exchanges)
 
 
-def part_of(live: LiveSession) -> SessionPart:
+def part_of(live: LiveSession, memory: ServerMemory) -> SessionPart:
     """Return what this replica knows of a session in addition to its record, without its processes."""
     return SessionPart(
         id=live.session.id,
@@ -193,6 +198,7 @@ def part_of(live: LiveSession) -> SessionPart:
         in_flight=len(live.exchanges),
         parked=suspended_of(live),
         streams=live.open_streams,
+        memory_bytes=memory.of_session(live.session.id),
         servers=sorted({name for name, *_ in live.conversations}),
         failures=[*reversed(live.failures)],
     )

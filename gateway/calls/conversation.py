@@ -245,7 +245,11 @@ class Conversation:
         for faults of the server or of its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
-        if isinstance(error, Refused):
+        if isinstance(error, Refused) and code == OUTCOME_UNKNOWN:
+            # An earlier round may have taken effect, and refusals invite clients to send the request again.
+            logger.warning("a call could not go on at server %s: %s", self.name, error, extra=exchange.log_fields())
+            self.fail(exchange, code, f"the call could not go on at server {self.name!r}; it may have taken effect")
+        elif isinstance(error, Refused):
             self.fail(exchange, error.code, str(error), error.reason)
         elif isinstance(error, UpstreamUnavailable | LinkClosed):
             self.fail(exchange, code, str(error))

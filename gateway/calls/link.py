@@ -414,6 +414,15 @@ class LinkLifecycle:
         else:
             self.start_idle_timer()
 
+    def stop_early(self, share: float) -> None:
+        """Close the link in the background if it was without calls for this share of its idle time."""
+        if self._idle is None or self._idle_stop_s is None or self.state is not LinkState.OPEN:
+            return
+        if self._user.is_idle and monotonic() - self._idle_since >= share * self._idle_stop_s:
+            self._end_timer()
+            self._loss = Loss.STOPPED
+            self.discard()
+
     # -- ending
 
     async def close(self) -> None:

@@ -29,6 +29,11 @@ class LimitSettings(Frozen):
     worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Outcomes
     of tasks that were asked for with `tasks/result` and are not read yet count as bodies do. Give the process twice as
     much memory."""
+    total_memory_mb: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_null)] = None
+    """Memory in MiB that this gateway and its server processes may have together; each worker has its share. A process
+    for which too little is left is not started, and its client gets 503 ([memory](memory.md)). 0: no limit. Null: 80 %
+    of the machine's memory or of its cgroup's, and always less than what is available there. Set it where other
+    programs need more than the rest, and where the memory cannot be read (macOS)."""
     start_timeout_s: Seconds = 30.0
     """Maximum time for the start of a server, including the handshake. A server whose first line on stdout is no MCP
     message has a sixth of it from then on. Raise it for a server that takes long to start."""

@@ -78,7 +78,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
             sandboxed=SandboxedResources(
-                name, sandboxes[name], link_resources.folders, _package(packages, name, entry)
+                name, sandboxes[name], link_resources.folders, _package(packages, name, entry), base.memory
             ),
         )
 

@@ -36,6 +36,7 @@ from gateway.observability.request_log import RequestLog
 from gateway.observability.tracing import tracing
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
+from gateway.policy.server_memory import ServerMemory
 from gateway.relay.call import Senders
 from gateway.serving.build_http import build_http
 from gateway.serving.build_servers import build_servers
@@ -54,6 +55,7 @@ from gateway.serving.parts import (
 )
 from gateway.serving.paths import served_paths
 from gateway.serving.readiness import Readiness, ServingState
+from gateway.serving.workers import worker_count
 from gateway.sessions.returns import ReturnTracker
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
@@ -172,6 +174,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
             run="" if cluster is None else cluster.replica,
             runs=backend.directory.replicas,
         ),
+        memory=ServerMemory(options.limits.total_memory_mb, metrics.limited, workers=worker_count()),
         watches=FrameWatches(),
     )
 
@@ -253,6 +256,7 @@ def _replica(
             unwritten=base.activity.unwritten,
             write_activity=base.activity.write_seen,
             watches=base.watches,
+            memory=base.memory,
         ),
         cancel_task=tasks.table.cancel,
     )

@@ -59,6 +59,7 @@ class Gateway:
         self.upstreams = served.upstreams
         self.policy = served.policy
         self.calls = served.tool_calls
+        self.memory = parts.foundation.memory
         self.assertions = served.assertions
         self.carriers = resolution.carriers
         self.resolver = resolution.resolver

@@ -31,6 +31,9 @@ SWEEP_EVERY_S: Final = 1.0
 _TASKS_EVERY_S: Final = 1.0
 _TASKS_STORED_WITHIN_S: Final = 5.0
 
+_EARLY: Final = 0.1
+"""The share of its idle time after which a process is ended while memory is short."""
+
 _PROBED_WITHIN_S: Final = 10.0
 """The maximum time that the start waits for servers whose lists are compared with the policy."""
 
@@ -175,6 +178,7 @@ class Lifecycle:
             self._sweep(),
             self._repeat(made.table.renew, "the records of working tasks cannot be renewed"),
             self._repeat(made.recovery.sweep, "the tasks of replicas that are gone cannot be recovered"),
+            self._repeat(self._watch_memory, "the memory of server processes cannot be read"),
             self._follow_ends(),
             self._end_seconds(),
         ]
@@ -186,6 +190,19 @@ class Lifecycle:
         for one in work:
             tasks.spawn(one)
         return tasks
+
+    async def _watch_memory(self) -> None:
+        """Read the memory of processes. If it is short, end those that are prestarted, or were idle for a tenth of
+        their idle time."""
+        memory = self._parts.foundation.memory
+        await memory.sample()
+        if not memory.is_short:
+            return
+        self._parts.resolution.prestart.drop()
+        for live in self._parts.foundation.live:
+            for conversation in live.conversations.values():
+                if conversation.is_process:
+                    conversation.links.stop_early(_EARLY)
 
     async def _release(self) -> None:
         """End the servers and release the sessions. In a durable store, the sessions live on."""

@@ -27,6 +27,7 @@ from gateway.observability.request_log import RequestLog
 from gateway.policy.decisions import Policy
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
+from gateway.policy.server_memory import ServerMemory
 from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.call import Senders
 from gateway.relay.endpoint import Endpoint
@@ -107,6 +108,7 @@ class Foundation:
     limits: Limits
     rates: RateLimits
     quotas: PrincipalQuotas
+    memory: ServerMemory
     watches: FrameWatches
 
 

@@ -167,11 +167,15 @@ class PrestartPool:
                 del self._pools[environment]
                 self._drop(pool)
 
-    async def close(self) -> None:
-        """Close all pools and sets."""
-        for pool in list(self._pools.values()):
+    def drop(self) -> None:
+        """Close all pools, and the sets that no session was given, in the background."""
+        for pool in self._pools.values():
             self._drop(pool)
         self._pools.clear()
+
+    async def close(self) -> None:
+        """Close all pools and sets."""
+        self.drop()
         await self._tasks.settled()  # first, because the task that makes a set closes it
         await self._given.close()
 

@@ -1,4 +1,5 @@
-"""Add the sandbox of a server to the resources of its links: walls, a private folder, and the package to start."""
+"""Add to the resources of a server's links what each of its processes needs: memory, walls, a private folder, and the
+package to start."""
 
 import contextlib
 import logging
@@ -11,10 +12,13 @@ from msgspec import structs
 from gateway.config.sandbox import Sandbox
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
+from gateway.policy.server_memory import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened
 from session_store.tool_session import SOCKET_VARIABLE
+from transports.inbound_port import Refused
+from transports.upstream.process_tree import parent
 from transports.upstream.walls.spec import Walls
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
@@ -23,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 class SandboxedResources:
     """Put the processes of the server `name` into its sandbox. `sandbox` returns the sandbox for sessions of a trust
-    level. `package` fetches the package that the server's command names, if it names one."""
+    level. `package` fetches the package that the server's command names, if it names one. `memory` has room for its
+    processes, or none."""
 
     def __init__(
         self,
@@ -31,24 +36,36 @@ class SandboxedResources:
         by_trust: SandboxesByTrust,
         folders: SessionFolders,
         package: Callable[[], Awaitable[PackageInUse | None]],
+        memory: ServerMemory,
     ) -> None:
         self._name = name
         self._by_trust = by_trust
         self._folders = folders
         self._package = package
+        self.memory = memory
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
         self.sandbox = by_trust.sandbox
 
     async def shared(self) -> LinkResources:
         """Return walled resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
-        return await self.of_session(LinkResources(), "", self._by_trust.shared)
+        try:
+            return await self.of_session(LinkResources(), "", self._by_trust.shared)
+        except Refused as refused:
+            raise UpstreamUnavailable(str(refused)) from None
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         """Return the resources of a session's link, with the walls of that sandbox added. If this fails, release the
-        resources. Raises `UpstreamUnavailable`."""
+        resources.
+
+        Raises:
+            UpstreamUnavailable: the process cannot have its walls, its folder or its package.
+            Refused: 503, too little memory is left for it.
+        """
         given = resources.given
         with contextlib.ExitStack() as held:
             held.callback(resources.close)
+            process = self.memory.begin(self._name, session_id)
+            held.callback(process.ended)
             enclosure = self._by_trust.enclosure(sandbox)
             if enclosure is None:
                 given = structs.replace(given, launcher=(*given.launcher, *sandbox.prlimit))
@@ -64,6 +81,7 @@ class SandboxedResources:
                     raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
                 held.callback(self._folders.release, session_id)
                 given = self._walled(given, enclosure, own, str(self._folders.path(session_id)), code)
+            given = structs.replace(given, began=_began(given, process))
             return replace(resources, given=given, close=held.pop_all().close)
 
     def _walled(
@@ -99,3 +117,16 @@ class SandboxedResources:
         self._refused[sandbox] = refused
         if refused:
             raise UpstreamUnavailable("its sandbox grants files of the gateway; the log of the gateway names them")
+
+
+def _began(given: ConnectOptions, process: ServerProcess) -> Callable[[int | None], None]:
+    """Return a function that notes the id of a started process, and tells it to those that `given` names. Without
+    walls, processes that are not below it may do its work, so they get None."""
+    tell, is_walled = given.began, given.walls is not None
+
+    def began(pid: int | None) -> None:
+        if pid is not None:
+            process.started(pid, parent(pid) or 0)
+        tell(pid if is_walled else None)
+
+    return began

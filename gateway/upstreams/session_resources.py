@@ -22,8 +22,9 @@ from gateway.upstreams.sandboxed_resources import SandboxedResources
 from session_store import Context, Session
 from session_store.redaction import secret_arguments, secret_values
 from session_store.tool_session import FACTS_VARIABLE
+from transports.inbound_port import Refused
 from transports.upstream.stdio import StdioLink, StdioUpstream
-from transports.upstream_port import ConnectOptions
+from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class SessionResources:
 
         Raises:
             UpstreamUnavailable: a secret is missing, or its walls, folder or socket cannot be made.
-            Refused: 429, the process limit of its principal is reached.
+            Refused: 429, the process limit of its principal is reached; 503, too little memory is left.
         """
         if self._settings.kind == "url":
             return await self._for_url(live, context, resume)
@@ -134,10 +135,16 @@ class SessionResources:
         return await self._sandboxed.shared() if self._settings.kind == "command" else LinkResources()
 
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`."""
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also while memory is
+        short."""
+        if self._sandboxed.memory.is_short:
+            raise UpstreamUnavailable("memory is short")
         correlation = new_correlation_id()
         env = await self._environment.of(session, correlation)
-        resources = await self._for_child(session, env, correlation)
+        try:
+            resources = await self._for_child(session, env, correlation)
+        except Refused as refused:
+            raise UpstreamUnavailable(str(refused)) from None
         try:
             link = await upstream.start(resources.given)
         except BaseException:

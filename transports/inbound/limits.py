@@ -52,6 +52,8 @@ class Limited(enum.StrEnum):
     RECORD = "record"
     IN_FLIGHT = "in_flight"
     """Bodies of calls that have no answer yet."""
+    MEMORY = "memory"
+    """The memory of server processes."""
     HOP = "hop"
     """A limit of the listener between replicas."""
 

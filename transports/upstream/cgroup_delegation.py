@@ -159,6 +159,20 @@ def _own_subtree() -> str:
     raise OSError(errno.EPERM, f"the cgroup {inside} is not delegated to the gateway")
 
 
+def own_cgroup_folders() -> list[str]:
+    """Return the folder of this process's cgroup, and those of the cgroups around it, as far as they can be seen."""
+    try:
+        inside = _own_cgroup()
+        folder = _folder_of(inside)
+    except OSError:
+        return []
+    found = [folder]
+    while inside.strip("/") and os.path.exists(f"{os.path.dirname(found[-1])}/cgroup.controllers"):
+        inside = os.path.dirname(inside)
+        found.append(os.path.dirname(found[-1]))
+    return found
+
+
 def _is_marked(folder: str) -> bool:
     for mark in _MARKS:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Find, count and kill the processes below this one, and hear of their end. Part of the program `fork_server.py`."""
+"""Find, count and kill the processes below others, and hear of their end. Part of the program `fork_server.py`."""
 
 import contextlib
 import ctypes
@@ -77,8 +77,16 @@ def children() -> list[int]:
 def below(roots: Iterable[int]) -> list[int]:
     """Return the given processes and all their descendants, parents first, so that a killed parent cannot fork
     again."""
+    return _walked(list(roots), None if _CHILDREN_FILES else _children_of_all())
+
+
+def trees(roots: Collection[int]) -> dict[int, list[int]]:
+    """Return each of the given processes with all its descendants, itself first. /proc is read once at most."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
-    found = list(roots)
+    return {root: _walked([root], everyone) for root in roots}
+
+
+def _walked(found: list[int], everyone: dict[int, list[int]] | None) -> list[int]:
     for pid in found:  # grows while it is walked
         found += _children_of(pid) if everyone is None else everyone.get(pid, ())
     return found

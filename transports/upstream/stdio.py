@@ -101,7 +101,7 @@ class StdioUpstream:
             )
         except ProcessFailed as error:
             raise UpstreamUnavailable(f"server {self._name!r} could not be started: {error}") from error
-        given.began(None if given.walls is None else process.pid)
+        given.began(process.pid)
         link.attach(process)
         return link
 

@@ -1,11 +1,13 @@
 """Show the first page: totals and charts of all replicas, failing sessions, unavailable servers, and latest events."""
 
 import asyncio
+from collections import Counter
 from time import time
 from typing import Any, Final
 
 from starlette.requests import Request
 
+from gateway.admin.formatting import amount
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of, charts_of_history, range_of
 from gateway.admin.pages.events import folded
 from gateway.admin.pages.page import ConsolePage
@@ -34,8 +36,13 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         operators.usage("principal", over),
         operators.usage("client", over),
     )
+    memory: Counter[str] = Counter()
+    for replica in replicas:
+        memory.update(replica.server_memory)
     return {
         "replicas": replicas,
+        "memory": memory.most_common(_MOST_USED),
+        "short": [r for r in replicas if r.memory_short],
         "charts": charts_of(replicas, time()) if over == "5m" else charts_of_history(history),
         "tools": sorted(tools, key=lambda row: -row.p99_s)[:_MOST_USED],
         "used": [("principal", who[:_MOST_USED]), ("client", clients[:_MOST_USED])],
@@ -50,6 +57,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
             "Sessions": sum(r.sessions for r in replicas),
             **({"Replicas": len(replicas)} if len(replicas) > 1 else {}),
             "Processes": sum(r.processes for r in replicas),
+            "Memory": amount(memory.total() + sum(r.memory_bytes for r in replicas)),
             "In flight": sum(r.in_flight for r in replicas),
             "Requests": sum(r.calls for r in replicas),
             "Failed": sum(r.failed for r in replicas),
@@ -76,6 +84,11 @@ PAGE: Final = ConsolePage(
 {{ "is" if not_ready | length == 1 else "are" }} not ready.
 <a href="{{ root }}/admin/replicas">Replicas</a></p>
 {% endif %}
+{% for r in short %}
+<p class="notice bad" role="status">Memory is short{% if replicas | length > 1 %} at replica {{ r.replica }}{% endif %}:
+at most {{ r.most_memory | bytes }} for the gateway and its servers. Processes that nobody uses are ended sooner, and
+those for which nothing is left are refused. <a href="{{ root }}/admin/sessions?sort=memory">Sessions with most</a></p>
+{% endfor %}
 <dl class="tiles">
 {{ tables.tiles(totals.items(), bad=["Failed"]) }}
 </dl>
@@ -118,6 +131,18 @@ failed.</p>{% endif %}
 </tr>
 {% endfor %}
 </tbody></table></div>{% else %}<p class="empty">No call in this time.</p>{% endif %}
+</section>
+<section class="panel" aria-labelledby="memory">
+<header><h2 id="memory">Memory of servers</h2><a href="{{ root }}/admin/servers">All</a></header>
+{% if memory %}<div class="wide"><table>
+{{ tables.head(["Server", "#Memory"]) }}
+<tbody>
+{% for server, bytes in memory %}
+<tr data-key="memory-{{ server }}"><th scope="row" class="wrap">
+<a href="{{ root }}/admin/sessions?{{ {"server": server, "sort": "memory"} | urlencode }}">{{ server }}</a></th>
+<td class="n">{{ bytes | bytes }}</td></tr>
+{% endfor %}
+</tbody></table></div>{% else %}<p class="empty">No server process runs.</p>{% endif %}
 </section>
 {% for by, rows in used %}
 <section class="panel" aria-labelledby="most-{{ by }}">

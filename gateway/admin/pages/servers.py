@@ -51,7 +51,7 @@ PAGE: Final = ConsolePage(
 <header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>
 <div class="wide"><table>
 {{ tables.head(["Server", "State", "Kind", "#Tools", "#Calls", "#Failed", "#p50", "#p99", "#In flight", "#Processes",
-"#Starts", "#Start takes"] + (["Restarts"] if restarted else [])) }}
+"#Memory", "#Starts", "#Start takes"] + (["Restarts"] if restarted else [])) }}
 <tbody>
 {% for s in servers %}
 <tr data-key="{{ s.server }}">
@@ -65,6 +65,7 @@ PAGE: Final = ConsolePage(
 <td class="n">{% if s.calls %}{{ s.p50_s | took }}{% endif %}</td>
 <td class="n">{% if s.calls %}{{ s.p99_s | took }}{% endif %}</td>
 <td class="n">{{ s.in_flight }}</td><td class="n">{{ s.processes }}</td>
+<td class="n">{% if s.memory_bytes %}{{ s.memory_bytes | bytes }}{% endif %}</td>
 <td class="n">{{ s.started }}
 {%- if s.failed_starts %}<small{% if s.state != "ok" %} class="bad"{% endif %}>{{ s.failed_starts }} failed</small>
 {%- endif %}</td>
@@ -74,12 +75,12 @@ endif %}</td>
 {{- "" if loop.last else ", " }}{% endfor %}</td>{% endif %}
 </tr>
 {% if s.state != "ok" and (s.reason or s.output) %}
-<tr data-key="why-{{ s.server }}"><td colspan="13" class="words"><b class="bad">{{ s.reason }}</b>
+<tr data-key="why-{{ s.server }}"><td colspan="14" class="words"><b class="bad">{{ s.reason }}</b>
 {%- if s.attempts %} · {{ s.attempts }} attempts{% endif %}
 {%- if s.output %}<pre tabindex="0" aria-label="Last output of {{ s.server }}">{{ s.output | join("\\n") }}</pre>{%
 endif %}</td></tr>
 {% elif s.start_failure %}
-<tr data-key="why-{{ s.server }}"><td colspan="13" class="words soft">Last failed start
+<tr data-key="why-{{ s.server }}"><td colspan="14" class="words soft">Last failed start
 {%- if s.start_failed_at %}, {{ s.start_failed_at | moment }}{% endif %}: {{ s.start_failure }}</td></tr>
 {% endif %}
 {% endfor %}

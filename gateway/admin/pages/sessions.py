@@ -30,6 +30,7 @@ _ORDERS: Final = {
     "failures": "most failures",
     "last_failure": "latest failure",
     "in_flight": "most in flight",
+    "memory": "most memory",
     "id": "id",
 }
 _ORDER: Final = "used"
@@ -194,7 +195,7 @@ some are missing here.</p>
 {{ tables.tiles([("Sessions", t.sessions)]) }}
 {% for name in states if t.states.get(name) %}{{ tables.tiles([(name | capitalize, t.states[name])]) }}{% endfor %}
 {{ tables.tiles([("With failures", t.failing), ("Calls", t.calls), ("Failed calls", t.failed),
-("In flight", t.in_flight)], bad=["With failures", "Failed calls"]) }}
+("In flight", t.in_flight), ("Memory", t.memory_bytes | bytes)], bad=["With failures", "Failed calls"]) }}
 </dl>
 {% if which %}
 <p class="notice" role="status">{{ t.sessions }} session{{ "" if t.sessions == 1 else "s" }} of {{ which }}

@@ -18,7 +18,7 @@ from gateway.calls.in_flight import Calls
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
-from gateway.errors import CALL_TIMED_OUT, CANCELLED, STORE_UNAVAILABLE
+from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
 from session_store import StoreUnavailable
 from tests.requirements import requirement
@@ -184,7 +184,7 @@ async def test_a_round_that_cannot_be_sent_ends_the_call() -> None:
     upstream.links[0].answer(INPUT_REQUIRED)
     upstream.error = StoreUnavailable("redis is gone")
     await upstream.links[0].close()
-    assert (await answer_of(exchange))["error"]["code"] == STORE_UNAVAILABLE
+    assert (await answer_of(exchange))["error"]["code"] == OUTCOME_UNKNOWN, "its first round had begun"
     assert exchange.is_over and not upstream.conversation.has_calls
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
+from gateway.policy.server_memory import ServerMemory
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
@@ -325,10 +327,14 @@ class Enclosed:
         )
         settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
         sandboxes = sandboxes_of(name, settings, GatewaySettings())
-        self.sandboxed = SandboxedResources(name, sandboxes, folders, returning(package if is_fetched else None))
+        self.began: list[int | None] = []
+        self.memory = ServerMemory(0, Counter())
+        fetch = returning(package if is_fetched else None)
+        self.sandboxed = SandboxedResources(name, sandboxes, folders, fetch, self.memory)
 
     async def link(self, session: str = "s1", trust: str = "direct", **env: str) -> LinkResources:
-        given = LinkResources(given=ConnectOptions(env=env), close=lambda: self.ended.append("closed"))
+        options = ConnectOptions(env=env, began=self.began.append)
+        given = LinkResources(given=options, close=lambda: self.ended.append("closed"))
         return await self.sandboxed.of_session(given, session, self.sandboxed.sandbox(trust))
 
 
@@ -368,7 +374,9 @@ async def test_the_folder_of_the_whole_session_is_written_if_a_variable_names_it
 async def test_without_walls_a_link_is_left_as_it_was_and_nothing_is_fetched(folders: SessionFolders) -> None:
     server = Enclosed(folders, {"direct": "off", "sandboxed": "strict"}, is_fetched=True)
     link = await server.link(A="session")
-    assert link.given == ConnectOptions(env={"A": "session"})
+    link.given.began(1)
+    assert server.began == [None], "what is not below it may do its work"
+    assert replace(link.given, began=print) == ConnectOptions(env={"A": "session"}, began=print)
     link.close()
     assert server.ended == ["closed"]
     assert walls_of(await server.sandboxed.shared()), "such a process has the walls of the least trusted session"

@@ -1,0 +1,228 @@
+"""Estimate the memory of server processes, and refuse to start more of them before it runs out.
+
+Each process is read now and then, a few at a time. One that was not read since it has grown counts at least as much as
+the server's others, so that many that start at once are not all let in because none has grown yet.
+"""
+
+import asyncio
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from statistics import mean
+from time import monotonic
+from typing import Final, NamedTuple
+
+from gateway.errors import out_of_memory
+from gateway.observability.process_memory import MachineMemory, machine_memory, resident_bytes, tree_bytes
+from transports.inbound.limits import Limited, Refusals
+
+logger = logging.getLogger(__name__)
+
+ASSUMED_BYTES: Final = 64 << 20
+"""What a process counts of whose server none was read yet: as much as one in Node.js or Python with an SDK has."""
+
+GROWN_S: Final = 3.0
+"""The age at which a process has grown: most servers have loaded what they need, and have answered."""
+
+READ_AT_ONCE: Final = 32
+"""How many servers' processes one sample reads: those that were not read for longest."""
+
+_REST: Final = 20
+"""The time from one sample to the next is this many times as long as the sample, which takes 5 % of a processor at
+most."""
+
+_SHARE: Final = 0.8
+_MOST_RESERVED: Final = 512 << 20
+_SHORT: Final = 0.1
+_MIB: Final = 1 << 20
+
+
+class ServerProcess:
+    """The memory of one server process, or of one that is about to start. `session` is its session's id; empty if it
+    belongs to none, or to many. `top` is the process above it and all that it starts; 0: not known."""
+
+    __slots__ = ("_ledger", "began_at", "pid", "read_at", "read_bytes", "server", "session", "top")
+
+    def __init__(self, ledger: "ServerMemory", server: str, session: str, began_at: float) -> None:
+        self._ledger = ledger
+        self.server = server
+        self.session = session
+        self.began_at = began_at
+        self.pid = self.top = 0
+        self.read_at = 0.0
+        self.read_bytes: int | None = None
+
+    def started(self, pid: int, top: int) -> None:
+        """Note the id of the process, and of its reaper."""
+        self.pid, self.top = pid, top
+
+    def ended(self) -> None:
+        """Count the process no longer."""
+        self._ledger.forget(self)
+
+    @property
+    def is_grown(self) -> bool:
+        """Return True if it was read since it has grown."""
+        return self.read_bytes is not None and self.read_at - self.began_at >= GROWN_S
+
+
+class MemoryState(NamedTuple):
+    """What the gateway and its server processes have, and may have, in bytes. `most` 0: there is no limit."""
+
+    used: int
+    most: int
+
+    @property
+    def left(self) -> int:
+        """Return the bytes that are left."""
+        return max(0, self.most - self.used)
+
+
+class ServerMemory:
+    """The memory of this gateway and of all its server processes.
+
+    `limit_mb` is the setting `limits.total_memory_mb`, of which each of `workers` has its share. `read` returns the
+    memory below each of some processes, `machine` that of the machine.
+    """
+
+    def __init__(
+        self,
+        limit_mb: int | None,
+        refusals: Refusals,
+        *,
+        workers: int = 1,
+        read: Callable[[Collection[int]], Mapping[int, int]] = tree_bytes,
+        machine: Callable[[], MachineMemory | None] = machine_memory,
+        own: Callable[[], int | None] = resident_bytes,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._limit_mb = limit_mb
+        self._refusals = refusals
+        self._workers = workers
+        self._read, self._machine, self._own, self._clock = read, machine, own, clock
+        self._processes: dict[str, set[ServerProcess]] = {}  # by session
+        self._typical: dict[str, int] = {}  # by server, the mean of its grown processes, also when they have ended
+        self._next_at = 0.0
+        self.is_short = False
+        self._has_refused = False  # since it is short
+
+    def __iter__(self) -> Iterator[ServerProcess]:
+        return iter([process for some in self._processes.values() for process in some])
+
+    # -- what there is
+
+    def bytes_of(self, process: ServerProcess) -> int:
+        """Return what a process counts."""
+        if process.is_grown:
+            return process.read_bytes or 0
+        return max(process.read_bytes or 0, self.expected(process.server))
+
+    def expected(self, server: str) -> int:
+        """Return what another process of that server will have: as its others, or `ASSUMED_BYTES`."""
+        return self._typical.get(server, ASSUMED_BYTES)
+
+    def is_measured(self, server: str) -> bool:
+        """Return True if a process of the server was read."""
+        return server in self._typical
+
+    def of_session(self, session_id: str, pid: int | None = None) -> int:
+        """Return the memory of a session's processes in bytes; of the one with that id, if it is given."""
+        own = self._processes.get(session_id, ())
+        return sum(self.bytes_of(process) for process in own if pid in (None, process.pid))
+
+    def by_server(self) -> Counter[str]:
+        """Return the memory of all processes of each server, in bytes."""
+        found: Counter[str] = Counter()
+        for process in self:
+            found[process.server] += self.bytes_of(process)
+        return found
+
+    def state(self) -> MemoryState:
+        """Return what the gateway and its servers have, and how much they may have now."""
+        used = (self._own() or 0) + sum(map(self.bytes_of, self))
+        if self._limit_mb is not None:
+            return MemoryState(used, self._limit_mb * _MIB // self._workers)
+        machine = self._machine()
+        if machine is None:
+            return MemoryState(used, 0)
+        reserved = min(machine.total // 20, _MOST_RESERVED)
+        growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
+        share = round(machine.total * _SHARE) // self._workers
+        return MemoryState(used, max(1, min(share, used + machine.available - reserved - growing)))
+
+    # -- processes come and go
+
+    def begin(self, server: str, session_id: str) -> ServerProcess:
+        """Count a process that is about to start.
+
+        Raises:
+            Refused: 503, too little memory is left for it.
+        """
+        state, needs = self.state(), self.expected(server)
+        self._judge(state, needs)
+        if state.most and needs > state.left:
+            self._refuse(server, state, needs)
+        process = ServerProcess(self, server, session_id, self._clock())
+        self._processes.setdefault(session_id, set()).add(process)
+        return process
+
+    def _refuse(self, server: str, state: MemoryState, needs: int) -> None:
+        self._refusals[Limited.MEMORY] += 1
+        if not self._has_refused:
+            self._has_refused = True
+            logger.warning(
+                "no process of server %s is started: %s; this line comes once until memory is free again",
+                *(server, self._told(state)),
+                extra={"server": server},
+            )
+        # Rounded so that the numbers cannot say that what is needed is left.
+        needs_mb, left_mb = -(-needs // _MIB), state.left // _MIB
+        raise out_of_memory(server, needs_mb=needs_mb, left_mb=left_mb, most_mb=state.most // _MIB)
+
+    def forget(self, process: ServerProcess) -> None:
+        """Count a process no longer. Idempotent."""
+        own = self._processes.get(process.session, set())
+        own.discard(process)
+        if not own:
+            self._processes.pop(process.session, None)
+
+    # -- reading
+
+    async def sample(self) -> None:
+        """Read the processes that were not read for longest, in a thread. Do nothing for a while after each sample."""
+        began = self._clock()
+        if began < self._next_at:
+            return
+        due = heapq.nsmallest(READ_AT_ONCE, (each for each in self if each.top), key=lambda each: each.read_at)
+        if due:
+            found = await asyncio.to_thread(self._read, [process.top for process in due])
+            for process in due:
+                process.read_at, process.read_bytes = began, found.get(process.top)
+            self._learn({process.server for process in due})
+            self._next_at = began + (self._clock() - began) * _REST
+        self._judge(self.state(), max(self._typical.values(), default=0))
+
+    def _learn(self, servers: Iterable[str]) -> None:
+        for server in servers:
+            grown = [each.read_bytes or 0 for each in self if each.server == server and each.is_grown]
+            if grown:
+                self._typical[server] = round(mean(grown))
+
+    def _judge(self, state: MemoryState, needs: int) -> None:
+        """Find out whether memory is short: less than a tenth is left, or not enough for two processes. Log it once."""
+        enough = max(state.most * _SHORT, 2 * needs)
+        if state.most and not self.is_short and state.left < enough:
+            self.is_short = True
+            logger.warning("memory is short: %s; processes that nobody uses are ended sooner", self._told(state))
+        elif self.is_short and (not state.most or state.left > 2 * enough):
+            self.is_short = self._has_refused = False
+            logger.info("memory is no longer short: %s", self._told(state))
+
+    def _told(self, state: MemoryState) -> str:
+        count = sum(len(some) for some in self._processes.values())
+        which = "limits.total_memory_mb" if self._limit_mb is not None else "what this machine or its cgroup allows"
+        return (
+            f"the gateway and its {count} server processes have {state.used // _MIB} of {state.most // _MIB} MiB "
+            f"({which}; docs/memory.md)"
+        )

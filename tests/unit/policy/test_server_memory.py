@@ -1,0 +1,160 @@
+"""The memory of server processes: what each counts, when it is short, and when another is refused."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from gateway.observability.process_memory import MachineMemory
+from gateway.policy.server_memory import ASSUMED_BYTES, GROWN_S, READ_AT_ONCE, ServerMemory, ServerProcess
+from tests.requirements import requirement
+from transports.inbound.limits import Limited, Refusals
+from transports.inbound_port import Refused
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+
+
+class Memory(ServerMemory):
+    """A gateway of 50 MiB whose processes have 20 MiB each, on a machine with 1,000 MiB."""
+
+    def __init__(self, limit_mb: int | None = None, *, workers: int = 1, has_machine: bool = True) -> None:
+        self.refusals: Refusals = Counter()
+        self.now = 100.0
+        self.size, self.available = 20 * MIB, 1_000 * MIB
+        self.asked: list[int] = []
+        super().__init__(
+            limit_mb,
+            self.refusals,
+            workers=workers,
+            read=self.sizes,
+            machine=lambda: MachineMemory(1_000 * MIB, self.available) if has_machine else None,
+            own=lambda: 50 * MIB,
+            clock=lambda: self.now,
+        )
+
+    def sizes(self, tops: Collection[int]) -> Mapping[int, int]:
+        self.asked += tops
+        return dict.fromkeys(tops, self.size)
+
+    def run(self, number: int = 1, session: str = "s1", server: str = "files") -> list[ServerProcess]:
+        """Start as many processes."""
+        found = [self.begin(server, session) for _ in range(number)]
+        for process in found:
+            process.started(id(process), id(process))
+        return found
+
+    async def grow(self) -> None:
+        """Until each process has grown and was read."""
+        self.now += GROWN_S
+        while not all(process.is_grown for process in self):
+            self.now += 100
+            await self.sample()
+
+
+@requirement("ops.memory")
+async def test_each_session_and_server_is_counted_and_what_has_ended_is_not() -> None:
+    memory = Memory()
+    files, other = memory.run()[0], memory.run(2, "s2", "notes")
+    await memory.grow()
+    assert memory.of_session("s1") == 20 * MIB and memory.of_session("s2") == 40 * MIB
+    assert memory.of_session("s2", other[0].pid) == 20 * MIB and memory.of_session("gone") == 0
+    assert memory.by_server() == {"files": 20 * MIB, "notes": 40 * MIB}
+    assert memory.state().used == 110 * MIB
+    for process in (files, *other, files):
+        process.ended()
+    assert not [*memory] and memory.state().used == 50 * MIB
+
+
+@requirement("ops.memory")
+async def test_what_has_not_grown_counts_as_much_as_the_servers_others() -> None:
+    memory = Memory(0)
+    assert memory.bytes_of(memory.run()[0]) == ASSUMED_BYTES, "none was read yet"
+    memory.size = 1 * MIB
+    await memory.sample()
+    assert memory.by_server() == {"files": ASSUMED_BYTES}, "it is being loaded"
+    memory.size = 20 * MIB
+    await memory.grow()
+    assert memory.is_measured("files") and memory.by_server() == {"files": 20 * MIB}
+    young = memory.run()[0]
+    memory.size = 1 * MIB
+    await memory.sample()
+    assert memory.bytes_of(young) == 20 * MIB == memory.expected("files")
+    assert memory.expected("notes") == ASSUMED_BYTES
+
+
+@requirement("ops.memory")
+async def test_a_sample_reads_few_processes_and_each_in_its_turn() -> None:
+    memory = Memory(0)
+    processes = memory.run(3 * READ_AT_ONCE - 1)
+    for count in (1, 2, 3):
+        memory.now += 1
+        await memory.sample()
+        assert len(memory.asked) == count * READ_AT_ONCE
+    assert {*memory.asked} == {process.top for process in processes}
+
+
+@requirement("ops.memory")
+@pytest.mark.parametrize(
+    ("limit_mb", "workers", "available", "most"),
+    [
+        (None, 1, 1_000, 800),  # 80 % of the machine
+        (None, 2, 1_000, 400),
+        (None, 1, 100, 100),  # what is available, less a twentieth, beside the 50 that the gateway has
+        (None, 1, 0, 0),
+        (300, 1, 0, 300),
+        (300, 2, 0, 150),
+        (0, 1, 0, 0),
+    ],
+)
+async def test_the_limit_is_the_settings_or_what_the_machine_has(
+    limit_mb: int | None, workers: int, available: int, most: int
+) -> None:
+    memory = Memory(limit_mb, workers=workers)
+    memory.available = available * MIB
+    assert memory.state().most // MIB == most
+
+
+async def test_a_machine_that_tells_nothing_sets_no_limit() -> None:
+    memory = Memory(has_machine=False)
+    memory.run(100)
+    assert memory.state().most == 0 and not memory.is_short
+    assert len(Memory(50 + 640, has_machine=False).run(10)) == 10, "what cannot be read counts as assumed"
+
+
+@requirement("ops.memory")
+async def test_shortage_is_told_once_before_a_process_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    memory = Memory(250)
+    await memory.sample()
+    memory.run()
+    await memory.grow()
+    memory.run(8)
+    assert not memory.is_short and not caplog.messages and memory.state().left == 20 * MIB
+    memory.run()
+    assert memory.is_short and not memory.refusals
+    for _ in range(3):
+        with pytest.raises(Refused) as refused:
+            memory.begin("files", "s2")
+    assert (refused.value.status, refused.value.data) == (503, {"reason": "memory", "retryAfter": 30})
+    assert str(refused.value) == (
+        "Server 'files' was not started, and nothing was executed: it needs about 20 MiB of memory, and 0 of 250 MiB "
+        "are left. End a session, or try again in 30 s."
+    )
+    assert memory.refusals == {Limited.MEMORY: 3} and memory.of_session("s2") == 0
+    short, full = caplog.messages
+    assert short.startswith("memory is short: the gateway and its 9 server processes have 230 of 250 MiB")
+    assert full.startswith("no process of server files is started: the gateway and its 10 server processes have 250 of")
+    assert all("limits.total_memory_mb" in line for line in caplog.messages)
+    for process in memory:
+        process.ended()
+    await memory.sample()
+    assert not memory.is_short
+
+
+async def test_what_is_still_growing_is_not_available_to_others() -> None:
+    memory = Memory()
+    memory.available = 150 * MIB
+    memory.run()
+    with pytest.raises(Refused):
+        memory.begin("files", "s2")
