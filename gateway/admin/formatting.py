@@ -37,7 +37,9 @@ def amount(count: float) -> str:
     """Format a number of bytes."""
     if count < 1_024:
         return f"{count:.0f} B"
-    return f"{count / 1_024:.1f} KiB" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
+    if count < 1 << 20:
+        return f"{count / 1_024:.1f} KiB"
+    return f"{count / (1 << 20):.1f} MiB" if count < 1 << 30 else f"{count / (1 << 30):.1f} GiB"
 
 
 def clock(at: float) -> str:

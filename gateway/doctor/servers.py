@@ -8,6 +8,7 @@ from typing import Final
 from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.doctor.memory import check_memory
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.review import asking, review
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -35,6 +36,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
             yield _finding(upstream)
         async for finding in _policy(gateway, quiet):
             yield finding
+        yield await check_memory(gateway, settings)
 
 
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:

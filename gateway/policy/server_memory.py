@@ -122,10 +122,6 @@ class ServerMemory:
         """Return what another process of that server will have: as its others, or `ASSUMED_BYTES`."""
         return self._typical.get(server, ASSUMED_BYTES)
 
-    def is_measured(self, server: str) -> bool:
-        """Return True if a process of the server was read."""
-        return server in self._typical
-
     def of_session(self, session_id: str, pid: int | None = None) -> int:
         """Return the memory of a session's processes in bytes; of the one with that id, if it is given."""
         own = self._processes.get(session_id, ())

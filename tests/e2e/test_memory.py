@@ -1,16 +1,19 @@
 """More sessions than there is memory for: what clients and operators are told, and that nothing is killed."""
 
+import os
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
-from tests.support.mcp_clients import Legacy, messages, tool_text
+from tests.support.mcp_clients import Legacy, messages, restarted, tool_text
 from tests.support.waiting import eventually
 
 KEY: Final = "operator-key-of-the-memory-tests"
@@ -58,32 +61,57 @@ class Crowd:
             self.refused.append(answer)
 
 
-def running(limit_mb: int) -> RunningGateway:
+def running(limit_mb: int, entries: Mapping[str, Any] | None = None) -> AbstractContextManager[RunningGateway]:
     options = {"limits": {"total_memory_mb": limit_mb}, "policy": UNLIMITED, "admin": {"keys": {"olga": sha256(KEY)}}}
-    return running_gateway({name: server(PROBE) for name in SERVERS}, options=options)
+    return running_gateway(entries or {name: server(PROBE) for name in SERVERS}, options=options)
 
 
 @requirement("ops.memory")
 def test_more_sessions_than_memory_are_refused_clearly_and_nothing_is_killed(http: httpx.Client) -> None:
-    with running(300) as gateway:
+    with running(400) as gateway:
         measured(gateway)
         crowd = Crowd()
-        crowd.open(gateway, http, 16)
+        crowd.open(gateway, http, 20)
         assert crowd.served and crowd.refused
         for answer in crowd.refused:
             error = messages(answer)[0]["error"]
             assert (answer.status_code, answer.headers["retry-after"], error["code"]) == (503, "30", -32012)
-            assert (
-                error["data"]["reason"] == "memory" and "was not started, and nothing was executed" in error["message"]
-            )
-            assert re.search(r"needs about \d+ MiB of memory, and \d+ of 300 MiB are left", error["message"])
+            assert error["data"]["reason"] == "memory" and "nothing was executed" in error["message"]
+            assert re.search(r"needs about \d+ MiB of memory, and \d+ of 400 MiB are left", error["message"])
         for client, processes in crowd.served.items():
             assert [tool_text(client.tool(f"{name}__pid")) for name in SERVERS] == processes, "they are as they were"
         assert not _CRASHED.search(metrics(gateway))
         now = memory_of(gateway)
-        assert now["memory_bytes"] <= now["memory_limit_bytes"] == 300 << 20
+        assert now["memory_bytes"] <= now["memory_limit_bytes"] == 400 << 20
         log = gateway.stderr()
         assert log.count("memory is short: ") == log.count("no process of server ") == 1
         assert log.index("memory is short: ") < log.index("no process of server ")
+        with httpx.Client(headers=bearer(KEY)) as ops:
+            page = ops.get(f"{gateway.base}/admin/api/sessions", params={"sort": "memory"}).json()
+            rows = page["sessions"]
+            assert len(rows) == len(crowd.served), "no session is left of those that were refused"
+            for row in rows:
+                assert row["memory_bytes"] == sum(one["memory_bytes"] for one in row["processes"]) > 3 * 5 << 20
+            assert page["totals"]["memory_bytes"] >= len(rows) * rows[-1]["memory_bytes"]
+            [replica] = ops.get(f"{gateway.base}/admin/api/replicas").json()
+            assert replica["memory_short"] and replica["most_memory"] == 400 << 20
+            assert sorted(replica["server_memory"]) == [*SERVERS]
+            assert "Memory is short" in ops.get(f"{gateway.base}/admin").text
+            assert "most memory" in ops.get(f"{gateway.base}/admin/sessions").text
         next(iter(crowd.served)).delete()
         assert eventually(lambda: Legacy(gateway.url, http).initialize().status_code == 200), "one has ended"
+
+
+@requirement("ops.memory", "proc.warm")
+def test_while_memory_is_short_what_nobody_uses_ends_and_the_client_is_told_as_ever(http: httpx.Client) -> None:
+    entries = {name: server(PROBE, idle_stop_s=20.0) for name in SERVERS[:2]} | {SERVERS[2]: server(PROBE)}
+    with running(400, entries) as gateway:
+        measured(gateway)
+        client = Legacy(gateway.url, http).open()
+        before = [tool_text(client.tool(f"{name}__pid")) for name in SERVERS]
+        assert eventually(lambda: Legacy(gateway.url, http).initialize().status_code == 503)
+        # A tenth of its idle time has passed long before the rest of it.
+        assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before[:2]), within_s=15)
+        assert os.path.exists(f"/proc/{before[2]}"), "it has no idle time: what it remembers is not given up"
+        again = [client.tool(f"{name}__pid") for name in SERVERS]
+        assert [restarted(answer) for answer in again] == [{"reason": "idle_stop"}] * 2 + [None]

@@ -44,6 +44,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, a_live
 from tests.unit.upstreams.parts import returning
 from transports.era import LEGACY, Era
+from transports.inbound_port import Refused
 from transports.upstream.walls.spec import Walls
 from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavailable
 
@@ -359,6 +360,24 @@ async def test_two_sessions_and_two_servers_have_no_folder_in_common(folders: Se
     assert not any(one.is_relative_to(other) for one in written for other in written if one != other)
     folders.forget("s1")
     assert [path.exists() for path in written] == [False, True, False]
+
+
+@requirement("ops.memory")
+async def test_too_little_memory_refuses_a_process_and_releases_what_it_was_given(folders: SessionFolders) -> None:
+    server = Enclosed(folders, "standard")
+    server.sandboxed.memory = ServerMemory(1, Counter())
+    with pytest.raises(Refused, match="it needs about 64 MiB"):
+        await server.link()
+    assert server.ended == ["closed"]
+    with pytest.raises(UpstreamUnavailable, match="it needs about 64 MiB"):
+        await server.sandboxed.shared()
+    parts: Any = dict.fromkeys(
+        ("grants", "assertions", "credentials", "environment", "quotas", "take_prestarted"), SimpleNamespace()
+    )
+    resources = SessionResources(UpstreamSettings(command="cat"), **parts, sandboxed=server.sandboxed)
+    with pytest.raises(UpstreamUnavailable, match="memory is short"):
+        await resources.prestart(a_session(CLOCK), cast("Any", None))
+    assert not [*server.sandboxed.memory]
 
 
 @requirement("box.own-folder")
