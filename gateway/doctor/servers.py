@@ -1,4 +1,5 @@
-"""Check each configured server by one request, as a session would make it, and the policy against its lists."""
+"""Check each configured server by one request, as a session would make it; then the memory that sessions will take,
+and the policy against the lists of the servers."""
 
 import asyncio
 import shlex
@@ -34,9 +35,9 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
         for upstream, task in zip(gateway.upstreams, asked, strict=True):
             await task
             yield _finding(upstream)
+        yield await check_memory(gateway, settings)
         async for finding in _policy(gateway, quiet):
             yield finding
-        yield await check_memory(gateway, settings)
 
 
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:

@@ -15,7 +15,7 @@ from gateway.admin.formatting import amount, moment, readable, span, took
         *((span, *case) for case in ((0.9, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3_599, "59 min 59 s"))),
         *((span, *case) for case in ((3_660, "1 h 1 min"), (90_000, "1 d 1 h"))),
         *((amount, *case) for case in ((0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"))),
-        *((amount, *case) for case in ((1 << 20, "1.0 MiB"), (5 << 30, "5120.0 MiB"))),
+        *((amount, *case) for case in ((1 << 20, "1.0 MiB"), (1_023 << 20, "1023.0 MiB"), (5 << 30, "5.0 GiB"))),
         *((took, *case) for case in ((0.0, "0 µs"), (0.000_25, "250 µs"), (0.001_26, "1.26 ms"))),
         *((took, *case) for case in ((0.0994, "99.4 ms"), (0.0999, "100 ms"), (0.25, "250 ms"))),
         *((took, *case) for case in ((1.5, "1.5 s"), (59.99, "59 s"), (75, "1 min 15 s"))),

@@ -94,6 +94,7 @@ async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
     assert [(finding.check, finding.state) for finding in findings] == [
         ("server notes", "error"),
         ("server search", "error"),
+        ("memory", "ok"),
         ("policy", "warning"),
     ]
     assert "not checked: notes, search" in findings[-1].what and findings[-1].do
