@@ -105,7 +105,7 @@ class ServerMemory:
         self._typical: dict[str, int] = {}  # by server, the mean of its grown processes, also when they have ended
         self._next_at = 0.0
         self.is_short = False
-        self._has_refused = False  # since it is short
+        self._refused_bytes = 0  # what the largest process needs that was refused since it is short
 
     def __iter__(self) -> Iterator[ServerProcess]:
         return iter([process for some in self._processes.values() for process in some])
@@ -156,7 +156,7 @@ class ServerMemory:
             Refused: 503, too little memory is left for it.
         """
         state, needs = self.state(), self.expected(server)
-        self._judge(state, needs)
+        self._judge(state)
         if state.most and needs > state.left:
             self._refuse(server, state, needs)
         process = ServerProcess(self, server, session_id, self._clock())
@@ -165,8 +165,9 @@ class ServerMemory:
 
     def _refuse(self, server: str, state: MemoryState, needs: int) -> None:
         self._refusals[Limited.MEMORY] += 1
-        if not self._has_refused:
-            self._has_refused = True
+        is_first, self._refused_bytes = not self._refused_bytes, max(needs, self._refused_bytes)
+        self._judge(state)
+        if is_first:
             logger.warning(
                 "no process of server %s is started: %s; this line comes once until memory is free again",
                 *(server, self._told(state)),
@@ -197,7 +198,7 @@ class ServerMemory:
                 process.read_at, process.read_bytes = began, found.get(process.top)
             self._learn({process.server for process in due})
             self._next_at = began + (self._clock() - began) * _REST
-        self._judge(self.state(), max(self._typical.values(), default=0))
+        self._judge(self.state())
 
     def _learn(self, servers: Iterable[str]) -> None:
         for server in servers:
@@ -205,14 +206,15 @@ class ServerMemory:
             if grown:
                 self._typical[server] = round(mean(grown))
 
-    def _judge(self, state: MemoryState, needs: int) -> None:
-        """Find out whether memory is short: less than a tenth is left, or not enough for two processes. Log it once."""
-        enough = max(state.most * _SHORT, 2 * needs)
-        if state.most and not self.is_short and state.left < enough:
+    def _judge(self, state: MemoryState) -> None:
+        """Find out whether memory is short: less than a tenth is left, or not enough for two processes of the largest
+        server. Log it once."""
+        enough = max(state.most * _SHORT, 2 * max(self._typical.values(), default=0))
+        if state.most and not self.is_short and (state.left < enough or self._refused_bytes):
             self.is_short = True
             logger.warning("memory is short: %s; processes that nobody uses are ended sooner", self._told(state))
-        elif self.is_short and (not state.most or state.left > 2 * enough):
-            self.is_short = self._has_refused = False
+        elif self.is_short and (not state.most or state.left > max(2 * enough, self._refused_bytes)):
+            self.is_short, self._refused_bytes = False, 0
             logger.info("memory is no longer short: %s", self._told(state))
 
     def _told(self, state: MemoryState) -> str:
