@@ -133,7 +133,7 @@ async def test_shortage_is_told_once_before_a_process_is_refused(caplog: pytest.
     for _ in range(3):
         with pytest.raises(Refused) as refused:
             memory.begin("files", "s2")
-    assert (refused.value.status, refused.value.data) == (503, {"reason": "memory", "retryAfter": 30})
+    assert (refused.value.status, refused.value.data) == (503, {"reason": "out_of_memory", "retryAfter": 30})
     assert str(refused.value) == (
         "Server 'files' was not started, and nothing was executed: it needs about 20 MiB of memory, and 0 of 250 MiB "
         "are left. End a session, or try again in 30 s."
