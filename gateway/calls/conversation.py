@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import Calls, CallWatch, FastCall, OwnRequests, fields_of_line
+from gateway.calls.in_flight import CallsInFlight, CallWatch, FastCall, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.lists import Lists
@@ -102,7 +102,7 @@ class Conversation:
         self.era: Era = source.era
         self.links = LinkLifecycle(source, self, deadlines, idle_stop_s=deadlines.idle_stop(unreturned))
         self.frames: SessionFrames | None = source.frames
-        self.calls = Calls()
+        self.calls = CallsInFlight()
         self.deadlines = deadlines
         self.users = LinkUsers()
         self.was_used = was_used

@@ -65,7 +65,7 @@ class TaskToken(NamedTuple):
     session: "ref[object]"
 
 
-class Calls:
+class CallsInFlight:
     """The calls of one conversation. They may change during an iteration. `fast` has those on the fast path, by number.
     They leave it as soon as any code asks for the calls."""
 
@@ -186,7 +186,7 @@ class CallWatch:
 
     __slots__ = ("_calls", "_conversation", "ticking")
 
-    def __init__(self, conversation: ExchangeConversation, calls: Calls) -> None:
+    def __init__(self, conversation: ExchangeConversation, calls: CallsInFlight) -> None:
         self._conversation = conversation
         self._calls = calls
         self.ticking: asyncio.TimerHandle | None = None

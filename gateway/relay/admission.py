@@ -410,7 +410,7 @@ class Admission:
         return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
 
 
-class Route:
+class CallTarget:
     """The server, the conversation and the policy decision of one call. `named` is the server's own name of the called
     tool; None if the call has that name already."""
 

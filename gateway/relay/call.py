@@ -3,8 +3,8 @@
 A request comes in at `Calls.call`. Read this file from there downwards:
 
 1. Who: `Senders.who` authenticates the client and counts the request for it.
-2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it. They answer some methods
-   themselves (`ping`, those of tasks), and take a `tools/call` that becomes a task (`as_task`).
+2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it. They answer `ping` and the
+   methods of tasks themselves, and take over a `tools/call` that becomes a task.
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
 5. May it: `_send` asks `gateway.relay.admission`, which requests the lists of the server that its decision needs.
@@ -63,7 +63,7 @@ from gateway.protocol.methods import METHODS, NO_REQUESTS
 from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import tool_error
-from gateway.relay.admission import AdmittedTool, Route
+from gateway.relay.admission import AdmittedTool, CallTarget
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
@@ -385,9 +385,9 @@ class Intake:
             if request.again:
                 await self._relay_again(request, call)
             else:
-                route, offer = await self._relay(request, call), request.offer
-                if route is not None and offer is not None and offer.decision is not None:
-                    offer.make(functools.partial(self._paths.of, offer.decision, route, who, request.params))
+                target, offer = await self._relay(request, call), request.offer
+                if target is not None and offer is not None and offer.decision is not None:
+                    offer.make(functools.partial(self._paths.of, offer.decision, target, who, request.params))
         except BaseException as error:
             if not self._answer_failure(call, error):
                 if isinstance(error, Refused) and reply.live is not None:
@@ -458,7 +458,7 @@ class Intake:
             return self._agreed(without_reserved(meta_of(params)), exchange.context)
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
-    async def _relay(self, request: Request, call: Call) -> Route | None:
+    async def _relay(self, request: Request, call: Call) -> CallTarget | None:
         """Send a call to its server. First tell a replica that forwarded it. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
@@ -500,21 +500,22 @@ class Intake:
 
     # -- for the fast path (`gateway.relay.fast_path.GeneralWay`)
 
-    def may_take_fast_path(self, request: Request, route: Route) -> bool:
-        """Return True if later calls like this request may take the fast path, by the same route."""
-        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(route)
+    def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
+        """Return True if later calls like this request may take the fast path, to the same target."""
+        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(target)
 
     def prepared(
-        self, decision: CallDecision, route: Route, request: Request, who: RequestContext, params: Object
+        self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
         """Return the request for the server with these params, as the earlier decision makes it. Send nothing."""
-        exchange, conversation, upstream = decision.exchange_for(request, who), route.held_conversation, route.upstream
+        exchange = decision.exchange_for(request, who)
+        conversation, upstream = target.held_conversation, target.upstream
         assert conversation is not None
         meta = self._meta(request.params, exchange, who.correlation)
         meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
-        call = self.endpoints[request.endpoint].merged.named(upstream, call, route.named)
+        call = self.endpoints[request.endpoint].merged.named(upstream, call, target.named)
         params, meta = for_server(upstream, conversation, call, None)
         return Prepared(exchange, params, meta, waits(upstream, conversation, call), trace)
 
@@ -522,8 +523,8 @@ class Intake:
 # -- which server
 
 
-async def relay(endpoint: Endpoint, call: Call) -> Route | None:
-    """Send a call to its server, or answer it for all servers. Return the route if later calls of the same tool may
+async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
+    """Send a call to its server, or answer it for all servers. Return the target if later calls of the same tool may
     take it again; None otherwise.
 
     Raises:
@@ -565,7 +566,7 @@ async def relay(endpoint: Endpoint, call: Call) -> Route | None:
 
 async def _send(
     endpoint: Endpoint, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
-) -> Route | None:
+) -> CallTarget | None:
     """Send a call to that server, if policy admits it. Request the facts and lists that this depends on first. `named`
     is the server's own name of what the call names, if that differs. Returns and raises as `relay`."""
     exchange, settings = call.exchange, upstream.settings
@@ -593,5 +594,5 @@ async def _send(
     elif conversation is not None:
         await start(upstream, conversation, call, asked)
         if isinstance(admitted, AdmittedTool) and not (settings.shared or settings.handles):
-            return Route(upstream, conversation, admitted, named)
+            return CallTarget(upstream, conversation, admitted, named)
     return None

@@ -16,7 +16,7 @@ from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_ha
 from gateway.protocol.listing import Called, Tools, owner_of
 from gateway.protocol.methods import REPEATABLE
 from gateway.protocol.params import text_of
-from gateway.relay.admission import Admission, Route, VisibleServers
+from gateway.relay.admission import Admission, CallTarget, VisibleServers
 from gateway.relay.extensions import ExtensionRelay
 from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.merged_servers import MergedServers
@@ -143,12 +143,12 @@ class Endpoint:
 
     # -- what calls need to know of the servers here
 
-    def may_take_fast_path(self, route: Route) -> bool:
-        """Return True if later calls like one on this route may take it without a check. They may not if the route
+    def may_take_fast_path(self, target: CallTarget) -> bool:
+        """Return True if later calls like one to this target may take it without a check. They may not if the target
         depends on the apps that the session has opened, or if they open an app."""
-        if route.named is None:
+        if target.named is None:
             return self.visible.only is not None
-        return not self.merged.opens_app(route.upstream, route.named)
+        return not self.merged.opens_app(target.upstream, target.named)
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """Return the servers that a session with this context sees here, by name."""

@@ -34,7 +34,7 @@ from gateway.observability.outcome import OK, EndedCall, is_complete, outcome_of
 from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
-from gateway.relay.admission import AdmittedTool, Route
+from gateway.relay.admission import AdmittedTool, CallTarget
 from gateway.relay.frame_template import FrameTemplate, Prepared
 from gateway.relay.replies import record_whole
 from gateway.sessions.attach import Resolved
@@ -80,12 +80,12 @@ class GeneralWay(Protocol):
     max_exchanges: int
     events: EventWriter
 
-    def may_take_fast_path(self, request: Request, route: Route) -> bool:
-        """Return True if later calls like this request may take the fast path, by the same route."""
+    def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
+        """Return True if later calls like this request may take the fast path, to the same target."""
         ...
 
     def prepared(
-        self, decision: CallDecision, route: Route, request: Request, who: RequestContext, params: Object
+        self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
         """Return the request for the server with these params. Nothing is sent or counted."""
         ...
@@ -123,13 +123,13 @@ class FastPaths:
     def of(
         self,
         decision: CallDecision,
-        route: Route,
+        target: CallTarget,
         who: RequestContext,
         accepted: Object,
         request: Request,
         quiet_after_s: float,
     ) -> "FastPath | None":
-        """Return a path for calls like this request, which was decided on as `decision` says and sent by `route`. None
+        """Return a path for calls like this request, which was decided on as `decision` says and sent to `target`. None
         if such calls must take the general way. `accepted`: the params that were decided on. `quiet_after_s`: seconds
         without an answer after which the client needs an event stream."""
         if accepted != request.params:
@@ -138,10 +138,10 @@ class FastPaths:
             return None
         if request.forwarded is not None and self.log.tracing is not None:
             return None  # the span of the sending replica says whether the call is recorded
-        resolved, conversation = decision.resolved, route.held_conversation
-        if conversation is None or not isinstance(route.admitted, AdmittedTool):
+        resolved, conversation = decision.resolved, target.held_conversation
+        if conversation is None or not isinstance(target.admitted, AdmittedTool):
             return None
-        if _lasts_s(request, who, decision) <= 0 or not route.leads_to(conversation, request.era):
+        if _lasts_s(request, who, decision) <= 0 or not target.leads_to(conversation, request.era):
             return None
         live = resolved.live
         if (
@@ -151,16 +151,16 @@ class FastPaths:
             or not conversation.has_nothing_but_calls(live)
         ):
             return None
-        if not self.way.may_take_fast_path(request, route) or not _may_skip_checks(request, route.admitted):
+        if not self.way.may_take_fast_path(request, target) or not _may_skip_checks(request, target.admitted):
             return None
-        prepared = self.way.prepared(decision, route, request, who, request.params)
+        prepared = self.way.prepared(decision, target, request, who, request.params)
         if not _is_plain(prepared.exchange, conversation):
             return None
         frame = FrameTemplate.of(prepared, who.correlation)
         if frame is None:
             return None
-        usual_s = min(_USUAL_S, quiet_after_s, conversation.deadlines.call_s, route.admitted.slow_s)
-        return FastPath(self, decision, route, who, request, frame, prepared, usual_s)
+        usual_s = min(_USUAL_S, quiet_after_s, conversation.deadlines.call_s, target.admitted.slow_s)
+        return FastPath(self, decision, target, who, request, frame, prepared, usual_s)
 
     def ended(self, call: "FastCall") -> None:
         """Have a call that went well recorded, in the next turn of the event loop."""
@@ -224,31 +224,31 @@ class FastPath:
     """Send calls that repeat an earlier one, with the decision on that one (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _principal _resolver
-        _route _tracing _usual_s _waits _who __weakref__ era events facts facts_version headers is_over is_shaped live
+        _target _tracing _usual_s _waits _who __weakref__ era events facts facts_version headers is_over is_shaped live
         loop paths server tool translate until version""".split()
 
     def __init__(
         self,
         paths: FastPaths,
         decision: CallDecision,
-        route: Route,
+        target: CallTarget,
         who: RequestContext,
         request: Request,
         frame: FrameTemplate,
         prepared: Prepared,
         usual_s: float,
     ) -> None:
-        bridge, conversation = prepared.exchange.bridge, route.held_conversation
-        assert isinstance(route.admitted, AdmittedTool) and conversation is not None
+        bridge, conversation = prepared.exchange.bridge, target.held_conversation
+        assert isinstance(target.admitted, AdmittedTool) and conversation is not None
         self.paths = paths
         self._decision = decision
-        self._route = route
+        self._target = target
         self._who = who
         self._is_forwarded = request.forwarded is not None
         # The replica that forwards a call has already counted it against its sender's rate.
         self._principal, self._client = None if self._is_forwarded else who.principal, request.client
         self.until = monotonic() + _lasts_s(request, who, decision)
-        self.facts = route.upstream.known
+        self.facts = target.upstream.known
         self.facts_version = self.facts.version
         self._resolver = decision.resolver
         self.headers = decision.headers
@@ -264,7 +264,7 @@ class FastPath:
         if isinstance(bridge, LegacyServerBridge | ModernServerBridge):
             self.translate = bridge.translator(_METHOD)
         self._usual_s = usual_s
-        self.tool = route.admitted
+        self.tool = target.admitted
         self._check = self.tool.checker(request.check_mirrored) if "arguments" in request.params else _as_given
         self.live = decision.resolved.live
         self.version = self.live.version
@@ -329,7 +329,7 @@ class FastPath:
     def let_go(self) -> None:
         """Drop all that belongs to the session, which has ended: the connection may stay idle for long."""
         self.is_over = True
-        del self.live, self.tool, self._check, self._decision, self._frame, self._route, self._waits
+        del self.live, self.tool, self._check, self._decision, self._frame, self._target, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
         """Read the session's record again, once for all calls that wait for it."""
@@ -354,7 +354,7 @@ class FastPath:
         params = request.params
         if "arguments" in params:
             params = params | {"arguments": msgspec.Raw(self._check(bytes(params["arguments"])))}
-        prepared = self.paths.way.prepared(self._decision, self._route, request, who, params)
+        prepared = self.paths.way.prepared(self._decision, self._target, request, who, params)
         exchange, params, meta = prepared.exchange, prepared.params, prepared.meta
         answer, _ = self.paths.way.begin(exchange, request, who, request.params, self.headers, may_resend=True)
         self.tool.begins(exchange)

@@ -25,7 +25,7 @@ from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import session_of
-from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.ports import CallIntake, Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.requested_tasks import RequestedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
@@ -53,7 +53,7 @@ class LegacyTasks:
         self,
         *,
         relayed: RelayedTasks,
-        intake: Calls,
+        intake: CallIntake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
         requested: RequestedTasks,
@@ -66,7 +66,7 @@ class LegacyTasks:
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
         """Answer a call that asks for a task, which the gateway or the server makes. A server without tasks may answer
-        with an ordinary result. Raises the errors of `Calls.accept` and `RequestedTasks.begin`."""
+        with an ordinary result. Raises the errors of `CallIntake.accept` and `RequestedTasks.begin`."""
         live = live_session_of(exchange)
         if live is not None:
             await self._intake.admit(live, request)  # the call counts before anything is asked or stored for it

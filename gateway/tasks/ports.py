@@ -15,7 +15,7 @@ from transports.inbound_port import Answer, HeaderList, Request
 from transports.jsonrpc import Object
 
 
-class Calls(Protocol):
+class CallIntake(Protocol):
     """Accepts the calls of clients (`gateway.relay.call.Intake`, which names the errors of each method)."""
 
     async def accept(

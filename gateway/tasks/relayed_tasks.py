@@ -27,7 +27,7 @@ from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.ports import CallIntake, Endpoint
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.era import Era
@@ -217,7 +217,7 @@ class RelayedTasks:
     """Gives the tasks of servers their handles, and sends the requests of clients about these tasks to the servers."""
 
     def __init__(
-        self, handles: TaskHandles, calls: Calls, endpoints: Mapping[str, Endpoint], *, result_meta: bool
+        self, handles: TaskHandles, calls: CallIntake, endpoints: Mapping[str, Endpoint], *, result_meta: bool
     ) -> None:
         self.known = KnownTasks()
         self.handles = handles
@@ -282,7 +282,7 @@ class RelayedTasks:
         that the client has sent. `shape` turns the server's result into the client's.
 
         Raises:
-            Refused: the task is unknown or cannot be reached, or the request is refused by `Calls.accept`.
+            Refused: the task is unknown or cannot be reached, or the request is refused by `CallIntake.accept`.
         """
         message, live = message_of(request), resolved.live
         upstream = self._endpoints[request.endpoint].server(handle.server, resolved.context)

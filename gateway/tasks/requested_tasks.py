@@ -25,7 +25,7 @@ from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.results import ResultCalls
 from gateway.tasks.made.task_exchange import RequestedExchange
-from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.ports import CallIntake, Endpoint
 from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Task
@@ -58,7 +58,7 @@ class RequestedTasks:
         made: MadeTasks,
         results: ResultCalls,
         handles: TaskHandles,
-        intake: Calls,
+        intake: CallIntake,
         endpoints: Mapping[str, Endpoint],
     ) -> None:
         self._settings = settings

@@ -28,7 +28,7 @@ from gateway.tasks.errors import UnknownTask, tasks_not_declared
 from gateway.tasks.handles import TaskHandle
 from gateway.tasks.made.made_tasks import found_session
 from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification
-from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.ports import CallIntake, Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
@@ -137,7 +137,7 @@ class TaskListening:
         *,
         relayed: RelayedTasks,
         notices: TaskNotices,
-        intake: Calls,
+        intake: CallIntake,
         resolver: SessionResolver,
         endpoints: Mapping[str, Endpoint],
     ) -> None:

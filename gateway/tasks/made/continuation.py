@@ -31,7 +31,7 @@ from gateway.tasks.made.state import TaskEvent, after, message_of
 from gateway.tasks.made.stored_call import FollowedCall, RecordedAnswers, StoredCall
 from gateway.tasks.made.task_exchange import RequestedExchange, TaskExchange, fail_unsent
 from gateway.tasks.made.task_table import TaskTable, log_fields_of
-from gateway.tasks.ports import Calls, Endpoint
+from gateway.tasks.ports import CallIntake, Endpoint
 from session_store import Session, Task
 from transports.era import LEGACY, Era
 from transports.inbound_port import Request
@@ -52,7 +52,7 @@ class TaskContinuation:
         live: LiveSessions,
         attacher: SessionAttacher,
         *,
-        calls: Calls,
+        calls: CallIntake,
         endpoints: Mapping[str, Endpoint],
         handles: TaskHandles,
     ) -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.gateway_subscriptions import caller_of
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import Calls, CallWatch
+from gateway.calls.in_flight import CallsInFlight, CallWatch
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import with_related, without_related
@@ -155,7 +155,7 @@ class WaitingCalls:
     deadlines = _NO_LIMITS
 
     def __init__(self) -> None:
-        self.calls = Calls()
+        self.calls = CallsInFlight()
         self._watch = CallWatch(self, self.calls)
         self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
 

@@ -14,7 +14,7 @@ from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBri
 from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import Calls
+from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
@@ -40,7 +40,7 @@ class Server(parts.Server):
     def __init__(self) -> None:
         super().__init__()
         self.live = a_live(None, ask_modern, era="modern")
-        self.calls = Calls()
+        self.calls = CallsInFlight()
         self._last = 0
         self.links = SimpleNamespace(start_idle_timer=lambda: None)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import MOST_TOKENS, TICK_S, Calls, CallWatch, fields_of_line
+from gateway.calls.in_flight import MOST_TOKENS, TICK_S, CallsInFlight, CallWatch, fields_of_line
 from gateway.calls.lifecycles import Deadlines
 from session_store.session import redact
 from tests.requirements import requirement
@@ -23,7 +23,7 @@ class Fast:
 
     progress_token = b""
 
-    def __init__(self, calls: Calls, number: int, falls_back_at: float = 1.0) -> None:
+    def __init__(self, calls: CallsInFlight, number: int, falls_back_at: float = 1.0) -> None:
         self.calls, self.number, self.falls_back_at = calls, number, falls_back_at
         self.exchange: Exchange | None = None
         calls.fast[number] = self
@@ -43,7 +43,7 @@ class Fast:
 
 @requirement("fast.falls-back")
 def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
-    calls = Calls()
+    calls = CallsInFlight()
     assert not calls and len(calls) == 0
     fast = [Fast(calls, number) for number in (1, 2)]
     calls.wait(a_call())
@@ -56,7 +56,7 @@ def test_calls_on_the_fast_path_are_counted_and_stay_there() -> None:
 @requirement("fast.falls-back")
 @pytest.mark.parametrize("asks", [list, lambda calls: list(calls.sent.values()), lambda calls: calls.take_only()])
 def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
-    calls = Calls()
+    calls = CallsInFlight()
     fast = [Fast(calls, number) for number in (1, 2)]
     asks(calls)
     assert [each.exchange for each in fast] == list(calls.sent.values()) and not calls.fast
@@ -65,7 +65,7 @@ def test_who_asks_for_the_calls_gets_all_of_them(asks: Any) -> None:
 
 @requirement("fast.falls-back")
 def test_who_asks_for_one_call_gets_that_one_alone() -> None:
-    calls = Calls()
+    calls = CallsInFlight()
     one, other = Fast(calls, 1), Fast(calls, 2)
     assert calls.find("1") is None and calls.find(3) is None and len(calls.fast) == 2
     assert calls.find(1) is one.exchange is not None and calls.find(1) is one.exchange
@@ -74,7 +74,7 @@ def test_who_asks_for_one_call_gets_that_one_alone() -> None:
 
 @requirement("fast.falls-back")
 def test_only_those_that_are_slow_leave_when_the_calls_are_looked_at() -> None:
-    calls, waiting = Calls(), a_call()
+    calls, waiting = CallsInFlight(), a_call()
     calls.wait(waiting)
     slow, quick = Fast(calls, 1, falls_back_at=4.9), Fast(calls, 2, falls_back_at=5.0)
     assert list(calls.slow(5.0)) == [slow.exchange, waiting]
@@ -90,7 +90,7 @@ async def test_one_timer_looks_at_all_calls_of_a_conversation(monkeypatch: pytes
         return cast("asyncio.TimerHandle", SimpleNamespace(cancel=lambda: None))
 
     monkeypatch.setattr(loop, "call_later", call_later)
-    calls = Calls()
+    calls = CallsInFlight()
     deadlines = Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None)
     watch = CallWatch(cast("Any", SimpleNamespace(deadlines=deadlines, name="s")), calls)
     for number in (1, 2, 3):
@@ -134,7 +134,7 @@ def test_a_line_names_the_only_call_in_flight_and_the_session_of_all_and_guesses
 
 @requirement("spec.task-progress")
 def test_the_oldest_token_of_a_task_is_forgotten_and_no_session_is_kept_alive() -> None:
-    calls, live, conversation = Calls(), a_live(), FakeUpstream().conversation
+    calls, live, conversation = CallsInFlight(), a_live(), FakeUpstream().conversation
     for number in range(MOST_TOKENS + 1):
         call = a_call(live)
         call.sent_as(conversation, number, None, 0.0)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import Calls
+from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.link import LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.live_session import LiveSession
@@ -44,7 +44,7 @@ class Server(parts.Server):
     def __init__(self, era: Era = Era.LEGACY) -> None:
         super().__init__()
         self.era = era
-        self.calls = Calls()
+        self.calls = CallsInFlight()
         self.users = LinkUsers()
         self.lists = Lists(lambda: None)
         self.settled: list[Message] = []

@@ -25,7 +25,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools
 from gateway.protocol.tasks import TASKS
-from gateway.relay.admission import Route
+from gateway.relay.admission import CallTarget
 from gateway.relay.call import FoundSession, relay
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
@@ -101,7 +101,7 @@ class Parts:
         call = a_call(method, live=self.live, **(params or {"name": "count"}))
         return replace(call, era=era, meta={"io.modelcontextprotocol/x": msgspec.Raw(b"1")})
 
-    async def send(self, server: Server, call: Call) -> Route | None:
+    async def send(self, server: Server, call: Call) -> CallTarget | None:
         visible: Any = SimpleNamespace(to=lambda context: {server.name: server}, only=server)
         extensions: Any = SimpleNamespace(server_for=AsyncMock(return_value=server))
         parts = {"admission": self.admission, "visible": visible, "extensions": extensions, "merged": None}
@@ -111,9 +111,9 @@ class Parts:
 async def test_how_a_call_of_a_tool_was_sent_is_known_unless_its_server_is_shared() -> None:
     parts, server = Parts(), Server()
     call = parts.call()
-    route = await parts.send(server, call)
+    target = await parts.send(server, call)
     assert server.sent == [(call.params, call.meta)]
-    assert route is not None and route.held_conversation is cast("Any", server) and route.named is None
+    assert target is not None and target.held_conversation is cast("Any", server) and target.named is None
     assert await parts.send(Server(shared=True), parts.call()) is None
 
 
@@ -131,16 +131,16 @@ async def test_a_legacy_call_is_sent_to_a_modern_server_behind_the_subscription(
 async def test_a_path_between_eras_is_not_taken_while_its_server_has_to_be_asked_first() -> None:
     parts, server = Parts(), Server(era=Era.MODERN)
     parts.subscribe(server)
-    route = await parts.send(server, parts.call())
-    assert route is not None
+    target = await parts.send(server, parts.call())
+    assert target is not None
     conversation = cast("Any", server)
-    has_to_wait = waits(route.upstream, conversation, parts.call())
+    has_to_wait = waits(target.upstream, conversation, parts.call())
     assert has_to_wait is not None and not has_to_wait()
     parts.live.gateway_subscriptions["s"].fail(-32014, "it exited")
     assert has_to_wait(), "the subscription that has ended is made again before it"
     server._is_asked = True
     assert has_to_wait(), "its era has to be asked for"
-    assert waits(route.upstream, conversation, parts.call(era=Era.MODERN)) is None
+    assert waits(target.upstream, conversation, parts.call(era=Era.MODERN)) is None
 
 
 @pytest.mark.parametrize("method", ["tools/call", "acme/method"])
