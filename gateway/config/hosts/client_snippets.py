@@ -318,6 +318,9 @@ def _typescript(to: _Connection) -> Snippet:
     headers = [f"{_quoted(key)}: {_quoted(value)}" for key, value in to.headers.items()]
     if to.needs_token:
         headers.insert(0, f"Authorization: `Bearer ${{process.env.{CREDENTIAL_VARIABLE}}}`")
+        if not to.session_key:
+            # The SDK brings no session back: two programs with one credential would share the default session.
+            headers.append(f"{_quoted(KEY_HEADER)}: crypto.randomUUID()")
     options = f", {{\n  requestInit: {{ headers: {{ {', '.join(headers)} }} }},\n}}" if headers else ""
     lines = [
         "// npm install @modelcontextprotocol/client; save this as client.mjs; node client.mjs",

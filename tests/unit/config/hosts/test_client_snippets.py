@@ -111,6 +111,13 @@ def test_programs_are_whole_programs() -> None:
     assert of("typescript").text.startswith("// npm install @modelcontextprotocol/client;")
 
 
+def test_two_programs_of_the_typescript_sdk_with_one_credential_have_two_sessions() -> None:
+    made = '"MCP-Gateway-Session-Key": crypto.randomUUID()'
+    assert made in snippet("typescript", URL, needs_token=True).text
+    assert made not in snippet("typescript", URL).text, "a key of a client without a credential has more random bits"
+    assert made not in snippet("typescript", URL, needs_token=True, session_key="report-writer").text
+
+
 def test_a_server_has_its_own_name_in_clients() -> None:
     assert name_for(URL) == "gateway"
     assert name_for("https://mcp.example.com/servers/my.files/mcp") == "my.files"
