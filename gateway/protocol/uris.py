@@ -79,8 +79,8 @@ def forms(uri: str) -> tuple[str, ...] | None:
 
     The normal form has percent-encoding decoded, dot segments and double slashes removed, and text in NFKC. None if
     there is no one normal form, because readers (RFC 3986, the WHATWG URL standard, file systems) differ: the URI is
-    encoded too often, has control characters or spaces around it, has dot segments beside encoded delimiters, or names
-    its host in an unusual way.
+    encoded too often, has control characters or spaces around it, has dot segments beside encoded delimiters, leaves
+    its authority by dot segments, or names its host in an unusual way.
     """
     if uri != uri.strip():
         return None
@@ -123,6 +123,8 @@ def _canonical(plain: str, *, is_literal: bool) -> str | None:
         authority, slash, path = rest[2:].replace("\\", "/").partition("/")
         if not authority and path.startswith("/"):
             return None  # a host may follow for readers that skip slashes
+        if authority in (".", "..") or _climbs(path):
+            return None  # for readers of `skill://`, the authority is a folder, which a path can leave
         beginning, path = f"{scheme}://{authority}", slash + path
     else:
         segments = _SEPARATOR.split(rest)
@@ -187,6 +189,16 @@ def with_plain_host(uri: str) -> str:
 
 def _without_login(authority: str) -> str:
     return authority.rpartition("@")[2]
+
+
+def _climbs(path: str) -> bool:
+    """Return whether dot segments lead above the beginning of a path."""
+    depth = 0
+    for part in path.split("/"):
+        depth += -1 if part == ".." else part not in (".", "")
+        if depth < 0:
+            return True
+    return False
 
 
 def _without_dots(path: str) -> str:

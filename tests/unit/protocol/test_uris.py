@@ -31,6 +31,14 @@ def test_a_uri_is_read_in_every_form() -> None:
     assert matches_template("db://t/1/x", "db://t/{+id}") and not matches_template("db://t", "db://t/{id}")
 
 
+@requirement("wall.uri")
+def test_a_uri_that_leaves_its_authority_does_not_exist_where_that_may_be_a_folder() -> None:
+    for uri in ("skill://a/../b/SKILL.md", "skill://a/x/../../b", "skill://a/%2e%2e/b", "skill://./b", "skill://../b"):
+        assert forms(uri) is None, uri
+    assert forms("skill://a/x/../b") == ("skill://a/x/../b", "skill://a/b")
+    assert forms("https://a/../b") == ("https://a/../b", "https://a/b"), "a host is no folder"
+
+
 @pytest.mark.parametrize("heap", ["\u0301" * 16_000 + "\u0323" * 16_000, "\u0f73" * 32_000, "%CC%81%CC%A3" * 8_000])
 def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
     began = time.monotonic()
