@@ -221,8 +221,8 @@ def unknown_prompt(name: str) -> Refused:
 def unknown_resource(uri: str, era: str = "modern", method: str = "resources/read") -> Refused:
     """Refuse a resource that does not exist, or that policy hides from this session: one answer for both. The legacy
     era has a code of its own for it, but not for a completion (MCP 2025-11-25, Resources and Completion, Error
-    Handling)."""
-    is_old = era == "legacy" and method.startswith("resources/")
+    Handling) or a directory (the Skills extension, Error Handling)."""
+    is_old = era == "legacy" and method.startswith("resources/") and method.count("/") == 1
     return Refused(
         200,
         RESOURCE_NOT_FOUND if is_old else INVALID_PARAMS,

@@ -40,7 +40,7 @@ NAME_SOURCES: Final[Mapping[str, str]] = {
 the extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
 
 SESSIONLESS: Final = frozenset(
-    {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+    {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "skills/list"}
 )
 """Modern requests that open no session, because they are about the server alone. A session that exists is used."""
 

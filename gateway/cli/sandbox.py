@@ -22,7 +22,7 @@ from gateway.config.hosts.files import served_name
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.escaped_text import as_json, visible_line
-from gateway.protocol.methods import METHODS
+from gateway.protocol.methods import LISTS, METHODS
 from gateway.sandbox.learning import Learnt, united
 from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
@@ -35,7 +35,7 @@ from transports.upstream.walls.kernel import probe
 _VERSION: Final = "2025-11-25"
 _INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
 _SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")
-_QUESTIONS: Final = tuple(method.name for method in METHODS.values() if method.listed and method.name.count("/") == 1)
+_QUESTIONS: Final = tuple(name for name in LISTS if name.count("/") == 1 and not METHODS[name].extension)
 """Requests for lists. A server touches for them what it touches for any client."""
 
 app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)

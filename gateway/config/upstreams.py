@@ -207,7 +207,7 @@ class UpstreamSettings(BaseModel):
     def _not_of_mcp(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
         for name in methods:
             row = METHODS.get(name) or SERVER_METHODS.get(name)
-            if row is not None:
+            if row is not None and not row.extension:
                 others = _SETTING_OF.get(row.kind) or "tools, prompts and resource_uris"
                 raise ValueError(f"{name!r} is MCP's, and has no effect here: restrict MCP's methods by {others}")
         return methods

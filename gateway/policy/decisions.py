@@ -18,7 +18,7 @@ from gateway.config.upstreams import ItemSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms
 from gateway.protocol.listing import WRITE
-from gateway.protocol.methods import folded_method
+from gateway.protocol.methods import METHODS, folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
 
@@ -193,9 +193,11 @@ class Policy:
 
     def why_method_hidden(self, context: Context, server: str, method: str) -> str:
         """Return the reason why a context may not send a server a method or notification that MCP does not define;
-        empty if it may. The result is not cached, because a client can send any name."""
+        empty if it may. The result is not cached, because a client can send any name. A method in the table of methods
+        needs no pattern: what it names has rules of its own."""
         where = f"mcpServers.{server}.methods"
         written = method_forms(method)
+        is_free = method in METHODS
         rules = self._servers[server].methods
         granted = _matching(rules, written)
         # A pattern restricts all spellings of a method. It allows only the spelling that it has itself.
@@ -205,16 +207,18 @@ class Policy:
         found = {p: item for p, item in rules.items() if p in granted or p.lower() in respelt}
         if hidden := self.why_hidden(context, server):
             return f"the server is not for this session: {hidden}"
-        if self._restricted[server] and not granted:
+        if self._restricted[server] and not granted and not is_free:
             return f"policy hides part of the server, and no pattern in {where} allows the method"
         for pattern, item in found.items():
             if not item.allowed:
                 return f"it is allowed to nobody ({where}.{pattern}.allowed)"
             if context.read_only and item.operation != "read":
                 return f"the session is read-only, and the operation is write ({where}.{pattern}.operation)"
-        if context.read_only and not granted:
+        if context.read_only and not granted and not is_free:
             return f"the session is read-only, and no pattern in {where} says that the method reads"
-        return _not_for(context, where, found) or self._outside(context, "methods", (f"{server}__{written[-1]}",))
+        if (reason := _not_for(context, where, found)) or is_free:
+            return reason
+        return self._outside(context, "methods", (f"{server}__{written[-1]}",))
 
     def restricted_by(self, context: Context) -> list[str]:
         """Return the patterns of the entries of `gateway.policy.workspaces` that restrict a context. A workspace that

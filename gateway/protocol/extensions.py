@@ -11,6 +11,9 @@ import msgspec
 
 from transports.jsonrpc import Object
 
+SKILLS: Final = "io.modelcontextprotocol/skills"
+"""The Skills extension: its methods are in the table of methods."""
+
 HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
 """Extensions that the gateway handles itself where client and server are of different eras. Their declarations do not
 pass from one era to the other."""

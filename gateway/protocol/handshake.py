@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.protocol.cache_hints import PRIVATE, PUBLIC, hints_of
-from gateway.protocol.extensions import object_of, passed_on
+from gateway.protocol.extensions import SKILLS, object_of, passed_on
 from transports.era import HANDSHAKE_VERSIONS, MODERN_VERSIONS
 from transports.jsonrpc import Object, encode
 
@@ -164,15 +164,15 @@ _LISTED: Final = ("tools", "prompts", "resources")
 
 _BY_NAME: Final = frozenset({"experimental", "extensions"})
 """Capabilities whose members are declared by name. If several servers declare a name, the first one's settings stand in
-the merged result; that server also gets the methods of the extension."""
+the merged result; that server also gets the methods of the extension. `SKILLS` is of all servers that declare it."""
 
 
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
     """Return one `initialize` result for several servers. A single result is returned as it is. `version` is the
     gateway's.
 
-    `incomplete`: more servers may come, and their lists are unknown. So every list is declared: the gateway answers it,
-    and notifies the client when a server has come.
+    `incomplete`: more servers may come, and their lists are unknown. So every list is declared, that of skills too: the
+    gateway answers it, and notifies the client when a server has come.
     """
     if len(results) == 1 and not incomplete:
         return results[0]
@@ -224,20 +224,33 @@ def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
 
 
 def _merged(results: Sequence[Object], *, incomplete: bool) -> dict[str, Any]:
-    capabilities: dict[str, Object | msgspec.Raw] = {name: {} for name in _LISTED} if incomplete else {}
+    capabilities: dict[str, Object | msgspec.Raw] = {}
+    if incomplete:
+        skills: Object = {SKILLS: msgspec.Raw(b'{"directoryRead":true}')}
+        capabilities = {**{name: Object() for name in _LISTED}, "extensions": skills}
     for result in results:
         for name, raw in object_of(result.get("capabilities")).items():
             value: Object | msgspec.Raw = object_of(raw) if bytes(raw)[:1] == b"{" else raw
             known = capabilities.get(name)
             if isinstance(known, dict) and isinstance(value, dict):
-                # A flag such as `listChanged` or `subscribe` is set if any server sets it.
-                first = known if name in _BY_NAME else {k: v for k, v in known.items() if k not in value or _is_set(v)}
-                value = {**value, **first}
+                value = _by_name(known, value) if name in _BY_NAME else _flagged(known, value)
             capabilities[name] = value
     for name in _LISTED:
         if isinstance(listed := capabilities.get(name), dict):
             listed["listChanged"] = msgspec.Raw(b"true")
     return {"capabilities": capabilities, **_instructions(results)}
+
+
+def _flagged(first: Object, value: Object) -> Object:
+    """Join two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if one of them sets it."""
+    return {**value, **{key: raw for key, raw in first.items() if key not in value or _is_set(raw)}}
+
+
+def _by_name(first: Object, value: Object) -> Object:
+    joined = {**value, **first}
+    if SKILLS in first and SKILLS in value:
+        joined[SKILLS] = msgspec.Raw(encode(_flagged(object_of(first[SKILLS]), object_of(value[SKILLS]))))
+    return joined
 
 
 def _is_set(raw: msgspec.Raw) -> bool:

@@ -2,6 +2,7 @@
 and cursors. Pure. Does not know who may see what."""
 
 import base64
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -28,7 +29,7 @@ MOST_BYTES: Final = 4 << 20
 """Most bytes of one list of one server."""
 
 
-def items_of(page: Any, key: str, name: str, *, most_chars: int) -> list[dict[str, Any]]:
+def items_of(page: Any, key: str, name: str, *, most_chars: int = sys.maxsize) -> list[dict[str, Any]]:
     """Return the items of a list's page that a client can name in a request. `key` is the list's key in the page.
 
     `name` is the key of the item's name or URI. Items whose name is missing, empty, no string, or longer than
@@ -233,7 +234,7 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
     """Return the items of several servers' pages, in the order of `pages`, under their public names."""
     row = METHODS[method]
-    items = ((upstream, item) for upstream, page in pages for item in page.get(row.listed, ()))
+    items = ((upstream, item) for upstream, page in pages for item in items_of(page, row.listed, row.item_key))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
 
 

@@ -7,9 +7,11 @@ The SDK itself is not imported: the command line reads this table, and the SDK t
 """
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
+
+from gateway.protocol.extensions import SKILLS
 
 Kind = Literal["tools", "prompts", "resources", "completions", "none"]
 """The policy that decides: that of tools, prompts or resources; for completions, that of the completed item."""
@@ -23,7 +25,10 @@ class Method(msgspec.Struct, frozen=True):
     `eras`: the eras that have the method.
     `kind`: the policy that decides on it.
     `named`: the key of the params that names the target of the request; `uri` means a resource's URI.
-    `listed`: the key of the list in the result; `item_key`: the key by which an item of the list is known.
+    `listed`: the key of the list in the result; `item_key`: the key by which an item of the list is known. With `named`
+    too, the list is of what the request names, and none of the server's lists.
+    `extension`: the extension that has the method. A server that does not declare it must not get the method.
+    `setting`: the setting of the extension that must be true, too.
     `flag`: the key of a `subscriptions/listen` filter that asks for this notification.
     `sender`: who sends it.
     `is_cacheable`: the modern result may be cached, so it must contain nothing of the session.
@@ -41,6 +46,8 @@ class Method(msgspec.Struct, frozen=True):
     named: str = ""
     listed: str = ""
     item_key: str = "name"
+    extension: str = ""
+    setting: str = ""
     flag: str = ""
     sender: Literal["client", "server", "both"] = "client"
     is_request: bool = True
@@ -52,9 +59,42 @@ class Method(msgspec.Struct, frozen=True):
     is_stream: bool = False
     is_counted: bool = True
 
+    def is_offered(self, capabilities: Mapping[str, Any]) -> bool:
+        """Return whether a server that declares these capabilities may get the method, as far as extensions decide."""
+        if not self.extension:
+            return True
+        extensions = capabilities.get("extensions")
+        settings = extensions.get(self.extension) if isinstance(extensions, dict) else None
+        return isinstance(settings, dict) and (not self.setting or settings.get(self.setting) is True)
 
-def _list(name: str, kind: Kind, listed: str, item_key: str = "name") -> Method:
-    return Method(name, BOTH, kind, listed=listed, item_key=item_key, is_cacheable=True, is_repeatable=True)
+
+def _list(name: str, kind: Kind, listed: str, item_key: str = "name", extension: str = "") -> Method:
+    return Method(
+        name,
+        BOTH,
+        kind,
+        listed=listed,
+        item_key=item_key,
+        extension=extension,
+        is_cacheable=True,
+        is_repeatable=True,
+    )
+
+
+def _of_skills(name: str, listed: str, setting: str = "") -> Method:
+    """Return a method about one skill or directory, which has the rules of resources (the Skills extension)."""
+    return Method(
+        name,
+        BOTH,
+        "resources",
+        "uri",
+        listed,
+        "uri",
+        extension=SKILLS,
+        setting=setting,
+        is_cacheable=True,
+        is_repeatable=True,
+    )
 
 
 def _notification(name: str, eras: frozenset[str], sender: Literal["client", "server", "both"] = "client") -> Method:
@@ -85,6 +125,9 @@ ROWS: Final = (
     Method("resources/read", BOTH, "resources", "uri", is_cacheable=True, is_repeatable=True, may_ask=True),
     Method("resources/subscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
     Method("resources/unsubscribe", LEGACY, "resources", named="uri", is_repeatable=True, is_recorded=True),
+    _list("skills/list", "resources", "skills", "uri", SKILLS),
+    _of_skills("skills/get", "skill"),
+    _of_skills("resources/directory/read", "resources", "directoryRead"),
     Method("completion/complete", BOTH, "completions", named="ref", is_repeatable=True),
     Method("subscriptions/listen", MODERN, "resources", named="notifications", is_repeatable=True, is_stream=True),
     _task("tasks/get", BOTH),
@@ -124,7 +167,7 @@ NO_REQUESTS: Final[Mapping[str, frozenset[str]]] = {
 SERVER_METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "client"}
 """Methods that servers send, by name."""
 
-LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.listed}
+LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.listed and not row.named}
 """The list requests, and the key of the list in their results."""
 
 CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
@@ -147,7 +190,7 @@ def metric_label(method: str) -> str:
 
 def lists_of(kind: str) -> tuple[Method, ...]:
     """Return the list methods that the policy of that kind decides on."""
-    return tuple(row for row in ROWS if row.listed and row.kind == kind)
+    return tuple(row for row in ROWS if row.name in LISTS and row.kind == kind)
 
 
 _NOTIFICATIONS: Final = "notifications/"

@@ -178,7 +178,7 @@ def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw
     request, or says that the resource was not found (SEP-2164).
     """
     row = METHODS.get(method)
-    if row is None or row.named != "uri" or error_code(error) != INVALID_PARAMS:
+    if row is None or row.named != "uri" or row.extension or error_code(error) != INVALID_PARAMS:
         return error
     found = decode_object(error, "error")
     if not _is_not_found(found, params.get("uri", msgspec.Raw(b"null"))):

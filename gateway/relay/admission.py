@@ -23,11 +23,12 @@ from gateway.observability.outcome import EndedCall
 from gateway.policy.decisions import Decision, Policy
 from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
 from gateway.protocol.listing import Names, Tools, has_more
-from gateway.protocol.methods import METHODS
+from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
+from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
 from gateway.protocol.uris import matches_any_template
 from gateway.sessions.child_sessions import with_handles
-from gateway.upstreams.list_pages import listed_items
+from gateway.upstreams.list_pages import MOST_URI_CHARS, listed_items
 from gateway.upstreams.review import require_matches
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context, Session
@@ -129,6 +130,8 @@ def _left_to_the_general_way(given: bytes) -> bytes:
     raise ValueError("the audit trail has the arguments")
 
 
+_TEMPLATES: Final = "resources/templates/list"
+
 Admitted = AdmittedTool | Object
 """The decision on an admitted request: the tool that it calls, or else its params for the server."""
 
@@ -160,6 +163,11 @@ class _Lists(msgspec.Struct, frozen=True):
         assert not isinstance(found, Tools)
         return found
 
+    def skills(self, name: str) -> Names | _ListNeeded:
+        """Return the server's skills and their files, none if it has not declared any, or what to request first."""
+        is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.declared)
+        return self.names(SKILLS_LIST, name) if is_offered else Names()
+
     def _having(self, method: str, name: str) -> Listed | _ListNeeded:
         if method in self.asked:
             return self.asked[method]
@@ -186,8 +194,13 @@ class Admission:
             Refused: the request names something that the session does not see.
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked for its lists.
         """
+        row = METHODS.get(call.method)
         if call.method == "tools/call":
             await upstream.facts()
+        elif row is not None and row.extension:
+            if not row.is_offered(await upstream.capabilities()):
+                raise unknown_method(call.method, call.era)
+            self.check_method(upstream.name, call.method, call.era, call.exchange.session, call.exchange.context)
         known_by = upstream.conversation_at_hand(call.exchange, call.era)
         asked: dict[str, Listed] = {}
         while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
@@ -286,17 +299,20 @@ class Admission:
             require_matches(upstream, kind, listed)
 
     def _compare_resources(self, lists: _Lists) -> _ListNeeded | None:
-        """Compare the patterns for resources with the server's resources and templates (`_compare`). Return a list that
-        has to be requested first, if one is missing."""
+        """Compare the patterns for resources with the server's resources, templates and skills (`_compare`). Return a
+        list that has to be requested first, if one is missing."""
         if not self._refuses_unmatched:
             return None
         resources = lists.names("resources/list", "")
         if isinstance(resources, _ListNeeded):
             return resources
-        templates = lists.names("resources/templates/list", "")
+        templates = lists.names(_TEMPLATES, "")
         if isinstance(templates, _ListNeeded):
             return templates
-        self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates))
+        skills = lists.skills("")
+        if isinstance(skills, _ListNeeded):
+            return skills
+        self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates) | frozenset(skills))
         return None
 
     def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | None:
@@ -323,22 +339,26 @@ class Admission:
         return None
 
     def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _ListNeeded | None:
-        context = call.exchange.context
+        context, hidden = call.exchange.context, self._policy.why_listed_uri_hidden
         if "resources" in lists.upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
             return missing
         resources = lists.names("resources/list", uri)
         if isinstance(resources, _ListNeeded):
             return resources
         if uri in resources:
-            if not self._policy.why_listed_uri_hidden(context, server, uri):
+            if not hidden(context, server, uri):
                 return None
         elif self._policy.allows_uri(context, server, uri):
-            # An unlisted resource has to match a listed template that the session sees.
-            templates = lists.names("resources/templates/list", uri)
+            # An unlisted resource has to match a listed template, or be of a listed skill, that the session sees.
+            templates = lists.names(_TEMPLATES, uri)
             if isinstance(templates, _ListNeeded):
                 return templates
-            seen = (t for t in templates if not self._policy.why_listed_uri_hidden(context, server, t))
-            if matches_any_template(uri, seen):
+            if matches_any_template(uri, (each for each in templates if not hidden(context, server, each))):
+                return None
+            skills = lists.skills(uri)
+            if isinstance(skills, _ListNeeded):
+                return skills
+            if any(skill_fit(uri, (each,)) and not hidden(context, server, each) for each in skills):
                 return None
         raise unknown_resource(uri, call.era, call.method)
 
@@ -355,6 +375,14 @@ class Admission:
         """Return True if policy lets a session with this context see that resource of the server, if it exists."""
         is_restricted = "resources" in self._policy.restricts(upstream.name)
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
+
+    def may_get(self, upstream: ConfiguredUpstream, context: Context, method: str) -> bool:
+        """Return True if a server may get this method of the table from a session with this context: it has declared
+        the method's extension, if there is one, and no pattern denies it."""
+        row = METHODS[method]
+        return not row.extension or (
+            row.is_offered(upstream.declared) and not self._policy.why_method_hidden(context, upstream.name, method)
+        )
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
         """Return True if a session with this context may call a tool. `tools` is the server's list."""
@@ -377,6 +405,14 @@ class Admission:
                 page[row.listed] = with_handles(page[row.listed])
         elif row.kind in self._policy.restricts(server):
             policy = self._policy
+            if row.extension:
+
+                def seen(uri: str) -> str:
+                    is_hidden = len(uri) > MOST_URI_CHARS or policy.why_listed_uri_hidden(context, server, uri)
+                    return "" if is_hidden else uri
+
+                page |= with_uris(page, seen)
+                return
             hidden = policy.why_prompt_hidden if row.kind == "prompts" else policy.why_listed_uri_hidden
             page[row.listed] = [item for item in items if not hidden(context, server, item[row.item_key])]
 
@@ -394,7 +430,8 @@ class Admission:
 
         def filtered(exchange: Exchange, result: Object) -> Object:
             page = msgspec.json.decode(encode(result))
-            upstream.server_lists.seen(method, conversation, page)
+            if method in LISTS:
+                upstream.server_lists.seen(method, conversation, page)
             listed = page.get(key)
             self.show(upstream, exchange.context, method, page)
             if key not in result or page.get(key) != listed:  # else it stays as the server has written it

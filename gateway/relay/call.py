@@ -59,8 +59,8 @@ from gateway.observability.outcome import OK, Outcome
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.methods import METHODS, NO_REQUESTS
-from gateway.protocol.params import meta_of, text_of
+from gateway.protocol.methods import LISTS, METHODS, NO_REQUESTS
+from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import tool_error
 from gateway.relay.admission import AdmittedTool, CallTarget
@@ -546,14 +546,14 @@ async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
     elif method.name == "tools/call":
         upstream, named = servers.owner_by_name(call)
         call = servers.named(upstream, call, named)
-    elif method.listed:
+    elif method.name in LISTS:
         await servers.merged_list(call)
         return None
     elif method.for_all:
         await servers.send_to_all(call)
         return None
     elif method.named == "uri":
-        upstream, answer = await servers.resources.owner(text_of(call.params, "uri"), call)
+        upstream, call, answer = await servers.resources.server_for(call)
         if answer is not None and answer_with(call, answer):
             return None
     else:

@@ -274,7 +274,8 @@ class LateServers:
                 follow.waiting = [each for each in follow.waiting if each is not waiting]
             for method in follow.given.keys() - read:
                 async with asyncio.timeout(self.read_s):
-                    items = await all_items(method, conversation)
+                    offered = METHODS[method].is_offered(await upstream.capabilities())
+                    items = await all_items(method, conversation) if offered else []
                 conversation.lists.keep_late(method, items)
                 read.add(method)
                 if items != (follow.given[method] or []):

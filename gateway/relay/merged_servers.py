@@ -10,10 +10,11 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.errors import unknown_tool
-from gateway.protocol.listing import Tools, app_of, cursor_of, has_more, merge_lists, next_cursor, owner_of
+from gateway.protocol.listing import Tools, app_of, cursor_of, has_more, items_of, merge_lists, next_cursor, owner_of
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import Missing, list_result
+from gateway.protocol.skills import SKILLS_LIST, distinct
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps
@@ -130,6 +131,8 @@ class MergedServers:
             raise Refused(200, INVALID_PARAMS, "Invalid cursor", reason="invalid_cursor")
         asked = [upstream for name, upstream in servers.items() if start is None or name in start]
         found, missing = await self._pages(asked, call, start)
+        if call.method == SKILLS_LIST:
+            found = await self._with_origins(found, call)
         cursor = next_cursor({name: page["nextCursor"] for name, page in found.items() if has_more(page)})
         body: dict[str, Any] = {LISTS[call.method]: merge_lists(call.method, found.items())}
         if cursor is not None:
@@ -162,6 +165,21 @@ class MergedServers:
                 pages[upstream.name] = page
         return pages, [*gathered.missing]
 
+    async def _with_origins(self, pages: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
+        """Return pages of skills, by server. A skill has its server in its URIs if an earlier server lists the same
+        URI: hosts refuse lists with a URI twice, and that URI leads to the earlier server."""
+        servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
+        if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
+            return pages
+        listed, taken = await self.resources.skills(call), set[str]()
+        named: dict[str, Any] = {}
+        for server in servers:
+            skills = items_of(pages.get(server), row.listed, row.item_key)
+            if server in pages:
+                named[server] = pages[server] | {row.listed: distinct(server, skills, taken)}
+            taken.update(listed.get(server, ()), (skill["uri"] for skill in skills))
+        return named
+
     async def send_to_all(self, call: Call) -> None:
         """Send a request to every server of the client's era. Answer once all have answered that are not late. Late
         servers get the setting from the session's record, once they are up."""
@@ -174,11 +192,16 @@ class MergedServers:
             await self._page(upstream, call.method, call)
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """Request a server's result for this method. None if the server answers with an error or without an object.
+        """Request a server's result for this method. None if the server answers with an error or without an object, or
+        may not get the method.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
         """
+        if METHODS[method].extension:
+            await upstream.capabilities()
+            if not self._admission.may_get(upstream, call.exchange.context, method):
+                return None
         answer = await ask(upstream, call, method, call.params)
         result = answer.message.result
         page = msgspec.json.decode(result) if isinstance(result, msgspec.Raw) else None

@@ -18,6 +18,9 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.errors import unknown_resource
 from gateway.protocol.listing import APP_SCHEME, Names, Tools
+from gateway.protocol.methods import METHODS
+from gateway.protocol.params import text_of
+from gateway.protocol.skills import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris
 from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
@@ -31,6 +34,12 @@ from transports.upstream_port import UpstreamUnavailable
 _LIST: Final = "resources/list"
 _TEMPLATES: Final = "resources/templates/list"
 _READ: Final = "resources/read"
+_FITS: Final[Mapping[str, Callable[[str, Names], int]]] = {
+    _LIST: lambda uri, names: int(uri in names),
+    SKILLS_LIST: skill_fit,
+    _TEMPLATES: template_fit,
+}
+"""By list, the function that says how well a URI fits it. An earlier list decides before a later one."""
 
 _NOT_FOUND: Final = frozenset({-32002, INVALID_PARAMS, METHOD_NOT_FOUND, 0})
 """Error codes by which servers say that they do not have a resource: in MCP up to 2025-11-25, in MCP 2026-07-28, of a
@@ -77,22 +86,55 @@ class ResourceOwners:
                 self._apps.opened(call.live, found.upstream.name)
         return found
 
+    async def server_for(self, call: Call) -> tuple[ConfiguredUpstream, Call, ServerAnswer | None]:
+        """Return the server that a request is for, by the URI that it names, the call with this server's own URI, and
+        the answer if the search has got it already. Raises as `owner`."""
+        if (origin := self._origin(call)) is not None:
+            return *origin, None
+        found = await self.owner(text_of(call.params, "uri"), call)
+        return found.upstream, call, found.answer
+
+    def _origin(self, call: Call) -> tuple[ConfiguredUpstream, Call] | None:
+        """Return the server that a URI names (`named_uri`), and the call with this server's own URI. None if the URI
+        names no server that has skills, may get the method, and is seen by the session."""
+        name, uri = origin_of(text_of(call.params, "uri"))
+        context, may_get = call.exchange.context, self._admission.may_get
+        server = self._servers.to(context).get(name)
+        if server is None or METHODS[call.method].is_recorded:
+            return None
+        if not all(may_get(server, context, method) for method in (SKILLS_LIST, call.method)):
+            return None
+
+        def with_server(_: object, result: Object) -> Object:
+            named = with_uris(msgspec.json.decode(encode(result)), lambda own: named_uri(name, own) or own)
+            return result | {key: msgspec.Raw(encode(named[key])) for key in named.keys() & WITH_URIS}
+
+        call.exchange.filter_result(with_server)
+        return server, call.with_params(call.params | {"uri": msgspec.Raw(encode(uri))})
+
+    async def skills(self, call: Call) -> dict[str, list[str]]:
+        """Return the URIs of the listed skills that the session of the call may see, by server, as far as the servers
+        answer in time."""
+        context = call.exchange.context
+        servers, may_have = self._servers.to(context), self._admission.may_have
+        names, _ = await self._names(servers, call, SKILLS_LIST, "")
+        return {name: [uri for uri in found if may_have(servers[name], context, uri)] for name, found in names.items()}
+
     async def _find(self, uri: str, call: Call, *, is_readable: bool) -> FoundOwner:
-        if (known := self.known(uri, call)) is not None:
-            return FoundOwner(known)
         servers, late = self._candidates(uri, call), set[str]()
-        key = _key(call, uri)
-        if (name := self._remembered.get(key, "")) in servers:
-            return FoundOwner(servers[name])
-        for method in (_LIST, _TEMPLATES):
+        if (known := self._known_owner(uri, servers, call)) is not None:
+            return FoundOwner(known)
+        for method, fit in _FITS.items():
+            if method == _TEMPLATES and METHODS[call.method].extension:
+                continue  # a template tells nothing of skills, and a server may have one for all of them
             names, missing = await self._names(servers, call, method, uri)
             late |= missing
-            fits = {n: int(uri in found) if method == _LIST else template_fit(uri, found) for n, found in names.items()}
+            fits = {name: fit(uri, found) for name, found in names.items()}
             if any(fits.values()):
                 return FoundOwner(self._best(uri, servers, fits, call))
         found = await self._ask_each(uri, servers, call, late) if is_readable else None
         if found is not None:
-            self._remembered[key] = found.upstream.name
+            self._remembered[_key(call, uri)] = found.upstream.name
             return found
         if late:
             raise UpstreamUnavailable(
@@ -102,16 +144,21 @@ class ResourceOwners:
 
     # -- what is known
 
-    def known(self, uri: str, call: Call) -> ConfiguredUpstream | None:
+    def _known_owner(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
         """Return the server that is known to have the resource, without a request to any server; None if none is
         known to have it."""
-        servers = self._candidates(uri, call)
-        fitting = self._known(uri, servers, call)
-        if not fitting:
-            lists = {name: _complete(server, call) for name, server in servers.items()}
-            if all(templates is not None for templates in lists.values()):
-                fitting = {name: template_fit(uri, templates or ()) for name, templates in lists.items()}
-        return self._best(uri, servers, fitting, call) if any(fitting.values()) else None
+        if fitting := self._known(uri, servers, call):
+            return self._best(uri, servers, fitting, call)
+        if (name := self._remembered.get(_key(call, uri), "")) in servers:
+            return servers[name]
+        lists = {name: _complete(server, call) for name, server in servers.items()}
+        if METHODS[call.method].extension or any(known is None for known in lists.values()):
+            return None
+        for method, fit in _FITS.items():
+            fitting = {name: fit(uri, known[method]) for name, known in lists.items() if known is not None}
+            if any(fitting.values()):
+                return self._best(uri, servers, fitting, call)
+        return None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
         """Return the servers known to list the resource, or to have a tool with it as app. The values are all 1."""
@@ -130,12 +177,14 @@ class ResourceOwners:
         return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
 
     def _candidates(self, uri: str, call: Call) -> Servers:
-        """Return the servers at which the session may read the resource, in the order of the configuration."""
-        context = call.exchange.context
+        """Return the servers at which the session may read the resource, in the order of the configuration. Those that
+        have not answered yet may turn out not to have the method of the call."""
+        context, may_get = call.exchange.context, self._admission.may_get
         return {
             name: server
             for name, server in self._servers.to(context).items()
             if self._admission.may_have(server, context, uri)
+            and (not server.has_answered or may_get(server, context, call.method))
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
@@ -152,7 +201,7 @@ class ResourceOwners:
         """Request the names in that list from each server. Return them by server, and the servers that were late."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
-            if "resources" not in await upstream.capabilities():
+            if not await self._has(upstream, call, method):
                 return Names()
             conversation = await upstream.conversation_for(call)
             try:
@@ -166,10 +215,12 @@ class ResourceOwners:
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
         """Read the resource at server after server until one has it. Servers that list similar URIs come first, then
-        the order is that of the configuration."""
+        the order is that of the configuration. Methods of an extension are asked themselves: not all that they name can
+        be read."""
+        asked = call.method if METHODS[call.method].extension else _READ
 
         async def ready(upstream: ConfiguredUpstream) -> int:
-            if "resources" not in await upstream.capabilities() or self._admission.needs_listing(upstream):
+            if not await self._has(upstream, call, call.method) or self._admission.needs_listing(upstream):
                 return -1
             conversation = await upstream.conversation_for(call)
             await conversation.ready()
@@ -180,14 +231,20 @@ class ResourceOwners:
         late |= missing
         order = sorted((name for name in near if near[name] >= 0), key=lambda name: -near[name])
         search = InTurn(
-            lambda name: ask(servers[name], call, _READ, _read_params(uri, servers[name], call)),
+            lambda name: ask(servers[name], call, asked, _params(uri, servers[name], call, asked)),
             _is_answer,
             wait_s=self._late.wait_s,
             within_s=self._late.read_s,
         )
         found = await search.first(order[:_MOST_ASKED])
         late |= search.late
-        return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == _READ else None)
+        return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == asked else None)
+
+    async def _has(self, upstream: ConfiguredUpstream, call: Call, method: str) -> bool:
+        """Return True if a server has resources, and both that method and the method of the call."""
+        capabilities, may_get = await upstream.capabilities(), self._admission.may_get
+        context = call.exchange.context
+        return "resources" in capabilities and all(may_get(upstream, context, each) for each in (method, call.method))
 
     async def _gather(
         self,
@@ -215,7 +272,7 @@ def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversatio
 def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
     names = upstream.server_lists.names
     conversations = _conversations(upstream, call)
-    return any(uri in names(method, found) for found in conversations for method in (_LIST, _TEMPLATES))
+    return any(uri in names(method, found) for found in conversations for method in _FITS)
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
@@ -226,19 +283,21 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
             yield tools
 
 
-def _complete(upstream: ConfiguredUpstream, call: Call) -> Names | None:
-    """Return a server's templates. None unless the session knows both its list of resources and its list of
-    templates."""
-    if upstream.has_answered and "resources" not in upstream.declared:
-        return Names()
+def _complete(upstream: ConfiguredUpstream, call: Call) -> Mapping[str, Names] | None:
+    """Return a server's lists of resources, skills and templates. None unless the session knows all of them."""
     own = None if call.live is None else upstream.open_with(call.live)
-    known = upstream.server_lists.known
-    templates = known(_TEMPLATES, own)
-    return templates if isinstance(templates, Names) and known(_LIST, own) is not None else None
+    lists: dict[str, Names] = {}
+    for method in _FITS:
+        has_none = "resources" not in upstream.declared or not METHODS[method].is_offered(upstream.declared)
+        known = Names() if upstream.has_answered and has_none else upstream.server_lists.known(method, own)
+        if not isinstance(known, Names):
+            return None
+        lists[method] = known
+    return lists
 
 
-def _read_params(uri: str, upstream: ConfiguredUpstream, call: Call) -> Object:
-    if call.method != _READ:
+def _params(uri: str, upstream: ConfiguredUpstream, call: Call, method: str) -> Object:
+    if call.method != method:
         return {"uri": msgspec.Raw(encode(uri))}
     return legacy_params(call.params) if upstream.era_now(call.era) is Era.LEGACY else call.params
 

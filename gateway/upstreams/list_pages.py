@@ -1,5 +1,6 @@
 """Read the lists of tools, prompts and resources that a server sends. Keep nothing."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ GATEWAY_META: Final = {
 
 _MAX_PAGES: Final = 100
 _LIMITS: Final = Limits()
+MOST_URI_CHARS: Final = _LIMITS.uri_chars
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
@@ -33,7 +35,7 @@ def listed_items(method: str, page: Any) -> list[dict[str, Any]]:
     """Return the items of one page of the list `method`. Leave out items that no client can name, because their name or
     URI is longer than `transports.inbound.limits.Limits` allows in a request."""
     row = METHODS[method]
-    most_chars = _LIMITS.name_chars if row.item_key == "name" else _LIMITS.uri_chars
+    most_chars = _LIMITS.name_chars if row.item_key == "name" else MOST_URI_CHARS
     return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
 
@@ -43,6 +45,14 @@ def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | No
     if pages is None:
         return None
     return [item for page in pages for item in listed_items(method, msgspec.json.decode(page))]
+
+
+def with_files(method: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the items of a list, and behind them the files of those that are skills: these are resources, too."""
+    if not METHODS[method].extension:
+        return items
+    files = (items_of(item, "resources", "uri", most_chars=MOST_URI_CHARS) for item in items)
+    return [*items, *itertools.chain.from_iterable(files)]
 
 
 async def all_items(

@@ -15,7 +15,7 @@ import msgspec
 from cachetools import LRUCache
 
 from gateway.protocol.cache_hints import Hints, hints_of, with_ttl
-from gateway.protocol.methods import CACHEABLE, METHODS, Method
+from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, Method
 from transports.jsonrpc import encode
 
 _OVERHEAD: Final = 512
@@ -145,7 +145,7 @@ class ResultCache:
     def changed(self, change: Method) -> None:
         """Drop the results that a notified change outdates: lists of a kind, or resources."""
         affected = (row for row in METHODS.values() if row.is_cacheable and row.kind == change.kind)
-        self._versions.update(row.name for row in affected if change.flag or not row.listed)
+        self._versions.update(row.name for row in affected if change.flag or row.name not in LISTS)
 
     def forget(self, session: str) -> None:
         """Drop the results of a session that has ended."""

@@ -19,7 +19,7 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import lists_of
-from gateway.upstreams.list_pages import all_items
+from gateway.upstreams.list_pages import all_items, with_files
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
@@ -264,8 +264,10 @@ async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | N
         async with asyncio.timeout(_WAIT_S):
             await conversation.ready()
             for row in lists_of(kind):
+                if not row.is_offered(facts.capabilities):
+                    continue
                 items = await all_items(row.name, conversation)
-                names += [item[row.item_key] for item in items]
+                names += [item[row.item_key] for item in with_files(row.name, items)]
     except (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError):
         return None
     return names

@@ -16,7 +16,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.lists import Listed, Lists
 from gateway.protocol.listing import Names, Tools
 from gateway.protocol.methods import METHODS
-from gateway.upstreams.list_pages import all_items, cached_items, listed_items
+from gateway.upstreams.list_pages import all_items, cached_items, listed_items, with_files
 from gateway.upstreams.result_cache import ResultCache
 from transports.jsonrpc import encode
 from transports.tasks import Tasks, TasksClosed
@@ -143,7 +143,10 @@ class ServerLists:
         return Names() if lists is None else lists.passed.get(method, Names())
 
     def _shared_list(self, method: str, items: Iterable[dict[str, Any]]) -> Listed:
-        found: Listed = Tools(items) if method == "tools/list" else Names.of(items, METHODS[method].item_key)
+        if method == "tools/list":
+            found: Listed = Tools(items)
+        else:
+            found = Names.of(with_files(method, [*items]), METHODS[method].item_key)
         if isinstance(found, Tools):
             self._listed(found)
         parts = encode([found.listed if isinstance(found, Tools) else sorted(found), method])

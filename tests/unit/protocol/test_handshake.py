@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.protocol.extensions import SKILLS
 from gateway.protocol.handshake import (
     HANDSHAKE_VERSIONS,
     MODERN_VERSIONS,
@@ -139,10 +140,23 @@ def test_several_discoveries_may_be_cached_for_the_shortest_time_and_by_the_clie
     assert told["capabilities"] == {"tools": changing, "prompts": changing}, "the gateway notifies of changes itself"
 
 
+@requirement("spec.skills")
+def test_directories_can_be_read_if_they_can_at_any_server() -> None:
+    reading: Any = {SKILLS: {"directoryRead": True, "a": 1}}
+    pairs: list[Any] = [(reading, {SKILLS: {}}), ({SKILLS: {"directoryRead": False}}, reading)]
+    for first, second in pairs:
+        results = [shaken(capabilities={"extensions": extensions}) for extensions in (first, second)]
+        assert capabilities_of(merge_handshakes(results, "9"))["extensions"][SKILLS] == reading[SKILLS]
+    assert capabilities_of(merge_handshakes([shaken(capabilities={"extensions": {SKILLS: {}}}), shaken()], "9")) == {
+        "extensions": {SKILLS: {}}
+    }
+
+
 @requirement("proc.late")
 def test_every_list_is_declared_while_servers_are_missing() -> None:
     changing = {"listChanged": True}
-    lists = {"tools": changing, "prompts": changing, "resources": changing}
+    skills = {"extensions": {SKILLS: {"directoryRead": True}}}
+    lists = {"tools": changing, "prompts": changing, "resources": changing} | skills
     one = shaken(capabilities={"logging": {}, "resources": {"subscribe": True}})
     told = json.loads(merge_handshakes([one], "9", incomplete=True))
     assert told["capabilities"] == lists | {"logging": {}, "resources": {"subscribe": True, "listChanged": True}}

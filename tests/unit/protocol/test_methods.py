@@ -17,6 +17,7 @@ from mcp_types.methods import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 import gateway.protocol.methods as methods
+from gateway.protocol.extensions import SKILLS
 from gateway.protocol.methods import (
     CACHEABLE,
     LISTS,
@@ -38,6 +39,7 @@ OWN_BEHAVIOUR = {
     *("initialize", "notifications/initialized", "ping"),  # are the gateway's own, as is what its probe asks for
     *("server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"),
     *("logging/setLevel", "notifications/message"),  # a level that the gateway keeps for its servers
+    "skills/list",  # whose entries get their server where URIs collide
     *("resources/subscribe", "resources/unsubscribe"),  # subscriptions that it keeps for them
     *("subscriptions/listen", "notifications/subscriptions/acknowledged"),  # spread over servers of both eras
     *("tools/call", "elicitation/create"),  # decided on by tool and arguments; differs between the eras
@@ -86,7 +88,8 @@ def test_the_table_has_every_method_of_every_revision_once_for_each_sender() -> 
 
 
 def test_the_columns_agree_with_the_protocol() -> None:
-    assert set(CACHEABLE_METHODS) == CACHEABLE
+    of_skills = {row.name for row in ROWS if row.extension}  # an extension, so not the SDK's
+    assert set(CACHEABLE_METHODS) == CACHEABLE - of_skills
     assert set(INPUT_REQUIRED_METHODS) == MAY_ASK
     tasks = dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")  # an extension, so not the SDK's
     assert NAME_SOURCES == {**NAME_BEARING_METHODS, **tasks}
@@ -97,8 +100,22 @@ def test_the_columns_agree_with_the_protocol() -> None:
         for versions in (HANDSHAKE_VERSIONS, MODERN_VERSIONS)
     }
     assert of_era[HANDSHAKE_VERSIONS] - of_era[MODERN_VERSIONS] == REMOVED
-    assert SESSIONLESS <= of_era[MODERN_VERSIONS]
+    assert SESSIONLESS - of_skills <= of_era[MODERN_VERSIONS]
     assert HANDSHAKE_VERSIONS == HANDSHAKE_PROTOCOL_VERSIONS and MODERN_VERSIONS == MODERN_PROTOCOL_VERSIONS
+
+
+@requirement("spec.skills")
+def test_a_method_of_an_extension_is_for_servers_that_declare_it() -> None:
+    def offered(**capabilities: Any) -> list[str]:
+        return [name for name, row in METHODS.items() if row.extension and row.is_offered(capabilities)]
+
+    assert METHODS["tools/list"].is_offered({}), "servers answer for themselves"
+    wrong: tuple[Any, ...] = (None, [], {}, {SKILLS: None}, {SKILLS: True})
+    for extensions in wrong:
+        assert not offered(extensions=extensions)
+    for settings in ({}, {"directoryRead": False}, {"directoryRead": 1}):
+        assert offered(extensions={SKILLS: settings}) == ["skills/list", "skills/get"]
+    assert "resources/directory/read" in offered(extensions={SKILLS: {"directoryRead": True}})
 
 
 def test_no_client_adds_a_label_to_metrics() -> None:

@@ -11,6 +11,7 @@ import pytest
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings, UpstreamSettings
 from gateway.policy.decisions import Policy
+from gateway.protocol.extensions import SKILLS as SKILL_ID
 from gateway.relay.admission import VisibleServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.resource_owner import InTurn
@@ -20,6 +21,7 @@ from tests.support.fake_upstream import answer_of
 from tests.support.paged_server import NamedSession, PagedServer, a_call, merged, ruled
 from transports.era import Era
 from transports.inbound_port import Refused
+from transports.jsonrpc import Message, encode
 from transports.upstream_port import UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -113,6 +115,16 @@ async def test_a_request_to_all_servers_is_answered_once_all_have_answered() -> 
 
 
 APP_TOOL = {"name": "t", "_meta": {"ui": {"resourceUri": "ui://t/app.html"}}}
+
+
+@pytest.mark.parametrize("items", [None, 7, {"name": "x"}, [None, "x", {}, {"name": 7}]])
+async def test_what_is_no_list_keeps_no_list_of_other_servers_from_a_client(items: Any) -> None:
+    wrong, good = ({("prompts/list", ""): {"prompts": found}} for found in (items, [{"name": "p"}]))
+    request = a_call("prompts/list")
+    await merged(PagedServer("a", wrong), PagedServer("b", good)).merged_list(request)
+    assert (await answer_of(request.exchange))["result"]["prompts"] == [{"name": "b__p"}]
+
+
 LIST, TEMPLATES, READ = "resources/list", "resources/templates/list", "resources/read"
 
 
@@ -328,3 +340,100 @@ def test_a_server_for_direct_trust_is_not_there_for_others() -> None:
     assert [*servers.to(SANDBOXED)] == ["a"] and [*servers.to(DIRECT)] == ["a", "b"]
     only = visible(a=ruled(direct_only=True))
     assert only.only is only.all["a"] and not only.to(SANDBOXED)
+
+
+SKILLS, GET, DIRECTORY = "skills/list", "skills/get", "resources/directory/read"
+FRESH = {"resultType": "complete", "cacheScope": "public"}
+
+
+def skilled(name: str, *uris: str, ttl_ms: int = 9, directories: bool = False, unlisted: str = "") -> PagedServer:
+    """A server that lists these skills, one on each page, and has another one. It has a template for all."""
+    found = pages(templates=("skill://{+path}",))
+    for n, uri in enumerate(uris):
+        after = {"nextCursor": str(n + 1)} if n + 1 < len(uris) else {}
+        found[SKILLS, str(n or "")] = {"skills": [{"uri": uri, "resources": [{"uri": uri}]}], "ttlMs": ttl_ms} | after
+        found[SKILLS, str(n or "")] |= FRESH
+    for uri in (*uris, *filter(None, [unlisted])):
+        found[GET, uri] = {"skill": {"uri": uri, "from": name}}
+    server = PagedServer(name, found)
+    server.declared = {"resources": {}, "extensions": {SKILL_ID: {"directoryRead": directories}}}
+    return server
+
+
+async def skills(parts: MergedServers, **params: Any) -> dict[str, Any]:
+    request = msgspec.structs.replace(a_call(SKILLS, **params), era=Era.MODERN)
+    await parts.merged_list(request)
+    return cast("dict[str, Any]", (await answer_of(request.exchange))["result"])
+
+
+def uris(result: dict[str, Any]) -> list[str]:
+    return [skill["uri"] for skill in result["skills"]]
+
+
+A, B, C = (f"skill://{name}/SKILL.md" for name in "abc")
+
+
+@requirement("spec.skills")
+async def test_the_skills_of_all_servers_that_have_any_are_one_list_with_the_shortest_ttl() -> None:
+    one, two, without = skilled("one", A, B), skilled("two", C, ttl_ms=5), PagedServer("without", pages())
+    parts = merged(one, without, two)
+    first = await skills(parts)
+    assert uris(first) == [A, C] and first["ttlMs"] == 5
+    rest = await skills(parts, cursor=first["nextCursor"])
+    assert uris(rest) == [B] and rest["ttlMs"] == 9 and "nextCursor" not in rest
+    assert not without.asked, "it has not declared the extension"
+    assert uris(await skills(merged(without, PagedServer("other", pages())))) == []
+
+
+@requirement("spec.skills")
+async def test_a_skill_that_an_earlier_server_has_on_any_page_gets_its_server() -> None:
+    parts = merged(skilled("one", A, B), skilled("two", B, C))
+    first = await skills(parts)
+    assert uris(first) == [A, "skill://two__/b/SKILL.md"]
+    assert first["skills"][1]["resources"] == [{"uri": "skill://two__/b/SKILL.md"}]
+    assert uris(await skills(parts, cursor=first["nextCursor"])) == [B, C]
+
+
+@requirement("spec.skills")
+async def test_a_server_that_is_named_in_a_uri_gets_its_own_uri_and_its_results_get_the_server() -> None:
+    parts = merged(skilled("one", A), skilled("two", A), PagedServer("without", pages()))
+    wanted = a_call(GET, uri="skill://two__/a/SKILL.md")
+    upstream, call, answer = await parts.resources.server_for(wanted)
+    assert upstream.name == "two" and answer is None and msgspec.json.decode(call.params["uri"]) == A
+    wanted.exchange.finish(Message(jsonrpc="2.0", id=1, result=msgspec.Raw(encode({"skill": {"uri": A}, "x": 1}))))
+    assert (await answer_of(wanted.exchange))["result"] == {"skill": {"uri": "skill://two__/a/SKILL.md"}, "x": 1}
+    for name, method in (("none", GET), ("without", GET), ("two", DIRECTORY)):
+        with pytest.raises(Refused, match="not found"):
+            await parts.resources.server_for(a_call(method, uri=f"skill://{name}__/a/SKILL.md"))
+
+
+@requirement("spec.skills")
+async def test_the_files_and_directories_of_a_skill_are_where_it_is_whatever_templates_say() -> None:
+    one, two = skilled("one", A), skilled("two", A, B, directories=True)
+    parts = merged(one, two)
+    assert await owner(parts, "skill://b/x/y.md") == "two" and await owner(parts, "skill://a/x.md") == "one"
+    asked = requests(one, two)
+    assert await owner(parts, "skill://b/z.md") == "two" and requests(one, two) == asked, "the lists are known"
+    assert await owner(parts, A, GET) == "one" and await owner(parts, "skill://b", DIRECTORY) == "two"
+    assert await owner(parts, "skill://a", DIRECTORY) == "two", "the other one reads no directories"
+
+
+@requirement("spec.skills")
+async def test_a_skill_that_nobody_lists_is_asked_for_at_each_server_that_has_skills() -> None:
+    servers = skilled("one", A), PagedServer("without", pages()), skilled("two", B, unlisted=C)
+    parts = merged(*servers)
+    found = await parts.resources.owner(C, a_call(GET, uri=C))
+    assert found.upstream.name == "two" and found.answer is not None
+    assert (GET, C) in servers[0].asked and not servers[1].asked
+    assert await owner(parts, C) == "two", "it is remembered"
+    with pytest.raises(Refused, match="not found") as refused:
+        await owner(parts, "skill://none/SKILL.md", GET)
+    assert refused.value.code == -32602, "in both eras"
+
+
+@requirement("spec.skills")
+@pytest.mark.parametrize("page", [{}, {"skills": None}, {"skills": {"uri": A}}, {"skills": [None, 7, {}, {"uri": 7}]}])
+async def test_a_page_that_is_no_list_of_skills_keeps_none_of_other_servers_from_a_client(page: Any) -> None:
+    wrong, good = PagedServer("wrong", {(SKILLS, ""): page}), skilled("good", A)
+    wrong.declared = good.declared
+    assert uris(await skills(merged(wrong, good))) == [A]
