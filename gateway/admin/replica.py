@@ -211,7 +211,7 @@ class Replica:
                 if live.exchanges or live.has_suspended:
                     held.in_flight += in_flight_of(live)
                     held.suspended += suspended_of(live)
-                _count_processes(live.conversations.values(), held.processes)
+                _count_processes(live.every_conversation(), held.processes)
             await let_others_run()
         for upstream in self.upstreams:
             _count_processes(upstream.shared, held.processes)
@@ -223,7 +223,7 @@ class Replica:
         links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
-                for one in live.conversations.values():
+                for one in live.every_conversation():
                     links.setdefault(one.name, []).append((redact(live.session.id), one))
             await let_others_run()
         for upstream in self.upstreams:
@@ -239,7 +239,7 @@ class Replica:
         return [
             msgspec.structs.replace(
                 part_of(live, self.memory),
-                processes=[self._process(live, conversation, lines) for conversation in live.conversations.values()],
+                processes=[self._process(live, conversation, lines) for conversation in live.every_conversation()],
                 refused=self._seen.refused(redact(live.session.id)),
             )
             for live in found
@@ -412,7 +412,7 @@ def _output_tail(live: LiveSession) -> list[StderrLine]:
     """Return the last lines of the session's servers, which are kept without a watch. Of an ended process fewer are
     kept."""
     found: list[StderrLine] = []
-    for conversation in live.conversations.values():
+    for conversation in live.every_conversation():
         link = conversation.link
         words = (link is not None and link.stderr_tail()) or conversation.output_tail
         found += [StderrLine(number=0, server=conversation.name, text=scrubbed_text(line)) for line in words]

@@ -199,6 +199,6 @@ def part_of(live: LiveSession, memory: ServerMemory) -> SessionPart:
         parked=suspended_of(live),
         streams=live.open_streams,
         memory_bytes=memory.of_session(live.session.id),
-        servers=sorted({name for name, *_ in live.conversations}),
+        servers=sorted({each.name for each in live.every_conversation()}),
         failures=[*reversed(live.failures)],
     )

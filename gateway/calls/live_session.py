@@ -126,11 +126,12 @@ class LiveSession(Usage):
     @property
     def exchanges(self) -> Set[Exchange]:
         """Return the calls in flight. Calls on the fast path leave it first."""
-        for conversation in self._all_conversations():
+        for conversation in self.every_conversation():
             conversation.calls.fall_back()
         return _NONE if self._exchanges is None else self._exchanges
 
-    def _all_conversations(self) -> list[Conversation]:
+    def every_conversation(self) -> list[Conversation]:
+        """Return the open conversations, and those that only finish calls of a former context."""
         return [*self.conversations.values(), *(self._finishing or ())]
 
     def exchange_begins(self, exchange: Exchange) -> None:
@@ -241,7 +242,7 @@ class LiveSession(Usage):
         """Show an operator the messages of the session and of its links from now on, by `frames`. None: stop that."""
         self.frames = frames
         self.changed()
-        for conversation in self._all_conversations():
+        for conversation in self.every_conversation():
             conversation.watch(frames)
 
     def client_sent(self, message: Message | None) -> None:
@@ -340,7 +341,7 @@ class LiveSession(Usage):
         await self._stop_servers("idle_stop", _LEFT)
 
     async def _stop_servers(self, why: str, reason: str, *, finish_calls: bool = False) -> None:
-        conversations = list(self.conversations.values()) if finish_calls else self._all_conversations()
+        conversations = list(self.conversations.values()) if finish_calls else self.every_conversation()
         self.conversations.clear()
         self.changed()
         self.new_process = why
@@ -369,7 +370,7 @@ class LiveSession(Usage):
             self._questions.end(reason)
         # Later, because calls that were answered in this turn record something in the next one.
         asyncio.get_running_loop().call_soon(self._end_paths)
-        conversations = self._all_conversations()
+        conversations = self.every_conversation()
         self.conversations.clear()
         await asyncio.gather(*(c.close() for c in conversations), return_exceptions=True)
         if self._outbox is not None:

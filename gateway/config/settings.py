@@ -329,7 +329,7 @@ class Settings(Frozen):
                 where = f"gateway.policy.rules[{number}].server_env.{server}"
                 if (secret := self._undeclared(values)) is not None:
                     raise ValueError(f"{where}: gateway.secrets has no entry {secret!r}")
-                if (entry := self.mcpServers.get(server)) is None or entry.url or entry.shared:
+                if (entry := self.mcpServers.get(server)) is None or not (entry.has_own_process or entry.faults):
                     raise ValueError(f"{where}: there is no server {server!r} with a process for each session")
         for name, entry in self.mcpServers.items():
             if (secret := self._undeclared(entry.env | entry.headers)) is not None:

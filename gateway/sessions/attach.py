@@ -143,6 +143,7 @@ class SessionAttacher:
         if known.workspace and not anew:
             raise other_workspace(known.workspace, announced)
         async with self._context_lock(live):
+            before = live.session.context
             # Of two announcements at once, the second is decided on the record that the first has written. Memory may
             # hold an older record, if another request has read it before that write and stored it here after that.
             await self._read(live)
@@ -157,7 +158,7 @@ class SessionAttacher:
                     break
             else:
                 raise StoreUnavailable(_BUSY)
-        await live.renew(finish_calls=_grants_alike(known, context))
+        await live.renew(finish_calls=_grant_alike(before, known, context))
         self._log(live, "a client has announced the workspace of its session %s", "anew" if known.workspace else "late")
         return msgspec.structs.replace(resolved, context=context), _told(announced, applied=True)
 
@@ -169,13 +170,14 @@ class SessionAttacher:
         """Give the session the context that follows now from the credential and the rules, and return it. Restart the
         session's servers, which were started with the old one."""
         async with self._context_lock(live):
+            before = live.session.context
             for _ in range(_TRIES):
                 known, context = live.session.context, self._rules.renewed(live.session, granted)
                 if context == known or await self._write(live, context):
                     break
             else:
                 raise StoreUnavailable(_BUSY)
-        await live.renew(finish_calls=_grants_alike(known, context))
+        await live.renew(finish_calls=_grant_alike(before, known, context))
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:
@@ -190,9 +192,9 @@ class SessionAttacher:
         renewed = await self._store.update(session.id, if_version=session.version, context=context, remote=())
         if renewed is None and await self._read(live):
             return False
-        # Set before the next await: no server may start with the old context.
-        gone = msgspec.structs.replace(live.session, context=context, remote=())
-        live.replace_record(gone if renewed is None else renewed)
+        # Set before the next await: no server of a later call may start with the old context.
+        unstored = msgspec.structs.replace(live.session, context=context, remote=())
+        live.replace_record(unstored if renewed is None else renewed)
         return True
 
     async def _read(self, live: LiveSession) -> bool:
@@ -221,9 +223,12 @@ def _use_read(live: LiveSession, session: Session) -> None:
     live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
 
 
-def _grants_alike(one: Context, other: Context) -> bool:
-    """Return True if two contexts allow the same: then a call in flight may go on in the former one."""
-    return (one.trust, one.permissions, one.read_only) == (other.trust, other.permissions, other.read_only)
+def _grant_alike(*contexts: Context) -> bool:
+    """Return True if all contexts of a session, one after the other, grant the same. Then calls in flight may go on in
+    the first one. Another workspace grants something else, unless the client itself announces both."""
+    granted = {(each.trust, each.permissions, each.read_only) for each in contexts}
+    announced = all(each.provenance.workspace == "announced" for each in contexts)
+    return len(granted) == 1 and (announced or len({each.workspace for each in contexts}) == 1)
 
 
 def _told(workspace: str, *, applied: bool) -> Object:

@@ -56,6 +56,11 @@ def test_a_field_has_one_source_and_a_name_of_its_own(fields: Any, what: str) ->
             "server_env.s: gateway.secrets has",
         ),
         ({}, {"policy": {"rules": [{"server_env": {"t": {"A": "b"}}}]}}, "server_env.t: there is no server 't' with"),
+        (
+            {"shared": True},
+            {"policy": {"rules": [{"server_env": {"s": {"A": "b"}}}]}},
+            "server_env.s: there is no server 's' with",
+        ),
         ({"context_env": {"PATH": "agent"}}, {}, "PATH decides which code"),
         ({"context_env": {"A": "nope"}}, {}, "mcpServers.s.context_env.A"),
         ({"context_env": {"A": {"field": "agent", "announced": True}}}, {}, "announced is for the field workspace"),

@@ -143,6 +143,33 @@ async def test_calls_in_flight_go_on_unless_the_session_may_do_other_things_now(
     assert told == [(workspace, (), finishes)], "a session at a URL has the former context too"
 
 
+@requirement("ctx.announce-late")
+@pytest.mark.parametrize("was_written", [False, True])
+async def test_calls_in_flight_end_with_the_workspace_that_a_credential_no_longer_gives(
+    was_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    async def renew(live: LiveSession, *, finish_calls: bool) -> None:
+        told.append(finish_calls)
+
+    monkeypatch.setattr(LiveSession, "renew", renew)
+    red, blue = (CredentialClaims(workspace=name, names_workspace=True) for name in ("red", "blue"))
+    parts = Parts()
+    store, live = parts.store, (await parts.resume_or_open(request(), RequestContext(ALICE, red, ""))).live
+
+    async def update(session_id: str, **fields: Any) -> Session | None:
+        if was_written:  # by another replica, a moment ago
+            await store.update(session_id, context=replace(live.session.context, workspace="blue"))
+        updated: Session | None = await store.update(session_id, **fields)
+        return updated
+
+    parts.attacher._store = SimpleNamespace(peek=store.peek, update=update)
+    asked = request(mcp_session_id=parts.token_of(live))
+    resolved = await parts.require(asked, RequestContext(ALICE, blue, ""))
+    assert resolved.context.workspace == "blue" and told == [False]
+
+
 @requirement("rep.takeover")
 async def test_a_session_that_several_requests_take_over_at_once_is_told_of_once() -> None:
     first, last = replicas(clustered=True)
