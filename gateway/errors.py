@@ -138,10 +138,10 @@ def insufficient_scope(reason: str, challenge: str) -> Refused:
     )
 
 
-def _unavailable(reason: str, message: str, *, retry_after_s: int = 1, data: Any = None) -> Refused:
+def _unavailable(reason: str, message: str, *, retry_after_s: int = 1) -> Refused:
     """Refuse a request that was not executed, and that the client can send again later."""
     headers = {"Retry-After": str(retry_after_s)}
-    return Refused(503, STORE_UNAVAILABLE, message, data=data, reason=reason, headers=headers)
+    return Refused(503, STORE_UNAVAILABLE, message, reason=reason, headers=headers)
 
 
 def store_unavailable() -> Refused:
@@ -155,13 +155,23 @@ def store_full() -> Refused:
     return _unavailable("store_full", message, retry_after_s=5)
 
 
-def out_of_memory(server: str, *, needs_mb: int, left_mb: int, most_mb: int) -> Refused:
-    """Refuse to start a process of a server: it needs more than is left of the memory for server processes."""
-    message = (
-        f"Server {server!r} was not started, and nothing was executed: it needs about {needs_mb} MiB of memory, and "
-        f"{left_mb} of {most_mb} MiB are left. End a session, or try again in 30 s."
-    )
-    return _unavailable("out_of_memory", message, retry_after_s=30, data={"retryAfter": 30})
+class OutOfMemory(Refused):
+    """The refusal to start a process of a server, which needs more memory than is left for servers. The numbers are for
+    operators: to clients they would show what others use."""
+
+    def __init__(self, server: str) -> None:
+        message = (
+            f"Server {server!r} was not started, and nothing was executed: it needs more memory than is left. End a "
+            "session, or try again in 30 s."
+        )
+        super().__init__(
+            503,
+            STORE_UNAVAILABLE,
+            message,
+            reason="out_of_memory",
+            data={"retryAfter": 30},
+            headers={"Retry-After": "30"},
+        )
 
 
 def store_refused(error: StoreError) -> Refused:

@@ -75,13 +75,14 @@ class LiveSession(Usage):
     """One session, alive on this replica.
 
     `frames` gets the messages of the session; None while nobody watches. `version` changes with everything that
-    decisions on its calls rest on: its life, its record, its links, who watches.
+    decisions on its calls rest on: its life, its record, its links, who watches. `renewals` counts the contexts that it
+    had before the present one.
     """
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _finishing frames _happened lost new_process _paths read_at return_watch session
-        state gateway_subscriptions subscriptions version""".split()
+        _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals return_watch
+        session state gateway_subscriptions subscriptions version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -89,7 +90,7 @@ class LiveSession(Usage):
         super().__init__()
         self.session = session
         self.frames: SessionFrames | None = None
-        self.version = 0
+        self.version = self.renewals = 0
         self.conversations: dict[tuple[str, Era, bytes], Conversation] = {}
         self._exchanges: set[Exchange] | None = None
         self._finishing: weakref.WeakSet[Conversation] | None = None  # they have calls of a former context
@@ -334,6 +335,7 @@ class LiveSession(Usage):
     async def renew(self, *, finish_calls: bool) -> None:
         """Close the links, whose servers have the session's former context. The next call opens new ones. With
         `finish_calls`, servers answer the calls that they have before they stop."""
+        self.renewals += 1
         await self._stop_servers("context", _RENEWED, finish_calls=finish_calls)
 
     async def stop_servers(self) -> None:

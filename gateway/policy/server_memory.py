@@ -13,7 +13,7 @@ from statistics import mean
 from time import monotonic
 from typing import Final, NamedTuple
 
-from gateway.errors import out_of_memory
+from gateway.errors import OutOfMemory
 from gateway.observability.process_memory import MachineMemory, machine_memory, resident_bytes, tree_bytes
 from transports.inbound.limits import Limited, Refusals
 
@@ -173,9 +173,7 @@ class ServerMemory:
                 *(server, self._told(state)),
                 extra={"server": server},
             )
-        # Rounded so that the numbers cannot say that what is needed is left.
-        needs_mb, left_mb = -(-needs // _MIB), state.left // _MIB
-        raise out_of_memory(server, needs_mb=needs_mb, left_mb=left_mb, most_mb=state.most // _MIB)
+        raise OutOfMemory(server)
 
     def forget(self, process: ServerProcess) -> None:
         """Count a process no longer. Idempotent."""

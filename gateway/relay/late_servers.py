@@ -17,6 +17,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
 from gateway.calls.starts import MOST_S, Backoff, without_output_tail
+from gateway.errors import OutOfMemory
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
@@ -35,7 +36,7 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
+UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError, OutOfMemory)
 """Errors that mean that a server cannot be asked."""
 
 _MOST_REASONS: Final = 16

@@ -203,18 +203,18 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """Open the links of one session, in the context that it has now. `caller` is the modern client for which a legacy
-    server gets a handshake; None: the session's own client has made one. `correlation` is the id of the request that
-    the first link is opened for."""
+    """Open the links of one session in the context that it has when the source is made, also after it has got another
+    one. `caller` is the modern client for which a legacy server gets a handshake; None: the session's own client has
+    made one. `correlation` is the id of the request that the first link is opened for."""
 
-    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live")
+    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
 
     def __init__(
         self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
     ) -> None:
         self._links = links
         self._live = live
-        self._context = live.session.context
+        self._context, self._renewals = live.session.context, live.renewals
         self._key = key
         self._caller = caller
         self._correlation = correlation
@@ -233,8 +233,9 @@ class SessionLinks:
 
     @property
     def _is_former(self) -> bool:
-        """Return True if the session has another context by now: these links serve only calls that are in flight."""
-        return self._live.session.context != self._context
+        """Return True if the session has got another context since: these links serve only calls that are in flight,
+        and take part in no session at a server behind a URL."""
+        return self._live.renewals != self._renewals
 
     @property
     def session(self) -> str:
@@ -246,7 +247,8 @@ class SessionLinks:
 
     async def resources(self) -> LinkResources:
         resume = "" if self._is_former else _recorded(self._live, self._key)[1]
-        found = await self._links.resources.of(self._live, self._context, self._correlation, resume)
+        context = self._context if self._is_former else self._live.session.context
+        found = await self._links.resources.of(self._live, context, self._correlation, resume)
         if self.frames is not None:
             self.frames.hide(self.secrets(found.given))
         return found

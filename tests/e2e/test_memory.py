@@ -90,7 +90,7 @@ def test_more_sessions_than_memory_are_refused_clearly_and_nothing_is_killed(htt
             error = messages(answer)[0]["error"]
             assert (answer.status_code, answer.headers["retry-after"], error["code"]) == (503, "30", -32012)
             assert error["data"]["reason"] == "out_of_memory" and "nothing was executed" in error["message"]
-            assert re.search(r"needs about \d+ MiB of memory, and \d+ of 400 MiB are left", error["message"])
+            assert not re.search(r"\d+ of|MiB", error["message"]), "how much others use is not for clients"
         for client, processes in crowd.served.items():
             assert [tool_text(client.tool(f"{name}__pid")) for name in SERVERS] == processes, "they are as they were"
         assert not _CRASHED.search(metrics(gateway))

@@ -9,10 +9,10 @@ import gateway.errors
 import transports.jsonrpc
 from gateway.errors import (
     ERRORS,
+    OutOfMemory,
     error_of,
     invalid_arguments,
     not_found_by_others,
-    out_of_memory,
     store_full,
     store_unavailable,
     unknown_tool,
@@ -94,6 +94,6 @@ def test_the_tables_are_the_ones_users_read() -> None:
     reasons = re.findall(r"^\| `([a-z_]+)` \|", DOCUMENT, re.M)
     assert len(reasons) == len(set(reasons))
     of_codes = {kind.reason for kind in ERRORS.values()}
-    full = (store_full(), out_of_memory("files", needs_mb=1, left_mb=0, most_mb=1))
+    full = (store_full(), OutOfMemory("files"))
     unavailable = {one.reason for one in (*full, store_unavailable(), unreachable(), not_found_by_others())}
     assert set(reasons) | of_codes == named() | of_codes | unavailable | {"server_error"}

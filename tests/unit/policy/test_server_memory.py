@@ -135,8 +135,8 @@ async def test_shortage_is_told_once_before_a_process_is_refused(caplog: pytest.
             memory.begin("files", "s2")
     assert (refused.value.status, refused.value.data) == (503, {"reason": "out_of_memory", "retryAfter": 30})
     assert str(refused.value) == (
-        "Server 'files' was not started, and nothing was executed: it needs about 20 MiB of memory, and 0 of 250 MiB "
-        "are left. End a session, or try again in 30 s."
+        "Server 'files' was not started, and nothing was executed: it needs more memory than is left. End a session, "
+        "or try again in 30 s."
     )
     assert memory.refusals == {Limited.MEMORY: 3} and memory.of_session("s2") == 0
     short, full = caplog.messages

@@ -12,6 +12,7 @@ import pytest
 from gateway.calls.exchange import Exchange
 from gateway.calls.lists import Lists
 from gateway.calls.starts import Backoff, with_output_tail
+from gateway.errors import OutOfMemory
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import subscriptions
 from gateway.relay.late_servers import Asker, Gathered, LateServers
@@ -129,6 +130,18 @@ async def test_a_failure_is_reported_with_the_time_of_the_next_attempt(late: Lat
     assert isinstance(found.failures["b"], UpstreamUnavailable)
     with pytest.raises(ValueError, match="a bug"):
         await listed(late, Server("a"), page=fails)
+
+
+@requirement("ops.memory")
+async def test_a_server_without_memory_for_its_process_is_missing_and_the_others_are_listed(late: LateServers) -> None:
+    async def page(server: Any) -> str:
+        if server.name == "b":
+            raise OutOfMemory("b")
+        return str(server.name)
+
+    found = await listed(late, Server("a"), Server("b", is_up=False), page=page, asker=of_a_session())
+    assert found.answers == {"a": "a"}
+    assert [(entry.server, "more memory" in entry.reason) for entry in found.missing] == [("b", True)]
 
 
 async def test_sessions_whose_processes_fail_in_their_own_words_do_not_fill_the_log(
