@@ -56,7 +56,9 @@ _NUMBER: Final = re.compile(r'((?:id|progressToken|requestId)\\*": ?)(\d+)')
 _BY_THE_CLOCK: Final = re.compile("the event loop was blocked for|is not a JSON-RPC message")
 """Lines of a machine with other things to do, and lines of which there are only some in a time."""
 _NEVER_ALIKE: Final = ("timestamp", "at", "took_ms", "took_s", "lasted_s", "number", "size")
-_TIMED: Final = re.compile(r"_seconds|connection_memory|_created|^(python|process)_|^#|cache_hits")
+_TIMED: Final = re.compile(
+    r"_seconds|connection_memory|_created|^(python|process)_|^#|cache_hits|memory(_limit)?_bytes"
+)
 _SESSION: Final = (
     "session",
     "era",
