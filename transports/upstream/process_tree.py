@@ -80,16 +80,19 @@ def below(roots: Iterable[int]) -> list[int]:
     return _walked(list(roots), None if _CHILDREN_FILES else _children_of_all())
 
 
-def trees(roots: Collection[int]) -> dict[int, list[int]]:
-    """Return each of the given processes with all its descendants, itself first. /proc is read once at most."""
+def trees(roots: Collection[int], *, most: int) -> dict[int, list[int]]:
+    """Return each of the given processes with its descendants, itself first, `most` of each at most. /proc is read once
+    at most."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
-    return {root: _walked([root], everyone) for root in roots}
+    return {root: _walked([root], everyone, most) for root in roots}
 
 
-def _walked(found: list[int], everyone: dict[int, list[int]] | None) -> list[int]:
+def _walked(found: list[int], everyone: dict[int, list[int]] | None, most: int | None = None) -> list[int]:
     for pid in found:  # grows while it is walked
         found += _children_of(pid) if everyone is None else everyone.get(pid, ())
-    return found
+        if most is not None and len(found) >= most:
+            break
+    return found[:most]
 
 
 def kill(pids: Iterable[int]) -> None:

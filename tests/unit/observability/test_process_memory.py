@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.observability import process_memory as module
-from gateway.observability.process_memory import machine_memory, process_bytes, resident_bytes, tree_bytes
+from gateway.observability.process_memory import machine_memory, proportional_bytes, resident_bytes, tree_bytes
 from tests.requirements import requirement
 
 MIB = 1 << 20
@@ -14,15 +14,25 @@ MIB = 1 << 20
 
 @requirement("ops.memory")
 def test_a_process_has_its_share_of_pages_that_it_has_in_common() -> None:
-    own, resident = process_bytes(os.getpid()), resident_bytes()
+    own, resident = proportional_bytes(os.getpid()), resident_bytes()
     assert own is not None and resident is not None and MIB < own <= resident
-    assert process_bytes(2**22 + 1) is resident_bytes(2**22 + 1) is None
+    assert proportional_bytes(2**22 + 1) is resident_bytes(2**22 + 1) is None
 
 
-def test_of_more_processes_than_are_read_each_counts_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "trees", lambda tops: {7: [7, *range(100, 300)], 8: [8], 9: [9, 1, 2]})
-    monkeypatch.setattr(module, "process_bytes", lambda pid: None if pid == 1 else MIB)
-    assert tree_bytes([7, 8, 9]) == {7: module.REAPER_BYTES + 200 * MIB, 9: module.REAPER_BYTES + MIB}
+@requirement("ops.memory")
+def test_of_many_processes_the_largest_are_read_and_no_other_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = range(100, 600), range(600, 662)  # the small ones were started first
+    resident = dict.fromkeys(small, MIB) | dict.fromkeys(large, 8 * MIB)
+    proportional = dict.fromkeys(small, MIB // 8) | dict.fromkeys(large, 7 * MIB)
+    monkeypatch.setattr(module, "trees", lambda tops, most: {7: [7, *small, *large], 8: [8], 9: [9, 1, 600]})
+    monkeypatch.setattr(module, "resident_bytes", resident.get)
+    monkeypatch.setattr(module, "proportional_bytes", proportional.get)
+    assert tree_bytes([7, 8, 9]) == {
+        7: module.REAPER_BYTES + 62 * 7 * MIB + 500 * MIB // 8,
+        9: module.REAPER_BYTES + 7 * MIB,
+    }
+    resident |= dict.fromkeys(small[2:], 4096)  # less than the smallest that is read
+    assert tree_bytes([7])[7] == module.REAPER_BYTES + 62 * 7 * MIB + 2 * MIB // 8 + 498 * 4096
 
 
 @requirement("ops.memory")
