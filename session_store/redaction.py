@@ -32,7 +32,8 @@ _SECRET_VALUE: Final = re2.compile(
     rf"|\b(?:bearer|basic){_SPACE}+[\w.~+/-]{{8,}}=*"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?:[\w+/=\s]|\\[nr])*(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?"
     r"|\b[a-z][a-z0-9+.-]{0,30}://[^/\s:@]*:[^/\s@]+@"
-    r"|\b(?:sk-|sk_live_|gh[pousr]_|xox[abprs]-|AKIA|glpat-)[\w-]{12,}"
+    r"|\b(?:sk-|sk_live_|gh[pousr]_|xox[abprs]-|AKIA|glpat-|github_pat_|AIza|ya29\.|hvs\.)[\w-]{12,}"
+    r"|\bnpm_[a-z0-9]{30,}"
 )
 
 

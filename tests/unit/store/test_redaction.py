@@ -30,6 +30,11 @@ def test_a_value_whose_name_says_credential_is_redacted(name: str) -> None:
         "sk-abcdefghijklmnop",
         "ghp_abcdefghijklmnop",
         "AKIAABCDEFGHIJKLMNOP",
+        "github_pat_11ABCDEFG0abcdefgh",
+        "AIzaSyA1234567890abcdef",
+        "ya29.a0AfH6SMabcdefgh",
+        f"npm_{'a1' * 18}",
+        "hvs.CAESIJabcdefghij",
         "Bearer\xa0abcdefghijkl",
         "postgres://me:p\ud800w@host/",
     ],
@@ -40,7 +45,9 @@ def test_what_has_the_form_of_a_credential_is_redacted_within_its_text(secret: s
 
 
 @requirement("ctx.metadata")
-@pytest.mark.parametrize("value", ["plain", "https://example.com/a:b@c", "tokens: 5", "the bearer of news", ""])
+@pytest.mark.parametrize(
+    "value", ["plain", "https://example.com/a:b@c", "tokens: 5", "the bearer of news", "npm_config_registry", ""]
+)
 def test_ordinary_text_stays_as_it_is(value: str) -> None:
     assert checked_metadata({"note": value}) == {"note": value}
 
