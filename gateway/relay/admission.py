@@ -65,7 +65,8 @@ class AdmittedTool:
     """The decision about one tool of one server, for a session with this record and context. It holds as long as the
     record and `tools`, the server's list, are the same."""
 
-    __slots__ = """_audit _calls _decision _mirrored _session is_audited is_listed name slow_s tools""".split()
+    __slots__ = """_audit _calls _decision _mirrored _session is_audited is_listed keeps_arguments name slow_s
+        tools""".split()
 
     def __init__(
         self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
@@ -78,6 +79,8 @@ class AdmittedTool:
         """The name of the tool, cut to its length in logs."""
         self.slow_s = decision.slow_s
         self.is_audited = audit.calls
+        self.keeps_arguments = audit.arguments != "none"
+        """True if the audit trail has the arguments of calls. Only the general way records them."""
         self.is_listed = name in tools
         self._mirrored = tools.mirrored.get(name)
         self.tools = tools
@@ -111,10 +114,7 @@ class AdmittedTool:
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
         """Return a function that checks the arguments of later calls (`ToolCalls.checker_of`), and compares them with
-        the headers that repeat them (`Request.check_mirrored`). It raises ValueError for all if the audit trail has
-        them: only the general way records them."""
-        if self._audit.arguments != "none":
-            return _left_to_the_general_way
+        the headers that repeat them (`Request.check_mirrored`)."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check
@@ -124,10 +124,6 @@ class AdmittedTool:
             return check(given)
 
         return compared
-
-
-def _left_to_the_general_way(given: bytes) -> bytes:
-    raise ValueError("the audit trail has the arguments")
 
 
 _TEMPLATES: Final = "resources/templates/list"

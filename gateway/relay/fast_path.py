@@ -207,9 +207,9 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
     """Return True if a call without arguments passes the checks of arguments unchanged. Such calls are all the same to
-    the checks, so later ones need none. Calls with arguments are checked each time: True."""
+    the checks, so later ones need none. Calls with arguments are checked each time: True, unless they are audited."""
     if "arguments" in request.params:
-        return True
+        return not tool.keeps_arguments
     try:
         return tool.checker(request.check_mirrored)(b"{}") == b"{}"
     except (ValueError, msgspec.MsgspecError, Refused, InvalidArguments):

@@ -25,7 +25,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools
 from gateway.protocol.tasks import TASKS
-from gateway.relay.admission import AdmittedTool, CallTarget
+from gateway.relay.admission import CallTarget
 from gateway.relay.call import FoundSession, relay
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
@@ -115,14 +115,6 @@ async def test_how_a_call_of_a_tool_was_sent_is_known_unless_its_server_is_share
     assert server.sent == [(call.params, call.meta)]
     assert target is not None and target.held_conversation is cast("Any", server) and target.named is None
     assert await parts.send(Server(shared=True), parts.call()) is None
-
-
-def test_a_call_whose_arguments_are_audited_is_left_to_the_general_way() -> None:
-    audit = Audit(MemoryBackend().audit, FakeClock(), AuditSettings(calls=True, arguments="names"))
-    decision: Any = SimpleNamespace(slow_s=1.0)
-    tool = AdmittedTool(cast("Any", None), audit, decision, Tools([{"name": "count"}]), a_session(FakeClock()), "count")
-    with pytest.raises(ValueError, match="the audit trail has the arguments"):
-        tool.checker(None)(b"{}")
 
 
 async def test_a_legacy_call_is_sent_to_a_modern_server_behind_the_subscription() -> None:

@@ -281,6 +281,12 @@ async def test_no_path_is_made_of_calls_that_are_decided_on_one_by_one(
             assert special.path() is None
 
 
+async def test_no_path_is_made_of_calls_whose_arguments_are_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="no path is made"):
+        async with warm("modern", monkeypatch, audit={"calls": True, "arguments": "names"}):
+            pass
+
+
 async def test_no_path_is_made_of_what_has_changed_since_the_call(calls: Calls) -> None:
     path = await calls.decided()
     path.live.changed()
