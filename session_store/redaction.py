@@ -18,9 +18,23 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _HARMLESS: Final = frozenset({"progressToken"})
+# Also what is often no credential, such as `max_tokens`. Words are separated first: `pin` is no part of `shipping`.
+_DOUBTFUL_NAME = re.compile(
+    r"passw|pass[-_. ]?(phrase|code|key)|pwd|secret|token|jwt|credential|cookie|bearer|auth(?!or(?!i))"
+    r"|(api|private|access|signing|encryption|ssh)[-_. ]?key|session[-_. ]?id"
+    r"|(?<![a-z])(pass|pins?|t?otps?|creds?)(?![a-z])",
+    re.IGNORECASE,
+)
+_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # A name with `=` or `:`, and a value: JSON, JSON inside JSON, a form or a variable inside a text. Names are bounded and
 # no value that has begun can fail, so that time is linear.
 _NAME: Final = re.compile(r"""(?<![\w.-])([\w.-]{1,64})\\?["']?\s{0,4}[=:]\s{0,4}""")
+# The same, or an option and its value: in a command line, or in a list of JSON.
+_ARGUMENT_NAME: Final = re.compile(
+    r"""(?<![\w.-])(?:((?:(?:api|access|private) )?[\w.-]{1,64})\\?["']?\s{0,4}[=:]\s{0,4}"""
+    r"""|(--?\w[\w.-]{0,63})(?:\\?["']?,\s{0,4}|\s{1,4}))""",
+    re.IGNORECASE,
+)
 _VALUE: Final = re.compile(r""""(?:[^"\\]|\\[\s\S])*"?|\\"(?:[^"\\]|\\(?!"))*(?:\\")?|'[^']*'?|[^\s,;&}\])]+""")
 _GIVEN = re.compile(r"([\w.-]+)\s*[=:]")
 # The characters of Python's `\s`. RE2's `\s` is ASCII only, so a no-break space could hide a credential.
@@ -51,10 +65,21 @@ def is_secret_name(name: str) -> bool:
     return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
 
 
+def may_be_secret_name(name: str) -> bool:
+    """Return whether the value of this name may be a credential. For what is kept for long: too much is redacted."""
+    return name not in _HARMLESS and _DOUBTFUL_NAME.search(_WORD_BEGINS.sub("_", name)) is not None
+
+
 def scrubbed_text(text: str) -> str:
     """Return the text with credentials redacted: those of a known form, and values after the name of a credential, as
     in `db_password=…`. A lone surrogate becomes `?`."""
     return _without_assigned(_without_forms(text))
+
+
+def scrubbed_argument(text: str) -> str:
+    """Return an argument of a call with credentials redacted, as `scrubbed_text` does, but for all names that
+    `may_be_secret_name` finds, and also behind an option, as in `--password …`."""
+    return _without_assigned(_without_forms(text), _ARGUMENT_NAME, may_be_secret_name)
 
 
 def _without_forms(text: str) -> str:
@@ -64,12 +89,14 @@ def _without_forms(text: str) -> str:
         return str(_SECRET_VALUE.sub(REDACTED, text.encode("utf-8", "replace").decode("utf-8")))
 
 
-def _without_assigned(text: str) -> str:
+def _without_assigned(
+    text: str, names: re.Pattern[str] = _NAME, is_secret: Callable[[str], bool] = is_secret_name
+) -> str:
     """Redact the values that follow names of credentials. Names are also found in values of other names: in
     `error: password=…`, the second name counts."""
     parts, at = list[str](), 0
-    for found in _NAME.finditer(text):
-        if found.start() < at or not is_secret_name(found[1]):
+    for found in names.finditer(text):
+        if found.start() < at or not is_secret(found[found.lastindex or 0]):
             continue
         value = _VALUE.match(text, found.end())
         if value is not None and not value[0].startswith(REDACTED[:-1]):

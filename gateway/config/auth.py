@@ -171,9 +171,9 @@ class AuditSettings(Frozen):
     calls: bool = False
     """Also record each tool call: principal, workspace, trust, tool, outcome and duration, without the arguments."""
     arguments: Literal["none", "names", "values"] = "none"
-    """Part of the arguments that recorded calls have: their names, or also their values, in which credentials of known
-    names and forms are redacted, cut at 2,000 characters. For those who must show what was done, and may keep what
-    users write. Such calls do not take the fast path."""
+    """Part of the arguments that recorded calls have: their names, which is safe, or also their values, cut at 2,000
+    characters. `values` is for those who must show what was done, and may keep what users write: credentials of known
+    names and forms are redacted, which is best effort. Calls with arguments do not take the fast path."""
 
     @model_validator(mode="after")
     def _has_calls(self) -> Self:

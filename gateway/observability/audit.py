@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.config.auth import AuditSettings
+from gateway.observability.audited_arguments import shown_arguments
 from gateway.observability.escaped_text import visible_json
 from gateway.observability.logs import CLIENT, CORRELATION
 from gateway.observability.metrics import CALLS, Durations
@@ -25,7 +26,6 @@ from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.ports.accounting import SessionEnd, StepName, part_of
-from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from session_store.session import redact
 from transports.tasks import Tasks
 
@@ -37,9 +37,6 @@ ENDS: Final[tuple[SessionEnd, ...]] = get_args(SessionEnd)
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
 """The number of waiting events that are written without waiting for the next `flush`."""
-_MOST_READ: Final = 64 << 10
-"""Bytes of arguments that are read for the trail. Of longer ones it has the size."""
-_MOST_SHOWN: Final = 2_000
 _SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "workspace", "trust", "calls")
 """The fields of an event on its log line."""
 _TITLES: Final = {
@@ -199,7 +196,9 @@ class Audit:
         """Return a callback that records a tool call when it ends. `tool`: as `server/name`. `began`: its start, in
         monotonic time. `session` has the context of the request (`gateway.context.session_facts.with_context`)."""
         correlation = CORRELATION.get()
-        shown = "" if self.arguments == "none" or not arguments else _arguments(arguments, self.arguments == "values")
+        shown = ""
+        if arguments and self.arguments != "none":
+            shown = shown_arguments(arguments, with_values=self.arguments == "values")
 
         def finished(_: ObservedCall, outcome: Outcome, __: bytes) -> None:
             self.called(session, tool, outcome, monotonic() - began, correlation, shown)
@@ -273,32 +272,6 @@ class Audit:
         except StoreUnavailable:
             self._for_store.extendleft(reversed(kept))
             raise
-
-
-def _arguments(raw: bytes, with_values: bool) -> str:
-    """Return the arguments of a call as the trail may show them: their names, or also their values without
-    credentials."""
-    if len(raw) > _MOST_READ:
-        return f"({len(raw)} bytes)"
-    try:
-        found = msgspec.json.decode(raw)
-        if not isinstance(found, dict):
-            return "(no object)"
-        text = msgspec.json.encode(_redacted(found) if with_values else [scrubbed_text(name) for name in found])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return "(unreadable)"
-    shown = text.decode()
-    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            scrubbed_text(name): REDACTED if is_secret_name(name) else _redacted(each) for name, each in value.items()
-        }
-    if isinstance(value, list):
-        return [_redacted(each) for each in value]
-    return scrubbed_text(value) if isinstance(value, str) else value
 
 
 MOST_BYTES: Final = 16 << 20

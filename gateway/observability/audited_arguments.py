@@ -1,0 +1,99 @@
+"""Prepare arguments of calls for the audit trail: their names, or also their values without credentials. Pure: no I/O.
+
+The arguments are read while the call waits, so both what is read and what is redacted are bounded.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from session_store.redaction import REDACTED, may_be_secret_name, scrubbed_argument
+from transports.jsonrpc import InvalidMessage, decode_exact
+
+_MOST_READ: Final = 8 << 10
+"""Bytes of arguments that are read. Of longer ones, only the size is shown."""
+_MOST_SHOWN: Final = 2_000
+"""Bytes of memory for the text that an event keeps. Many events wait while the store is down."""
+
+_NAMING: Final = frozenset({"name", "key", "header"})
+_NAMED: Final = frozenset({"value", "values"})
+"""Members of objects that are a name and a value: headers and variables are often lists of these."""
+_NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
+"""An item of a list that may be a name or an option, and no sentence."""
+
+
+def shown_arguments(raw: bytes, *, with_values: bool) -> str:
+    """Return the names of the arguments as JSON, or the arguments without credentials, cut at `_MOST_SHOWN`. If they
+    are too large or invalid, return a note."""
+    if len(raw) > _MOST_READ:
+        return f"({len(raw)} bytes)"
+    walk = _Walk()
+    try:
+        found = decode_exact(raw)
+        if not isinstance(found, dict):
+            return "(no object)"
+        text = msgspec.json.encode(walk.of(found) if with_values else walk.names(found)).decode()
+    except (msgspec.MsgspecError, InvalidMessage, ValueError, RecursionError):
+        return "(unreadable)"
+    kept = text[:_MOST_SHOWN]
+    widest = max(kept)  # Python stores all characters of a text in the size of the widest one
+    kept = kept[: _MOST_SHOWN // (1 if widest < "\u0100" else 2 if widest < "\U00010000" else 4)]
+    return kept if kept == text and not walk.is_over else f"{kept}..."
+
+
+class _Walk:
+    """Redacts one value. It stops as soon as enough is shown."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_SHOWN
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if a part of the value was left out."""
+        return self._left < 0
+
+    def names(self, members: dict[str, Any]) -> list[str]:
+        """Return the names of the members."""
+        found = []
+        for name in members:
+            if self.is_over:
+                break
+            found.append(self._text(name))
+        return found
+
+    def of(self, value: Any) -> Any:
+        """Return the value without credentials."""
+        if isinstance(value, str):
+            return self._text(value)
+        self._left -= 2
+        if isinstance(value, list):
+            return self._items(value)
+        return self._members(value) if isinstance(value, dict) else value
+
+    def _text(self, text: str) -> str:
+        shown = scrubbed_argument(text)
+        self._left -= len(shown) + 3  # quotation marks, and a comma or colon
+        return shown
+
+    def _items(self, items: list[Any]) -> list[Any]:
+        found, is_secret = list[Any](), False
+        for item in items:
+            if self.is_over:
+                break
+            found.append(REDACTED if is_secret else self.of(item))
+            is_secret = isinstance(item, str) and _NAME_ITEM.fullmatch(item) is not None and may_be_secret_name(item)
+        return found
+
+    def _members(self, members: dict[str, Any]) -> dict[str, Any]:
+        is_secret_pair = any(
+            name.lower() in _NAMING and isinstance(value, str) and may_be_secret_name(value)
+            for name, value in members.items()
+        )
+        found = dict[str, Any]()
+        for name, value in members.items():
+            if self.is_over:
+                break
+            is_secret = may_be_secret_name(name) or (is_secret_pair and name.lower() in _NAMED)
+            found[self._text(name)] = REDACTED if is_secret else self.of(value)
+        return found
