@@ -35,6 +35,10 @@ most."""
 _SHARE: Final = 0.8
 _MOST_RESERVED: Final = 512 << 20
 _SHORT: Final = 0.1
+_MOST_SPARE: Final = 1 / 3
+"""The share of what servers may have that has to be left for more processes at most. A shortage ends at twice that, so
+however large a server is, it ends."""
+
 _MIB: Final = 1 << 20
 
 
@@ -68,10 +72,12 @@ class ServerProcess:
 
 
 class MemoryState(NamedTuple):
-    """What the gateway and its server processes have, and may have, in bytes. `most` 0: there is no limit."""
+    """What the gateway and its server processes have, and may have, in bytes. `most` 0: there is no limit. `own`: what
+    the gateway has without them."""
 
     used: int
     most: int
+    own: int
 
     @property
     def left(self) -> int:
@@ -136,16 +142,18 @@ class ServerMemory:
 
     def state(self) -> MemoryState:
         """Return what the gateway and its servers have, and how much they may have now."""
-        used = (self._own() or 0) + sum(map(self.bytes_of, self))
+        own = self._own() or 0
+        used = own + sum(map(self.bytes_of, self))
         if self._limit_mb is not None:
-            return MemoryState(used, self._limit_mb * _MIB // self._workers)
+            return MemoryState(used, self._limit_mb * _MIB // self._workers, own)
         machine = self._machine()
         if machine is None:
-            return MemoryState(used, 0)
+            return MemoryState(used, 0, own)
         reserved = min(machine.total // 20, _MOST_RESERVED)
         growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
         share = round(machine.total * _SHARE) // self._workers
-        return MemoryState(used, max(1, min(share, used + machine.available - reserved - growing)))
+        available = used + machine.available - reserved - growing
+        return MemoryState(used, max(1, min(share, available)), own)
 
     # -- processes come and go
 
@@ -206,12 +214,16 @@ class ServerMemory:
 
     def _judge(self, state: MemoryState) -> None:
         """Find out whether memory is short: less than a tenth is left, or not enough for two processes of the largest
-        server. Log it once."""
-        enough = max(state.most * _SHORT, 2 * max(self._typical.values(), default=0))
+        server that runs. Log it once."""
+        largest = max((self._typical.get(server, 0) for server in {each.server for each in self}), default=0)
+        spare = (state.most - state.own) * _MOST_SPARE
+        enough = max(state.most * _SHORT, min(2 * largest, spare))
         if state.most and not self.is_short and (state.left < enough or self._refused_bytes):
             self.is_short = True
             logger.warning("memory is short: %s; processes that nobody uses are ended sooner", self._told(state))
-        elif self.is_short and (not state.most or state.left > max(2 * enough, self._refused_bytes)):
+        elif self.is_short and (
+            not state.most or state.left > max(enough, min(max(2 * enough, self._refused_bytes), 2 * spare))
+        ):
             self.is_short, self._refused_bytes = False, 0
             logger.info("memory is no longer short: %s", self._told(state))
 

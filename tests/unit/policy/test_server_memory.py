@@ -1,5 +1,6 @@
 """The memory of server processes: what each counts, when it is short, and when another is refused."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -147,6 +148,28 @@ async def test_shortage_is_told_once_before_a_process_is_refused(caplog: pytest.
         process.ended()
     await memory.sample()
     assert not memory.is_short
+
+
+@requirement("ops.memory")
+@pytest.mark.parametrize("size", [80, 400, 660])
+async def test_however_large_a_server_is_a_shortage_ends_once_there_is_room_again(size: int) -> None:
+    memory = Memory(700)
+    memory.size = size * MIB
+    first, *others = memory.run(1) + (memory.run(5) if size < 100 else [])
+    await memory.grow()
+    for _ in range(6):
+        with contextlib.suppress(Refused):
+            others += memory.run()
+    assert memory.is_short and memory.refusals
+    for process in others:
+        process.ended()
+    await memory.sample()
+    assert memory.is_short is (size > 100), "less than another needs is left"
+    first.ended()
+    await memory.sample()
+    assert not memory.is_short
+    memory.run(4, server="small")
+    assert not memory.is_short, "no large server runs any more"
 
 
 async def test_what_is_still_growing_is_not_available_to_others() -> None:
