@@ -7,6 +7,7 @@ the server's others, so that many that start at once are not all let in because 
 import asyncio
 import heapq
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import mean
@@ -46,20 +47,21 @@ class ServerProcess:
     """The memory of one server process, or of one that is about to start. `session` is its session's id; empty if it
     belongs to none, or to many. `top` is the process above it and all that it starts; 0: not known."""
 
-    __slots__ = ("_ledger", "began_at", "pid", "read_at", "read_bytes", "server", "session", "top")
+    __slots__ = ("_clock", "_ledger", "began_at", "pid", "read_at", "read_bytes", "server", "session", "top")
 
-    def __init__(self, ledger: "ServerMemory", server: str, session: str, began_at: float) -> None:
+    def __init__(self, ledger: "ServerMemory", server: str, session: str, clock: Callable[[], float]) -> None:
         self._ledger = ledger
         self.server = server
         self.session = session
-        self.began_at = began_at
+        self._clock = clock
+        self.began_at = math.inf  # until it runs: before, its package may be fetched
         self.pid = self.top = 0
         self.read_at = 0.0
         self.read_bytes: int | None = None
 
     def started(self, pid: int, top: int) -> None:
         """Note the id of the process, and of its reaper."""
-        self.pid, self.top = pid, top
+        self.pid, self.top, self.began_at = pid, top, self._clock()
 
     def ended(self) -> None:
         """Count the process no longer."""
@@ -167,7 +169,7 @@ class ServerMemory:
         self._judge(state)
         if state.most and needs > state.left:
             self._refuse(server, state, needs)
-        process = ServerProcess(self, server, session_id, self._clock())
+        process = ServerProcess(self, server, session_id, self._clock)
         self._processes.setdefault(session_id, set()).add(process)
         return process
 

@@ -83,6 +83,22 @@ async def test_what_has_not_grown_counts_as_much_as_the_servers_others() -> None
 
 
 @requirement("ops.memory")
+async def test_a_process_grows_from_its_start_and_not_while_its_package_is_fetched() -> None:
+    memory = Memory(0)
+    [first] = memory.run()
+    await memory.grow()
+    late = memory.begin("files", "s2")
+    first.ended()
+    memory.now += 100
+    late.started(7, 7)
+    memory.size, memory.now = 1 * MIB, memory.now + 0.2
+    await memory.sample()
+    assert late.read_bytes == 1 * MIB and memory.bytes_of(late) == 20 * MIB
+    await memory.grow()
+    assert memory.bytes_of(late) == 1 * MIB
+
+
+@requirement("ops.memory")
 async def test_a_sample_reads_few_processes_and_each_in_its_turn() -> None:
     memory = Memory(0)
     processes = memory.run(3 * READ_AT_ONCE - 1)
