@@ -96,10 +96,10 @@ ERRORS: Final[dict[int, ErrorKind]] = {
 """Every error of the gateway that a client can receive. Errors of a server are passed on unchanged."""
 
 
-def error_of(code: int, message: str, correlation: str, reason: str = "") -> dict[str, Any]:
-    """Return the JSON-RPC error object of an error of the gateway, with the correlation id of its request. Without a
-    `reason`, it names that of the code; a code that is not of the gateway is of a server's error, told in its words."""
-    data = {REASON_KEY: reason or (ERRORS[code].reason if code in ERRORS else "server_error")}
+def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
+    """Return the JSON-RPC error object of an error of the gateway, with the correlation id of its request. Its reason
+    is that of the code; a code that is not of the gateway is of a server's error, told in its words."""
+    data = {REASON_KEY: ERRORS[code].reason if code in ERRORS else "server_error"}
     return {"code": code, "message": message, "data": data | ({CORRELATION_KEY: correlation} if correlation else {})}
 
 

@@ -250,7 +250,8 @@ class Conversation:
             logger.warning("a call could not go on at server %s: %s", self.name, error, extra=exchange.log_fields())
             self.fail(exchange, code, f"the call could not go on at server {self.name!r}; it may have taken effect")
         elif isinstance(error, Refused):
-            self.fail(exchange, error.code, str(error), error.reason)
+            self.end(exchange)
+            exchange.refuse(error)
         elif isinstance(error, UpstreamUnavailable | LinkClosed):
             self.fail(exchange, code, str(error))
         elif isinstance(error, HandshakeRefused):
@@ -340,10 +341,10 @@ class Conversation:
             self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         exchange.fail(code, f"Cancelled: {reason}")
 
-    def fail(self, exchange: Exchange, code: int, reason: str, name: str = "") -> None:
-        """Answer a call with an error of the gateway, whose reason has that `name`. The server is not notified."""
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        """Answer a call with an error of the gateway. The server is not notified."""
         self.end(exchange)
-        exchange.fail(code, reason, name)
+        exchange.fail(code, reason)
 
     # -- sending what belongs to no call
 

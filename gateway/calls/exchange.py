@@ -390,11 +390,17 @@ class Exchange(ObservedCall):
             if self.watchers:
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
-    def fail(self, code: int, reason: str, name: str = "") -> None:
-        """Answer with an error of the gateway. `name`: that of the reason, if the code has several."""
+    def fail(self, code: int, reason: str) -> None:
+        """Answer with an error of the gateway."""
+        self._fail(code, encode(error_of(code, reason, self.correlation)))
+
+    def refuse(self, refused: Refused) -> None:
+        """Answer with a refusal, and all that it tells the client's program."""
+        self._fail(refused.code, traced_error(encode(refused.error()), self.correlation))
+
+    def _fail(self, code: int, error: bytes) -> None:
         if not self._end(ExchangeEvent.CANCEL if code in _CANCELLED else ExchangeEvent.FAIL):
             return
-        error = encode(error_of(code, reason, self.correlation, name))
         self._push(Frame(encode_error(encode(self.client_id), error), final=True, error_code=code))
         self._notify(Outcome.error(code), error)
 

@@ -23,7 +23,7 @@ from gateway.calls.in_flight import CallsInFlight, CallWatch
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import with_related, without_related
-from gateway.errors import CANCELLED, error_of
+from gateway.errors import CANCELLED
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.input_requests import for_legacy_client, question_of
@@ -262,8 +262,7 @@ class _Waiting:
                 except StoreUnavailable:
                     await asyncio.sleep(_AGAIN_S)
         except Refused as refused:
-            error = error_of(refused.code, str(refused), self._call.correlation, refused.reason)
-            self._call.settle(Message(jsonrpc="2.0", id=0, error=msgspec.Raw(encode(error))))
+            self._call.refuse(refused)
         except Exception as error:  # nothing else would answer the call
             logger.error("the result of a task could not be delivered", exc_info=error, extra=self._call.log_fields())
             self._call.fail(INTERNAL_ERROR, "the result of the task could not be read")

@@ -227,7 +227,7 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
     if isinstance(error, StoreError):
         error = store_refused(error)
     if isinstance(error, Refused):
-        exchange.fail(error.code, str(error), error.reason)
+        exchange.refuse(error)
         return
     if isinstance(error, Exception):
         logger.error("the call of a task could not be sent", exc_info=error, extra=exchange.log_fields())

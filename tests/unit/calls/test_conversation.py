@@ -58,7 +58,8 @@ async def test_a_call_that_may_not_be_sent_again_or_is_no_longer_in_flight_is_an
     upstream, exchange = await sent()
     upstream.error = QUOTA
     upstream.conversation.unsent(upstream.links[0], exchange.number, "the server has forgotten the session")
-    assert (await answer_of(exchange))["error"]["code"] == TOO_OFTEN
+    error = (await answer_of(exchange))["error"]
+    assert error["code"] == TOO_OFTEN and error["data"] == QUOTA.data and "retryAfter" in error["data"]
     assert not upstream.conversation.has_calls
     upstream, exchange = await sent()
     upstream.conversation.calls.end(exchange)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_tool, unreachable
+from gateway.errors import UPSTREAM_UNAVAILABLE, OutOfMemory, unreachable
 from gateway.protocol.listing import Called
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import StoredCall
@@ -51,7 +51,7 @@ class Parts:
             if refused is None:
                 return cast("Answer", self)
             await refused.wait()
-            raise unknown_tool("build")
+            raise OutOfMemory("build")
 
         request = Request(era=Era.MODERN, endpoint="/mcp", headers={}, params=PARAMS, forwarded=forwarded)
         return await self.replica.maker.answer(self.exchange, request, [], accepted(), lambda: tool)
@@ -176,7 +176,9 @@ async def test_a_call_that_cannot_be_sent_after_its_handle_has_left_fails_its_ta
     await turns()
     await parts.table.settled()
     stored = await parts.stored()
-    assert stored is not None and stored.status == "failed" and "Unknown tool" in stored.message
+    assert stored is not None and stored.status == "failed" and "nothing was executed" in stored.message
+    data = msgspec.json.decode(stored.error)["data"]
+    assert (data["reason"], data["retryAfter"]) == ("out_of_memory", 30)
 
 
 async def test_progress_that_no_number_can_hold_leaves_the_task_as_it_is() -> None:
