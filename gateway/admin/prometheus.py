@@ -193,6 +193,8 @@ class PrometheusExporter:
         )
         if state.most:
             yield GaugeMetricFamily("mcp_gateway_memory_limit_bytes", "What these may have now", value=state.most)
+        is_short = self._replica.memory.is_short
+        yield GaugeMetricFamily("mcp_gateway_memory_short", "1 while too little of it is left", value=int(is_short))
 
     def _store(self) -> Iterator[Metric]:
         is_up = self._store_s is not None

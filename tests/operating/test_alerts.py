@@ -49,10 +49,12 @@ SESSIONS, WITHOUT = "mcp_gateway_sessions", "mcp_gateway_sessions_without_worksp
         ("GatewayServerNeverStarts", {STARTS % "failed": "0+0x20"}, False),
         ("GatewaySessionsWithoutContext", {SESSIONS: "10x30", WITHOUT: "2x30"}, True),
         ("GatewaySessionsWithoutContext", {SESSIONS: "10x30", WITHOUT: "10x30"}, False),
+        ("GatewayMemoryShort", {"mcp_gateway_memory_short": "0x9 1x11"}, True),
+        ("GatewayMemoryShort", {"mcp_gateway_memory_short": "1x9 0x11"}, False),
         ("GatewaySessionsWithoutContext", {SESSIONS: "0x30", WITHOUT: "0x30"}, False),
     ],
 )
-def test_starts_that_never_succeed_and_sessions_without_context_are_told(
+def test_an_alert_fires_while_its_metrics_say_so_and_not_otherwise(
     alert: str, series: dict[str, str], fires: bool, tmp_path: Path
 ) -> None:
     program("prometheus", "prometheus")
