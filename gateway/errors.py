@@ -18,6 +18,7 @@ from transports.jsonrpc import (
     PARSE_ERROR,
     RESOURCE_NOT_FOUND,
 )
+from transports.upstream_port import UpstreamUnavailable
 
 SESSION_UNKNOWN: Final = -32010
 UNAUTHENTICATED: Final = -32011
@@ -172,6 +173,15 @@ class OutOfMemory(Refused):
             data={"retryAfter": 30},
             headers={"Retry-After": "30"},
         )
+
+
+class StartRefused(UpstreamUnavailable):
+    """A process that belongs to no session, or to many, is not started now. A client whose call needs it is answered
+    with `refused`; everybody else takes the server as unavailable."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused))
+        self.refused = refused
 
 
 def store_refused(error: StoreError) -> Refused:

@@ -23,7 +23,7 @@ from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.shared_process_state import is_lower
 from gateway.calls.suspended_call import response_under
-from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, store_unavailable
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
@@ -245,6 +245,8 @@ class Conversation:
         for faults of the server or of its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
+        elif isinstance(error, StartRefused):
+            error = error.refused
         if isinstance(error, Refused) and code == OUTCOME_UNKNOWN:
             # An earlier round may have taken effect, and refusals invite clients to send the request again.
             logger.warning("a call could not go on at server %s: %s", self.name, error, extra=exchange.log_fields())

@@ -18,6 +18,7 @@ from gateway.calls.lifecycles import LINK, Deadlines, LinkEvent, LinkState, Loss
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.starts import Backoff, FirstAnswerTimeout, newest, with_output_tail
 from gateway.context.link_resources import NO_RESOURCES, LinkResources
+from gateway.errors import StartRefused
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_json, server_info_of
@@ -234,6 +235,8 @@ class LinkLifecycle:
     async def _open(self) -> None:
         try:
             await self._try_to_open()
+        except StartRefused:  # it costs nothing to ask again, and the next one gets the refusal too
+            raise
         except UpstreamUnavailable as error:
             self.failures = self.failures or Backoff()
             self.failures.fail(str(error), monotonic())

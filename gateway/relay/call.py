@@ -42,6 +42,7 @@ from gateway.errors import (
     TOO_OFTEN,
     UPSTREAM_UNAVAILABLE,
     InvalidArguments,
+    StartRefused,
     cancelled_by_client,
     is_bad_request_state,
     outcome_unknown,
@@ -388,13 +389,14 @@ class Intake:
                 target, offer = await self._relay(request, call), request.offer
                 if target is not None and offer is not None and offer.decision is not None:
                     offer.make(functools.partial(self._paths.of, offer.decision, target, who, request.params))
-        except BaseException as error:
+        except BaseException as raised:
+            error = raised.refused if isinstance(raised, StartRefused) else raised
             if not self._answer_failure(call, error):
                 if isinstance(error, Refused) and reply.live is not None:
                     error.about({"session": redact(reply.live.session.id)})
                 self._watching.forget(exchange)
                 reply.release()
-                raise
+                raise error from raised.__cause__
         return reply
 
     def begin(

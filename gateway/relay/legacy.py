@@ -19,6 +19,7 @@ from gateway.context.session_facts import trace_meta, traced_error, with_context
 from gateway.errors import (
     CANCELLED_BY_CLIENT,
     UPSTREAM_UNAVAILABLE,
+    StartRefused,
     error_of,
     keyed_session_stays,
     session_unknown,
@@ -119,6 +120,9 @@ class LegacyHandshake:
                 refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
                 code, why = error_code(error.error), "the server has refused the handshake"
                 return ImmediateReply(refusal, error_code=code, live=live, why=why)
+            except StartRefused as error:
+                await self._undo(resolved)
+                raise error.refused from None
             except UpstreamUnavailable as error:
                 await self._undo(resolved)
                 failure = encode_error(encode(message.id), error_of(UPSTREAM_UNAVAILABLE, str(error), who.correlation))

@@ -12,6 +12,7 @@ from msgspec import structs
 from gateway.config.sandbox import Sandbox
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
+from gateway.errors import StartRefused
 from gateway.policy.server_memory import ServerMemory, ServerProcess
 from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.profiles import Enclosure, OwnFolder
@@ -47,11 +48,15 @@ class SandboxedResources:
         self.sandbox = by_trust.sandbox
 
     async def shared(self) -> LinkResources:
-        """Return walled resources of a link that belongs to no session, or to many. Raises `UpstreamUnavailable`."""
+        """Return walled resources of a link that belongs to no session, or to many.
+
+        Raises:
+            UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is left for it.
+        """
         try:
             return await self.of_session(LinkResources(), "", self._by_trust.shared)
         except Refused as refused:
-            raise UpstreamUnavailable(str(refused)) from None
+            raise StartRefused(refused) from None
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
         """Return the resources of a session's link, with the walls of that sandbox added. If this fails, release the

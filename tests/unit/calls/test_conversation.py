@@ -12,7 +12,7 @@ from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent, ExchangeState
 from gateway.calls.suspended_call import InputRequest, rewritten_ids
-from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, too_many
+from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, TOO_OFTEN, UPSTREAM_UNAVAILABLE, StartRefused, too_many
 from gateway.observability.outcome import Outcome
 from gateway.protocol.handshake import HandshakeRefused
 from session_store import StoreUnavailable
@@ -172,6 +172,7 @@ async def test_a_suspended_call_that_is_cancelled_answers_its_server_first() -> 
     [
         (QUOTA, OUTCOME_UNKNOWN, "it may have taken effect"),
         (StoreUnavailable("redis is gone"), OUTCOME_UNKNOWN, "it may have taken effect"),
+        (StartRefused(QUOTA), OUTCOME_UNKNOWN, "it may have taken effect"),
         (UpstreamUnavailable("it does not start"), OUTCOME_UNKNOWN, "it does not start"),
         (LinkClosed("it exited"), OUTCOME_UNKNOWN, "it exited"),
         (HandshakeRefused(msgspec.Raw(encode({"code": -1, "message": "no"}))), -1, "no"),

@@ -11,6 +11,7 @@ from gateway.calls.lifecycles import Deadlines, LinkState
 from gateway.calls.link import LinkLifecycle, LinkUser, LinkUsers
 from gateway.calls.starts import MOST_LINES, MOST_S, Backoff, FirstAnswerTimeout, newest, with_output_tail
 from gateway.context.link_resources import LinkResources
+from gateway.errors import OutOfMemory, StartRefused
 from gateway.protocol.handshake import HandshakeRefused
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeLink, FakeUpstream, a_live
@@ -193,6 +194,16 @@ async def test_an_opening_that_fails_leaves_no_link() -> None:
     with pytest.raises(UpstreamUnavailable, match="ended while it was starting"):
         await opening
     assert lost.state is LinkState.ABSENT and lost.link is None
+
+
+@requirement("ops.memory")
+async def test_a_refused_start_is_no_failure_to_remember() -> None:
+    links, source, _ = lifecycle()
+    source.failure = StartRefused(OutOfMemory("s"))
+    for _ in range(3):
+        with pytest.raises(StartRefused):
+            await links.ready()
+    assert source.tried == 3, "each caller gets the refusal itself"
 
 
 @requirement("proc.hang", "proc.backoff")

@@ -20,7 +20,14 @@ from gateway.calls.suspended_call import InputRequest
 from gateway.cluster.ownership import Cluster
 from gateway.config.auth import AuditSettings
 from gateway.context.session_facts import CONTEXT_KEY
-from gateway.errors import OUTCOME_UNKNOWN, SESSION_UNKNOWN, UPSTREAM_UNAVAILABLE, is_bad_request_state
+from gateway.errors import (
+    OUTCOME_UNKNOWN,
+    SESSION_UNKNOWN,
+    UPSTREAM_UNAVAILABLE,
+    OutOfMemory,
+    StartRefused,
+    is_bad_request_state,
+)
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools
@@ -186,6 +193,22 @@ async def test_a_repeated_call_that_cannot_be_sent_may_have_run_the_first_time()
         assert exchange.replies.first is not None
         codes.append(exchange.replies.first.error_code)
     assert codes == [UPSTREAM_UNAVAILABLE, OUTCOME_UNKNOWN], "the first invites a client to repeat it"
+
+
+@requirement("ops.memory")
+async def test_a_call_of_a_shared_server_that_is_not_started_gets_the_whole_refusal() -> None:
+    class Full(TakingEndpoint):
+        async def relay(self, call: Call) -> None:
+            raise StartRefused(OutOfMemory("s"))
+
+    live = a_live()
+    with pytest.raises(Refused) as refused:
+        await an_intake(Full()).accept(a_tool_call(live), a_request(), WHO, {}, [])
+    assert (refused.value.status, refused.value.data) == (503, {"reason": "out_of_memory", "retryAfter": 30})
+    assert live.busy == 0 and refused.value.log_facts
+    exchange = a_tool_call(live)
+    await an_intake(Full()).accept(exchange, a_request(again=True), WHO, {}, [])
+    assert exchange.replies.first is not None and exchange.replies.first.error_code == OUTCOME_UNKNOWN
 
 
 @requirement("wall.authority")

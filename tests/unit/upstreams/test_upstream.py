@@ -19,6 +19,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.context.session_folders import SessionFolders
+from gateway.errors import StartRefused
 from gateway.policy.server_memory import ServerMemory
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.sandbox.packages import PackageInUse
@@ -369,8 +370,9 @@ async def test_too_little_memory_refuses_a_process_and_releases_what_it_was_give
     with pytest.raises(Refused, match="it needs more memory"):
         await server.link()
     assert server.ended == ["closed"]
-    with pytest.raises(UpstreamUnavailable, match="it needs more memory"):
+    with pytest.raises(StartRefused, match="it needs more memory") as failed:
         await server.sandboxed.shared()
+    assert failed.value.refused.data["retryAfter"] == 30
     parts: Any = dict.fromkeys(
         ("grants", "assertions", "credentials", "environment", "quotas", "take_prestarted"), SimpleNamespace()
     )
