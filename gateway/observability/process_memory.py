@@ -109,11 +109,10 @@ class _Unreadable:
 
 class MachineMemory(NamedTuple):
     """The memory of this machine, or of the cgroup around this process if that has a lower limit: all of it, and how
-    much of it is available, in bytes. `is_cgroup`: it is the limit of a cgroup."""
+    much of it is available, in bytes."""
 
     total: int
     available: int
-    is_cgroup: bool = False
 
 
 def machine_memory() -> MachineMemory | None:
@@ -122,11 +121,9 @@ def machine_memory() -> MachineMemory | None:
     if b"MemTotal" not in facts or b"MemAvailable" not in facts:
         return None
     total, available = facts[b"MemTotal"], facts[b"MemAvailable"]
-    is_cgroup = False
     for most, left in _limits_of_cgroups():
-        is_cgroup |= most < total
         total, available = min(total, most), min(available, left)
-    return MachineMemory(total, max(0, available), is_cgroup)
+    return MachineMemory(total, max(0, available))
 
 
 def _meminfo() -> dict[bytes, int]:

@@ -43,9 +43,14 @@ class SandboxedResources:
         self._by_trust = by_trust
         self._folders = folders
         self._package = package
-        self.memory = memory
+        self._memory = memory
         self._refused: dict[Sandbox, list[tuple[str, Path]]] = {}  # the refusals that were logged last
         self.sandbox = by_trust.sandbox
+
+    @property
+    def is_memory_short(self) -> bool:
+        """Return True while only processes that a client waits for are started."""
+        return self._memory.is_short
 
     async def shared(self) -> LinkResources:
         """Return walled resources of a link that belongs to no session, or to many.
@@ -69,7 +74,7 @@ class SandboxedResources:
         given = resources.given
         with contextlib.ExitStack() as held:
             held.callback(resources.close)
-            process = self.memory.begin(self._name, session_id)
+            process = self._memory.begin(self._name, session_id)
             held.callback(process.ended)
             enclosure = self._by_trust.enclosure(sandbox)
             if enclosure is None:

@@ -137,7 +137,7 @@ class SessionResources:
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
         """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also while memory is
         short."""
-        if self._sandboxed.memory.is_short:
+        if self._sandboxed.is_memory_short:
             raise UpstreamUnavailable("memory is short")
         correlation = new_correlation_id()
         env = await self._environment.of(session, correlation)

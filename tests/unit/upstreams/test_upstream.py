@@ -318,7 +318,15 @@ async def folders() -> AsyncIterator[SessionFolders]:
 class Enclosed:
     """A server in a sandbox whose links have ended as `ended` says."""
 
-    def __init__(self, folders: SessionFolders, sandbox: Any, name: str = "notes", *, is_fetched: bool = False) -> None:
+    def __init__(
+        self,
+        folders: SessionFolders,
+        sandbox: Any,
+        name: str = "notes",
+        *,
+        is_fetched: bool = False,
+        limit_mb: int = 0,
+    ) -> None:
         self.ended: list[str] = []
         package = PackageInUse(
             argv=("/usr/bin/env", "x"),
@@ -330,7 +338,7 @@ class Enclosed:
         settings = UpstreamSettings.model_validate({"command": "cat", "sandbox": sandbox})
         sandboxes = sandboxes_of(name, settings, GatewaySettings())
         self.began: list[int | None] = []
-        self.memory = ServerMemory(0, Counter())
+        self.memory = ServerMemory(limit_mb, Counter())
         fetch = returning(package if is_fetched else None)
         self.sandboxed = SandboxedResources(name, sandboxes, folders, fetch, self.memory)
 
@@ -365,8 +373,7 @@ async def test_two_sessions_and_two_servers_have_no_folder_in_common(folders: Se
 
 @requirement("ops.memory")
 async def test_too_little_memory_refuses_a_process_and_releases_what_it_was_given(folders: SessionFolders) -> None:
-    server = Enclosed(folders, "standard")
-    server.sandboxed.memory = ServerMemory(1, Counter())
+    server = Enclosed(folders, "standard", limit_mb=1)
     with pytest.raises(Refused, match="it needs more memory"):
         await server.link()
     assert server.ended == ["closed"]
@@ -379,7 +386,7 @@ async def test_too_little_memory_refuses_a_process_and_releases_what_it_was_give
     resources = SessionResources(UpstreamSettings(command="cat"), **parts, sandboxed=server.sandboxed)
     with pytest.raises(UpstreamUnavailable, match="memory is short"):
         await resources.prestart(a_session(CLOCK), cast("Any", None))
-    assert not [*server.sandboxed.memory]
+    assert not [*server.memory]
 
 
 @requirement("box.own-folder")
