@@ -25,6 +25,7 @@ class Memory(ServerMemory):
         self.now = 100.0
         self.size, self.available = 20 * MIB, 1_000 * MIB
         self.asked: list[int] = []
+        self.takes_s = 0.0
         super().__init__(
             limit_mb,
             self.refusals,
@@ -37,6 +38,7 @@ class Memory(ServerMemory):
 
     def sizes(self, tops: Collection[int]) -> Mapping[int, int]:
         self.asked += tops
+        self.now += self.takes_s
         return dict.fromkeys(tops, self.size)
 
     def run(self, number: int = 1, session: str = "s1", server: str = "files") -> list[ServerProcess]:
@@ -107,6 +109,17 @@ async def test_a_sample_reads_few_processes_and_each_in_its_turn() -> None:
         await memory.sample()
         assert len(memory.asked) == count * READ_AT_ONCE
     assert {*memory.asked} == {process.top for process in processes}
+
+
+@requirement("ops.memory")
+async def test_reading_takes_a_twentieth_of_the_time_at_most() -> None:
+    memory = Memory(0)
+    memory.run()
+    memory.takes_s = 2.0
+    for after, count in ((0.0, 1), (37.0, 1), (1.0, 2)):
+        memory.now += after
+        await memory.sample()
+        assert len(memory.asked) == count
 
 
 @requirement("ops.memory")
