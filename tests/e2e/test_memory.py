@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from tests.e2e.test_processes import servers_of
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, UNLIMITED, RunningGateway, running_gateway, server
@@ -118,14 +119,22 @@ def test_more_sessions_than_memory_are_refused_clearly_and_nothing_is_killed(htt
 
 @requirement("ops.memory", "proc.warm")
 def test_while_memory_is_short_what_nobody_uses_ends_and_the_client_is_told_as_ever(http: httpx.Client) -> None:
-    entries = {name: server(PROBE, idle_stop_s=20.0) for name in SERVERS[:2]} | {SERVERS[2]: server(PROBE)}
+    entries = {name: server(PROBE, idle_stop_s=60.0) for name in SERVERS[:2]} | {SERVERS[2]: server(PROBE, warm=1)}
     with running(400, entries) as gateway:
         measured(gateway)
         client = Legacy(gateway.url, http).open()
         before = [tool_text(client.tool(f"{name}__pid")) for name in SERVERS]
-        assert eventually(lambda: Legacy(gateway.url, http).initialize().status_code == 503)
+
+        def ahead() -> list[int]:
+            sessions = {pid: env.get("MCP_SESSION_ID", "") for pid, env in servers_of(gateway).items()}
+            return [pid for pid, own in sessions.items() if own and not client.session.startswith(f"{own}.")]
+
+        assert eventually(lambda: len(ahead()) == 1)
+        [spare] = ahead()
+        assert eventually(lambda: Legacy(gateway.at("notes"), http).initialize().status_code == 503)
         # A tenth of its idle time has passed long before the rest of it.
-        assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before[:2]), within_s=15)
+        assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before[:2]), within_s=30)
         assert os.path.exists(f"/proc/{before[2]}"), "it has no idle time: what it remembers is not given up"
+        assert eventually(lambda: not os.path.exists(f"/proc/{spare}")), "no session at that endpoint has taken it"
         again = [served(client, name) for name in SERVERS]
         assert [restarted(answer) for answer in again] == [{"reason": "idle_stop"}] * 2 + [None]
