@@ -197,8 +197,22 @@ async def test_however_large_a_server_is_a_shortage_ends_once_there_is_room_agai
     first.ended()
     await memory.sample()
     assert not memory.is_short
-    memory.run(4, server="small")
+    memory.size = 1 * MIB
+    memory.run(8, server="small")
+    await memory.sample()
     assert not memory.is_short, "no large server runs any more"
+
+
+@requirement("ops.memory")
+async def test_a_third_of_what_servers_may_have_is_enough_for_more() -> None:
+    memory = Memory(700)
+    memory.size = 200 * MIB
+    memory.run(2)
+    await memory.grow()
+    assert not memory.is_short
+    memory.run()
+    await memory.grow()
+    assert memory.is_short
 
 
 async def test_what_is_still_growing_is_not_available_to_others() -> None:
