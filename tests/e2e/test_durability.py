@@ -245,7 +245,9 @@ def test_the_store_is_bounded_and_an_evicted_session_takes_its_process(http: htt
         first, second = Legacy(gateway.url, http).open(), Legacy(gateway.url, http).open()
         child = process(first)
         second.tool("pid")
-        time.sleep(2 * CACHED_FOR_S)  # the store learns of uses that are so far apart
+        # The store learns of uses once a second, for all sessions in no order, and of those that are so far apart.
+        assert eventually(lambda: not any(live._was_used for live in gateway.gateway.parts.foundation.live))
+        time.sleep(2 * CACHED_FOR_S)
         first.tool("pid")
         third = Legacy(gateway.url, http).open()
         assert second.tool("pid").status_code == 404, "the least recently used one made room"
