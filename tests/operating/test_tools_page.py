@@ -94,7 +94,7 @@ def test_a_tool_is_found_and_called_with_arguments_of_every_kind(
     gateway: RunningGateway, context: BrowserContext
 ) -> None:
     page = signed_in(context, gateway)
-    page.get_by_role("link", name="Tools").click()
+    page.get_by_role("link", name="Tools", exact=True).click()
     page.get_by_label("Find").fill("all kinds")
     page.get_by_role("button", name="Find").click()
     page.get_by_role("link", name="kinds", exact=True).click()
