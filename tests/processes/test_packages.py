@@ -234,7 +234,7 @@ async def test_a_note_that_a_package_has_changed_is_an_error_like_any_other(site
         )
     for name in changed:
         for _ in range(2):
-            with pytest.raises(UpstreamUnavailable, match=r"could not be fetched: (what|uv made no environment)"):
+            with pytest.raises(UpstreamUnavailable, match=r"could not be fetched: (the record|uv made no environment)"):
                 async with asyncio.timeout(50):
                     await site.use(f"uvx {name}")
         assert sum(f"/simple/{name}/" == path for path in site.registry.asked) == 1, "not fetched again at once"
