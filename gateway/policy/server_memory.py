@@ -110,7 +110,7 @@ class ServerMemory:
         self._workers = workers
         self._read, self._machine, self._own, self._clock = read, machine, own, clock
         self._processes: dict[str, set[ServerProcess]] = {}  # by session
-        self._typical: dict[str, int] = {}  # by server, the mean of its grown processes, also when they have ended
+        self._typical: dict[str, int] = {}  # by server, the mean of its grown processes, while one of it is counted
         self._next_at = 0.0
         self.is_short = False
         self._refused_bytes = 0  # what the largest process needs that was refused since it is short
@@ -191,6 +191,9 @@ class ServerMemory:
         own.discard(process)
         if not own:
             self._processes.pop(process.session, None)
+        if all(each.server != process.server for each in self):
+            # Else one process that grew beyond what is left would shut the server off: no other one could be read.
+            self._typical.pop(process.server, None)
 
     # -- reading
 

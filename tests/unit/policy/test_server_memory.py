@@ -71,6 +71,18 @@ async def test_each_session_and_server_is_counted_and_what_has_ended_is_not() ->
 
 
 @requirement("ops.memory")
+async def test_a_process_that_grew_beyond_the_limit_shuts_its_server_off_only_while_it_runs() -> None:
+    memory = Memory(250)
+    [large] = memory.run()
+    memory.size = 600 * MIB
+    await memory.grow()
+    with pytest.raises(Refused):
+        memory.begin("files", "s2")
+    large.ended()
+    assert memory.run(1, "s2") and memory.expected("files") == ASSUMED_BYTES
+
+
+@requirement("ops.memory")
 async def test_what_has_not_grown_counts_as_much_as_the_servers_others() -> None:
     memory = Memory(0)
     assert memory.bytes_of(memory.run()[0]) == ASSUMED_BYTES, "none was read yet"
