@@ -144,15 +144,16 @@ class ServerMemory:
 
     def state(self) -> MemoryState:
         """Return what the gateway and its servers have, and how much they may have now."""
-        own = self._own() or 0
+        own, machine = self._own() or 0, self._machine()
         used = own + sum(map(self.bytes_of, self))
+        growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
+        if machine is not None:  # a server can make its processes seem larger than they are, not the machine fuller
+            used = min(used, max(own, machine.total - machine.available) + growing)
         if self._limit_mb is not None:
             return MemoryState(used, self._limit_mb * _MIB // self._workers, own)
-        machine = self._machine()
         if machine is None:
             return MemoryState(used, 0, own)
         reserved = min(machine.total // 20, _MOST_RESERVED)
-        growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
         share = round(machine.total * _SHARE) // self._workers
         available = used + machine.available - reserved - growing
         return MemoryState(used, max(1, min(share, available)), own)

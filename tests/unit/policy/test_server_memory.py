@@ -23,7 +23,8 @@ class Memory(ServerMemory):
     def __init__(self, limit_mb: int | None = None, *, workers: int = 1, has_machine: bool = True) -> None:
         self.refusals: Refusals = Counter()
         self.now = 100.0
-        self.size, self.available = 20 * MIB, 1_000 * MIB
+        self.size = 20 * MIB
+        self.available: int | None = None  # None: all that its processes have not
         self.asked: list[int] = []
         self.takes_s = 0.0
         super().__init__(
@@ -31,10 +32,14 @@ class Memory(ServerMemory):
             self.refusals,
             workers=workers,
             read=self.sizes,
-            machine=lambda: MachineMemory(1_000 * MIB, self.available) if has_machine else None,
+            machine=lambda: self.machine() if has_machine else None,
             own=lambda: 50 * MIB,
             clock=lambda: self.now,
         )
+
+    def machine(self) -> MachineMemory:
+        free = 950 * MIB - sum(process.read_bytes or 0 for process in self)
+        return MachineMemory(1_000 * MIB, free if self.available is None else self.available)
 
     def sizes(self, tops: Collection[int]) -> Mapping[int, int]:
         self.asked += tops
@@ -80,6 +85,16 @@ async def test_a_process_that_grew_beyond_the_limit_shuts_its_server_off_only_wh
         memory.begin("files", "s2")
     large.ended()
     assert memory.run(1, "s2") and memory.expected("files") == ASSUMED_BYTES
+
+
+@requirement("ops.memory")
+async def test_processes_that_seem_larger_than_all_that_is_in_use_take_nothing_from_others() -> None:
+    memory = Memory()
+    [inflated] = memory.run()
+    memory.size, memory.available = 10_000 * MIB, 900 * MIB
+    await memory.grow()
+    assert memory.bytes_of(inflated) == 10_000 * MIB and memory.state().used == 100 * MIB
+    assert memory.run(1, "s2", "notes"), "another server starts"
 
 
 @requirement("ops.memory")
