@@ -203,7 +203,11 @@ class ServerMemory:
         began = self._clock()
         if began < self._next_at:
             return
-        due = heapq.nsmallest(READ_AT_ONCE, (each for each in self if each.top), key=lambda each: each.read_at)
+        # What has grown unread goes first, or processes that start faster than they are read all count as assumed.
+        due = heapq.nsmallest(
+            *(READ_AT_ONCE, (each for each in self if each.top)),
+            key=lambda each: (each.is_grown or began - each.began_at < GROWN_S, each.read_at),
+        )
         if due:
             found = await asyncio.to_thread(self._read, [process.top for process in due])
             for process in due:

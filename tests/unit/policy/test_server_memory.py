@@ -139,6 +139,17 @@ async def test_a_sample_reads_few_processes_and_each_in_its_turn() -> None:
 
 
 @requirement("ops.memory")
+async def test_what_has_grown_is_read_before_what_starts_faster_than_it_is_read() -> None:
+    memory = Memory(0)
+    memory.run()
+    await memory.sample()
+    memory.now += GROWN_S
+    memory.run(2 * READ_AT_ONCE)
+    await memory.sample()
+    assert memory.expected("files") == 20 * MIB
+
+
+@requirement("ops.memory")
 async def test_reading_takes_a_twentieth_of_the_time_at_most() -> None:
     memory = Memory(0)
     memory.run()
