@@ -130,11 +130,12 @@ class StdioLink:
         self._scrub = scrub
         self._budget = budget or LineBudget()
         self._is_heard = False  # the child has sent a message
+        self._began = self._closed_after_s = 0.0
         self._noise: list[str] = []  # the first lines of stdout that were not messages
 
     def attach(self, process: Process) -> None:
         """Use the process, which runs already. Its lines come after this call."""
-        self._process = process
+        self._process, self._began = process, monotonic()
 
     def log_fields(self) -> Mapping[str, Any]:
         """Return the fields of a log line about this child."""
@@ -170,6 +171,7 @@ class StdioLink:
             raise LinkClosed(f"server {self._name!r} has closed its input")
 
     async def close(self) -> None:
+        self._closed_after_s = self._closed_after_s or monotonic() - self._began
         await self._process.shutdown(grace_s=self._grace_s)
 
     def line(self, line: bytes) -> None:
@@ -213,15 +215,22 @@ class StdioLink:
             self._events.unreadable(meant.request_id, reason)
 
     def exited(self, code: int | None) -> None:
-        how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        if self._process.why_ended:
-            how = f"was ended: {self._process.why_ended}"
+        how = self._how_it_ended(code)
         if code or not self._is_heard:
             lines = [text for line in self.output_tail if (text := line.strip())]
             words = " | ".join(text[:_LOGGED_CHARS] for text in lines[-3:]) or "nothing"
             before = self._budget.add("end", how, words, now=monotonic()) if not self._is_heard else 0
             self._log(before, how, f"; the end of its output: {words}")
         self._events.closed(f"server {self._name!r} {how}")
+
+    def _how_it_ended(self, code: int | None) -> str:
+        if self._process.why_ended:
+            return f"was ended: {self._process.why_ended}"
+        if self._closed_after_s and not self._is_heard and (code or 0) <= 0:
+            return f"sent no message within {max(1, round(self._closed_after_s))} s, and was ended"
+        if code is None:
+            return "ended"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
     def _log(self, before: int | None, what: str, more: str) -> None:
         log_line(logger, before, f"server {self._name} {what}", more, self._events.log_fields)

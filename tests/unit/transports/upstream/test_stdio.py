@@ -95,6 +95,26 @@ def test_a_child_that_the_kernel_ended_says_why() -> None:
     assert events.ends == ["server 'files' was ended: its processes had more than 64 MiB of memory together"]
 
 
+@pytest.mark.anyio
+@requirement("proc.ends")
+async def test_a_child_that_hangs_is_not_told_as_killed(caplog: pytest.LogCaptureFixture) -> None:
+    for code, is_heard, told in (
+        (-15, False, "sent no message within 1 s, and was ended"),
+        (0, False, "sent no message within 1 s, and was ended"),
+        (3, False, "exited with code 3"),
+        (-15, True, "was killed by signal 15"),
+    ):
+        link, events = linked()
+        process = Child()
+        link.attach(cast(Process, process))
+        if is_heard:
+            link.line(MESSAGE)
+        await link.close()
+        link.exited(code)
+        assert process.is_ended and events.ends == [f"server 'files' {told}"]
+    assert len(caplog.messages) == 4
+
+
 @requirement("proc.garbage", "proc.noise")
 def test_lines_that_are_no_messages_are_reported_until_the_first_message(caplog: pytest.LogCaptureFixture) -> None:
     link, events = linked("starting")
