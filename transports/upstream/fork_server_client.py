@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -128,7 +129,8 @@ class ForkServer:
                 prototype = None
             elif reason != REAPER_LOST:
                 break
-        raise ProcessFailed(reason, command.argv[0])
+        is_missing = shutil.which(command.argv[0], path=command.env.get("PATH", os.defpath)) is None
+        raise ProcessFailed(reason, command.argv[0], is_missing=is_missing)
 
     def _note(self, command: Command, lacks: str) -> None:
         """Log that a server has no namespaces or mounts of its own, once until a server has some again. A kernel

@@ -155,11 +155,11 @@ _INSTALL: Final = {
 
 
 class ProcessFailed(Exception):
-    """A command could not be started. The message says why, and how to get a known program that is missing; `command`
-    is the first word of the command."""
+    """A command could not be started. The message says why, and how to get a known program if it `is_missing`;
+    `command` is the first word of the command."""
 
-    def __init__(self, reason: str, command: str) -> None:
-        do = _INSTALL.get(command) if reason.endswith(f"No such file or directory: {command!r}") else None
+    def __init__(self, reason: str, command: str, *, is_missing: bool = False) -> None:
+        do = _INSTALL.get(command) if is_missing else None
         super().__init__(f"{reason}; {do}" if do else reason)
         self.command = command
 

@@ -58,7 +58,7 @@ async def test_packages_are_fetched_side_by_side_and_each_server_is_told_of_its_
 async def test_a_program_that_is_missing_is_told_with_how_to_get_it(program: str, do: str) -> None:
     class Refusing:
         async def spawn(self, command: Command, *_: Any, **__: Any) -> Any:
-            raise ProcessFailed(f"No such file or directory: {program!r}", command.argv[0])
+            raise ProcessFailed(f"No such file or directory: {program!r}", command.argv[0], is_missing=True)
 
     with pytest.raises(FetchFailed, match=do):
         await run(cast("Any", Refusing()), Command(argv=(program, "x"), env={}, cwd=None), timeout_s=1, package="x")
