@@ -138,8 +138,11 @@ class _Named:
             self._file(path, may_write=not is_read_only and not path.endswith(_READ_ONLY_ENDINGS))
         elif os.path.exists(path):
             self._leave_out(f"{text}: a socket or device; grant it in sockets, or in write")
-        elif text.startswith("/") and " " not in text and os.path.isdir(os.path.dirname(path)):
-            self._around(path, may_write=not is_read_only)  # the server will make it
+        elif text.startswith("/") and " " not in text and os.path.isdir(folder := os.path.dirname(path)):
+            if is_broad(folder):
+                self._leave_out(f"{path}: it does not exist; make it before the start, or correct the path")
+            else:
+                self._around(path, may_write=not is_read_only)  # the server will make it
 
     def _followed(self, path: str) -> str:
         """Return the path without symlinks; empty if it leads through one that is not followed."""
@@ -178,9 +181,10 @@ class _Named:
         nothing else."""
         folder, name = os.path.split(path)
         if may_write and not is_broad(folder) and not _is_of_one(folder, name):
+            missing = "" if os.path.exists(path) else f"{path} does not exist: make it if it is a folder; "
             self._leave_out(
-                f"{folder}: it holds more than {name}, which a server could change: give {name} a folder of its own, "
-                "or list the folder in write"
+                f"{missing}{folder}: it holds more than {name}, which a server could change: give {name} a folder of "
+                "its own, or list the folder in write"
             )
         else:
             self.folder(folder, may_write=may_write)

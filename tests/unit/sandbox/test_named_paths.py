@@ -44,6 +44,11 @@ def test_what_holds_too_much_is_left_out_and_told(place: Path, monkeypatch: pyte
     assert not found("/no such/folder/x", MEMORY_FILE_PATH="/etc/new.json").write, "nor is it for a file that is made"
 
 
+def test_a_missing_folder_is_told_as_missing() -> None:
+    told = "/no-such-folder: it does not exist; make it before the start, or correct the path"
+    assert [*found("/no-such-folder", "/no such option").not_granted] == [told]
+
+
 @requirement("box.links")
 def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> None:
     make(place, "secret/key", "data/")
@@ -83,9 +88,10 @@ def test_a_file_that_is_made_or_has_journals_needs_its_folder_which_it_gets_if_i
     make(own, "another")
     named = found("--path", f"{own}/{name}")
     assert named.write.keys() == file
+    missing = "" if file else f"{own}/{name} does not exist: make it if it is a folder; "
     assert [*named.not_granted] == [
-        f"{own}: it holds more than {name}, which a server could change: give {name} a folder of its own, or list the "
-        "folder in write"
+        f"{missing}{own}: it holds more than {name}, which a server could change: give {name} a folder of its own, or "
+        "list the folder in write"
     ]
 
 
