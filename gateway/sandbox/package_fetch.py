@@ -75,8 +75,8 @@ class NotForAll(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A package to fetch. `env` is the whole environment of npx or uvx, and `cwd` their working directory, where npx
-    looks for installed packages. `home` is the folder with the operator's settings of both. `registries` are the
+    """A package to fetch. `env` is the whole environment of npx or uvx, and `cwd` their working directory
+    (`folder_of_fetch`). `home` is the folder with the operator's settings of both. `registries` are the
     addresses, with ports, of registries and proxies."""
 
     command: PackageCommand
@@ -258,14 +258,25 @@ def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPac
     )
 
 
-def _project(cwd: str) -> list[str]:
-    """Return the files that npx reads of the project around its working directory: the nearest folder that looks like
-    one."""
-    for folder in (Path(cwd), *Path(cwd).parents):
-        found = [folder / name for name in ("package.json", "node_modules") if (folder / name).exists()]
-        if found:
-            return [str(path) for path in (*found, folder / ".npmrc", folder / "package-lock.json") if path.exists()]
-    return []
+_OF_PROJECTS: Final = ("package.json", "node_modules")
+
+
+def folder_of_fetch(kind: Literal["npm", "uv"], words: Iterable[str], cwd: str) -> str:
+    """Return the folder that decides on what npx or uvx fetch in a working directory, and in which they are run: that
+    directory itself if one of the words of the command and of the variables is a path in it, else npm's project around
+    it, else the root, which is the same for all."""
+    parts = (part for word in words for part in re.split(r"[=,\s]+", word) if part and not part.startswith("/"))
+    if any(os.path.exists(os.path.join(cwd, part)) for part in parts):
+        return cwd
+    around = (cwd, *map(str, Path(cwd).parents)) if kind == "npm" else ()
+    return next((one for one in around if any(os.path.exists(os.path.join(one, name)) for name in _OF_PROJECTS)), "/")
+
+
+def _project(folder: str) -> list[str]:
+    """Return the files that npx reads of a project, if the folder has one."""
+    found = [Path(folder, name) for name in _OF_PROJECTS if Path(folder, name).exists()]
+    others = (Path(folder, ".npmrc"), Path(folder, "package-lock.json")) if found else ()
+    return [str(path) for path in (*found, *others) if path.exists()]
 
 
 def _installed_around(program: str) -> tuple[str, ...]:

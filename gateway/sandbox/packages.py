@@ -22,7 +22,7 @@ from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
-from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
+from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher, folder_of_fetch
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
 from gateway.sandbox.package_run import FetchFailed
 from gateway.sandbox.runtime_paths import runtime_paths
@@ -140,6 +140,10 @@ class Packages:
         """Return the package that is being fetched for the server; empty if none is."""
         folder, package = self._wanted.get(server, ("", ""))
         return package if self._tasks.running(folder) is not None else ""
+
+    async def settled(self) -> None:
+        """Wait until no package is being fetched."""
+        await self._tasks.settled()
 
     async def close(self) -> None:
         """Cancel running fetches."""
@@ -267,7 +271,8 @@ def fetched_with(entry: UpstreamSettings) -> tuple[dict[str, str], str | None]:
 
 def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> PackageFolder | None:
     """Return the folder of the package that a server's command names, fetched or not; None if it names none. A gateway
-    uses the same folder if it is started in the working directory of this process."""
+    of this user uses the same folder, wherever it is started: only a project of npm around its working directory, or a
+    path in it that the command names, makes a difference."""
     command = parse(entry.argv)
     return None if command is None else _place(settings, command, *fetched_with(entry))[0]
 
@@ -279,9 +284,9 @@ def _place(
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
     chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
-    request = FetchRequest(
-        command=command, env=env, cwd=os.path.abspath(cwd or "."), home=env.get("HOME") or "/nonexistent"
-    )
+    words = (*command.head, *(value for name, value in env.items() if _OF_FETCHES.fullmatch(name)))
+    folder = folder_of_fetch(command.kind, words, os.path.abspath(cwd or "."))
+    request = FetchRequest(command=command, env=env, cwd=folder, home=env.get("HOME") or "/nonexistent")
     facts = [command.head, sorted(chosen.items()), request.cwd, [*map(_state_of, _tools(command, env))]]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
