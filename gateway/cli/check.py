@@ -1,9 +1,11 @@
 """Check a configuration as `run` reads it, and compare its policy with the servers (`check`)."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -17,7 +19,14 @@ from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
+    from gateway.serving.gateway import Gateway
     from gateway.upstreams.upstream import ConfiguredUpstream
+
+_NAMED: Final = 3
+"""The most sandboxes that a line names. Further ones are counted."""
+
+_FETCHED_WITHIN_S: Final = 600.0
+"""The maximum time for fetching the packages of all servers."""
 
 _err = Terminal(stderr=True)
 
@@ -52,13 +61,10 @@ def check(
         refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
         refuse_open(sandboxes, own_files(settings.gateway))
-        warnings += [f"sandbox {one.title}: {what}" for one in sandboxes for what in (*one.missing, *one.not_granted)]
-        warnings += [
-            f"sandbox {one.title}: its processes can read {secret}: if it has secrets as text, move it, or the server, "
-            "to another folder"
-            for one in sandboxes
-            for secret in one.opens([file])
-        ]
+        told = [(one.title, what) for one in sandboxes for what in (*one.missing, *one.not_granted)]
+        move = "if it has secrets as text, move it, or the server, to another folder"
+        told += [(one.title, f"its processes can read {at}: {move}") for one in sandboxes for at in one.opens([file])]
+        warnings += of_sandboxes(told)
         left_out = settings.left_out | _import_faults(settings, file)
         silent, more = ({}, []) if offline else asyncio.run(_compared(settings))
         silent = {name: why for name, why in silent.items() if name not in left_out}
@@ -97,6 +103,17 @@ def check(
         raise typer.Exit(1)
 
 
+def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each sentence about sandboxes. Sandboxes of which the same is told are in one line."""
+    titles: dict[str, list[str]] = {}
+    for title, what in told:
+        titles.setdefault(what, []).append(title)
+    return [
+        f"sandbox {', '.join(some[:_NAMED])}{f' and {more} more' if (more := len(some) - _NAMED) > 0 else ''}: {what}"
+        for what, some in titles.items()
+    ]
+
+
 def _summary(config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool) -> str:
     """Return one line about the configuration. `ok` means that every server that was asked has answered."""
     names = ", ".join(served) or "no servers"
@@ -128,13 +145,27 @@ def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
 
     state = upstream.state
     if package:
-        why = f"its package {package} is still being fetched: check again in a minute"
+        why = f"its package {package} was not fetched within {_FETCHED_WITHIN_S:.0f} s"
     elif state.state == "starting":
         why = f"it has not answered for {state.waited_s:.0f} s"
     else:
         why = state.reason
     told = with_output_tail(why, state.output_tail)
     return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
+
+
+async def until_fetched(gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S) -> None:
+    """Wait for packages that are being fetched, and for the answers of their servers. The fetches would end with this
+    process, and begin anew in the next one."""
+    packages = gateway.parts.servers.packages
+    await asyncio.gather(*(upstream.facts() for upstream in gateway.upstreams))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while wanted := [upstream for upstream in gateway.upstreams if packages.fetching(upstream.name)]:
+                for upstream in wanted:
+                    _err.print_labelled("fetching", f"{packages.fetching(upstream.name)} for server {upstream.name}")
+                await packages.settled()
+                await asyncio.wait([upstream.start_probe() for upstream in wanted], timeout=start_timeout_s)
 
 
 async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
@@ -152,6 +183,7 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
     gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
     async with gateway.running():
         policy = settings.gateway.policy
+        await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
         packages = gateway.parts.servers.packages
         unasked = [one for one in gateway.upstreams if one.name in found.unasked]

@@ -15,7 +15,7 @@ from rich.text import Text
 from gateway.observability.escaped_text import visible
 
 _WIDE: Final = 220
-_STYLES: Final = {"warning": "bold yellow", "ignored": "dim"}
+_STYLES: Final = {"warning": "bold yellow", "ignored": "dim", "fetching": "dim"}
 
 
 class Terminal(Console):

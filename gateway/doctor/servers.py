@@ -34,7 +34,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
         asked = [asyncio.create_task(_ask(upstream, at_once, limit_s)) for upstream in gateway.upstreams]
         for upstream, task in zip(gateway.upstreams, asked, strict=True):
             await task
-            yield _finding(upstream)
+            yield _finding(upstream, gateway.parts.servers.packages.fetching(upstream.name))
         yield await check_memory(gateway, settings)
         async for finding in _policy(gateway, quiet):
             yield finding
@@ -48,8 +48,12 @@ async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s
         await asyncio.wait((upstream.start_probe(),), timeout=limit_s)
 
 
-def _finding(upstream: ConfiguredUpstream) -> Finding:
+def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
+    """Return what is found of a server. `package` is being fetched for it."""
     check, entry, state = f"server {upstream.name}", upstream.settings, upstream.state
+    if package and state.state != "ok":
+        do = "wait for the gateway that fetches it, or for `mcp-session-gateway check`, which ends when it is fetched"
+        return warning(check, f"its package {package} is being fetched", f"{do}; then run doctor again")
     if state.state != "ok":
         if upstream.is_left_out:
             do = "correct this entry: the server is left out until then"
