@@ -109,13 +109,19 @@ class TerminalWelcome(Welcome):
             turn += 1
             await asyncio.sleep(_EVERY_S)
 
-    def ready(self, gateway: Gateway, url: str) -> None:
+    def serves(self, gateway: Gateway, url: str, *, is_ready: bool) -> None:
         """Print the screen. If stderr is no terminal, also print the line for programs."""
-        greeting = greeting_of(gateway, url, self.link, is_announced=self._is_announced(gateway, url))
+        is_announced = self._is_announced(gateway, url)
+        greeting = greeting_of(gateway, url, self.link, is_ready=is_ready, is_announced=is_announced)
         Terminal(stderr=True).print(rendered(greeting, monotonic() - self._began))
         if self._status is None:
-            announce(url)
+            announce(url, is_ready=is_ready)
         sys.stderr.flush()
+
+    def ready(self, url: str) -> None:
+        """Print the line for programs. People read in the log which server has answered."""
+        if self._status is None:
+            announce(url)
 
     def _is_announced(self, gateway: Gateway, url: str) -> bool:
         """Let commands of this user find the gateway, unless a server could read how. Return whether they can."""
@@ -150,6 +156,10 @@ def rendered(greeting: Greeting, took_s: float) -> Text:
     text.append("\n  MCP Session Gateway", "bold").append(f" {__version__}")
     if greeting.store_fault:
         text.append(f"  waits for its store after {took_s:.1f} s\n\n", "yellow")
+    elif not greeting.is_ready:
+        has_answer = any(one.state == "ok" for one in greeting.servers)
+        why = "it waits for the other gateways" if has_answer else "no server has answered yet"
+        text.append(f"  serves after {took_s:.1f} s, not ready: {why}\n\n", "yellow")
     else:
         text.append(f"  ready in {took_s:.1f} s\n\n", "dim")
     _fact(text, "URL", (greeting.url, "bold cyan"), (greeting.scope, "dim"))

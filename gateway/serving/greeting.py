@@ -24,7 +24,8 @@ _CREDENTIALS = {"api_keys": "API keys", "auth.jwt": "access tokens", "auth.proxi
 
 
 class Welcome:
-    """Shows the start and the end of a gateway: here by one line for programs, `ready URL`.
+    """Shows the start and the end of a gateway: here by one line for programs, `ready URL`, and `serving URL` before it
+    if the gateway serves before it is ready.
 
     `link`: a sign-in to its console; None: there is none.
     """
@@ -36,8 +37,12 @@ class Welcome:
         """Show that the gateway starts, for as long as the block lasts. It is entered in the running event loop."""
         yield
 
-    def ready(self, gateway: Gateway, url: str) -> None:
-        """Show that the gateway serves at `url`, which ends with `/mcp`."""
+    def serves(self, gateway: Gateway, url: str, *, is_ready: bool) -> None:
+        """Show that the gateway serves at `url`, which ends with `/mcp`, and whether `/readyz` calls it ready."""
+        announce(url, is_ready=is_ready)
+
+    def ready(self, url: str) -> None:
+        """Show that a gateway that served before is ready."""
         announce(url)
 
     def ended(self) -> None:
@@ -60,12 +65,14 @@ class ServerLine:
 class Greeting:
     """The facts of the greeting.
 
+    `is_ready`: `/readyz` answers 200.
     `console`: its URL; empty: none. `has_link`: the URL signs in, once. `is_announced`: other commands of this user
     find the gateway. `store_fault`: why the store does not answer; empty: it does. `gaps`: the number of servers whose
     sandbox does not hold completely on this machine.
     """
 
     url: str
+    is_ready: bool
     scope: str
     console: str
     has_link: bool
@@ -105,7 +112,9 @@ def sandboxes_at(gateway: Gateway) -> list[ServerSandbox]:
     return server_sandboxes(servers.sandboxes, delegation=servers.fork_server.delegation())
 
 
-def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_announced: bool = False) -> Greeting:
+def greeting_of(
+    gateway: Gateway, url: str, link: SignInLink | None, *, is_ready: bool = True, is_announced: bool = False
+) -> Greeting:
     """Return the greeting of a gateway that serves at `url`, which ends with `/mcp`."""
     options = gateway.parts.foundation.settings.gateway
     everywhere = options.host in _EVERY_ADDRESS
@@ -114,6 +123,7 @@ def greeting_of(gateway: Gateway, url: str, link: SignInLink | None, *, is_annou
     found = sandboxes_at(gateway)
     return Greeting(
         url=url,
+        is_ready=is_ready,
         scope="on every address of this machine" if everywhere else "",
         console=_console(options, url, link),
         has_link=link is not None,

@@ -1,4 +1,4 @@
-"""Run a gateway under uvicorn: open the listeners, print `ready URL`, serve, and stop in order."""
+"""Run a gateway under uvicorn: open the listeners, serve, print `ready URL`, and stop in order."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.greeting import Welcome, farewell
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
-from gateway.serving.workers import bound_socket, inherited_listener, report_ready, url_of, worker_number
+from gateway.serving.workers import IS_READY, SERVES, bound_socket, inherited_listener, report, url_of, worker_number
 from transports.inbound.connection_handover import MOST_MOVES, TAKEN
 from transports.inbound.connections import Connections
 from transports.inbound.head_cache import ConnectionMemory
@@ -33,6 +33,9 @@ from transports.inbound.limits import room_for_connections
 from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
+
+_ASK_EVERY_S: Final = 0.5
+"""Seconds between the questions whether a gateway that serves is ready."""
 
 DRAIN_TIMEOUT_S = 10
 """The maximum time for calls in flight after SIGTERM."""
@@ -162,7 +165,7 @@ class _Beside(uvicorn.Server):
 
 class _Server(uvicorn.Server):
     """The server of clients. `operators`: a second server for operators, with its listening socket. `handed`: receives
-    connections of other workers. `ready` is called once clients are served."""
+    connections of other workers. `serves` is called once clients are served."""
 
     def __init__(
         self,
@@ -171,14 +174,14 @@ class _Server(uvicorn.Server):
         operators: tuple[_Beside, socket.socket] | None,
         handed: HandedConnections | None,
         welcome: Welcome,
-        ready: Callable[[], None],
+        serves: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._operators = operators
         self._handed = handed
         self._welcome = welcome
-        self._ready = ready
+        self._serves = serves
         self._tasks = Tasks("the operators' listener")
 
     @contextlib.contextmanager
@@ -199,7 +202,7 @@ class _Server(uvicorn.Server):
         if self.started and self._handed is not None:
             self._handed.start(self, self._gateway.replica)
         if self.started:
-            self._ready()
+            self._serves()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         base = self._gateway.parts.foundation
@@ -219,7 +222,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says that the gateway is ready. With
+    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says when the gateway is ready. With
     `strict`, refuse to start if a server cannot be used.
 
     Raises:
@@ -232,9 +235,11 @@ def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = 
     asyncio.run(gateway.try_store())
     app = _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]())
 
-    def ready(url: str) -> None:
+    tasks = Tasks("the start")
+
+    def serves(url: str) -> None:
         _settle_interpreter()
-        report_ready(lambda: welcome.ready(gateway, url))
+        tasks.spawn(_tell(gateway, welcome, url))
 
     with contextlib.ExitStack() as stack:
         stack.callback(welcome.ended)
@@ -242,7 +247,7 @@ def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = 
         if siblings is not None:
             stack.callback(siblings.close)
         try:
-            server, listener = stack.enter_context(opened(gateway, app, ready, welcome=welcome, siblings=siblings))
+            server, listener = stack.enter_context(opened(gateway, app, serves, welcome=welcome, siblings=siblings))
             server.run(sockets=[listener])
         except SystemExit:
             if not refused:
@@ -251,11 +256,25 @@ def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = 
             raise refused[0]
 
 
+async def _tell(gateway: Gateway, welcome: Welcome, url: str) -> None:
+    """Show that clients are served at `url`, and once `/readyz` agrees, that the gateway is ready."""
+    is_ready = await gateway.is_ready()
+    if not report(SERVES + IS_READY if is_ready else SERVES):
+        welcome.serves(gateway, url, is_ready=is_ready)
+    if is_ready:
+        return
+    while not is_ready:
+        await asyncio.sleep(_ASK_EVERY_S)
+        is_ready = await gateway.is_ready()
+    if not report(IS_READY):
+        welcome.ready(url)
+
+
 @contextlib.contextmanager
 def opened(
     gateway: Gateway,
     app: Any,
-    ready: Callable[[str], None],
+    serves: Callable[[str], None],
     *,
     welcome: Welcome,
     siblings: SiblingWorkers | None = None,
@@ -266,7 +285,7 @@ def opened(
     Args:
         gateway: the gateway to be served.
         app: its ASGI app.
-        ready: called with the URL of the endpoint once clients are served.
+        serves: called with the URL of the endpoint once clients are served.
         welcome: shows the start to the user.
         siblings: the other workers, if this process is a worker.
         loop: the kind of event loop, as uvicorn names it.
@@ -304,7 +323,7 @@ def opened(
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
             timeout_keep_alive=ceil(options.limits.idle_timeout_s),
         )
-        told = partial(ready, url_of(options.host, listener, ALL))
+        told = partial(serves, url_of(options.host, listener, ALL))
         yield _Server(config, gateway, operators, handed, welcome, told), listener
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
@@ -25,6 +26,8 @@ _READY: Final = "MCP_GATEWAY_WORKER_READY"
 _LIFELINE: Final = "MCP_GATEWAY_WORKER_LIFELINE"
 _AGAIN_S: Final = 0.5
 _READY_WITHIN_S: Final = 60.0
+SERVES: Final = b"s"
+IS_READY: Final = b"r"
 
 
 def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int:
@@ -66,10 +69,12 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, lambda *_: stopping.set())
         workers = [start(number) for number in range(count)]
-        served = _all_ready(ready, workers, stopping)
+        told = _Reports(ready)
+        served = _all_serve(told, workers, stopping)
         if served:
-            announce(url_of(host, listener, ALL))
-            _tend(workers, start, stopping)
+            url, is_ready = url_of(host, listener, ALL), told.count(IS_READY) >= count
+            announce(url, is_ready=is_ready)
+            _tend(workers, start, stopping, None if is_ready else partial(_tell_ready, told, count, url))
         # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
         for worker in workers:
@@ -79,28 +84,52 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         return abs(failed)
 
 
+class _Reports:
+    """Counts what workers report: each that it serves, and that it is ready."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._read = b""
+
+    def count(self, report: bytes) -> int:
+        """Return how many workers have reported that."""
+        with contextlib.suppress(BlockingIOError):
+            self._read += os.read(self._pipe, 1_024)
+        return self._read.count(report)
+
+
+def _tell_ready(reports: _Reports, count: int, url: str) -> bool:
+    """Announce that all workers are ready. Return False if they are not yet."""
+    is_ready = reports.count(IS_READY) >= count
+    if is_ready:
+        announce(url)
+    return is_ready
+
+
 def _tend(
-    workers: list[subprocess.Popen[bytes]], start: Callable[[int], subprocess.Popen[bytes]], stopping: threading.Event
+    workers: list[subprocess.Popen[bytes]],
+    start: Callable[[int], subprocess.Popen[bytes]],
+    stopping: threading.Event,
+    tell_ready: Callable[[], bool] | None,
 ) -> None:
-    """Replace each worker that dies, until `stopping` is set."""
+    """Replace each worker that dies, until `stopping` is set. Call `tell_ready` until it returns True."""
     while not stopping.wait(_AGAIN_S):
+        if tell_ready is not None and tell_ready():
+            tell_ready = None
         for place, worker in enumerate(workers):
             if worker.poll() is not None:
                 print(f"worker {worker.pid} has ended; starting another", file=sys.stderr, flush=True)  # noqa: T201
                 workers[place] = start(place)
 
 
-def _all_ready(ready: int, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
+def _all_serve(reports: _Reports, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
     """Wait until all workers serve. Return False if one has ended, if `stopping` is set, or after `_READY_WITHIN_S`."""
-    os.set_blocking(ready, False)
-    serving = 0
     deadline = time.monotonic() + _READY_WITHIN_S
-    while serving < len(workers) and time.monotonic() < deadline:
-        with contextlib.suppress(BlockingIOError):
-            serving += len(os.read(ready, 1_024))
-        if stopping.wait(0.02) or any(worker.poll() is not None for worker in workers):
+    while reports.count(SERVES) < len(workers):
+        if stopping.wait(0.02) or time.monotonic() > deadline or any(worker.poll() is not None for worker in workers):
             return False
-    return serving >= len(workers)
+    return True
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -151,16 +180,14 @@ def _until_orphaned(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def report_ready(otherwise: Callable[[], None]) -> None:
-    """Report to the parent that this worker serves. Call `otherwise` if this process is no worker."""
-    number = os.environ.pop(_READY, "")
+def report(state: bytes) -> bool:
+    """Report `SERVES`, `IS_READY` or both to the parent. Return False if this process is no worker."""
+    number = os.environ.get(_READY, "")
     if number:
-        os.write(int(number), b".")
-        os.close(int(number))
-    else:
-        otherwise()
+        os.write(int(number), state)
+    return bool(number)
 
 
-def announce(url: str) -> None:
-    """Print `ready URL`, for which people and programs wait."""
-    print(f"ready {url}", file=sys.stderr, flush=True)  # noqa: T201
+def announce(url: str, *, is_ready: bool = True) -> None:
+    """Print `ready URL`, for which people and programs wait; `serving URL` if the gateway is not ready yet."""
+    print(f"{'ready' if is_ready else 'serving'} {url}", file=sys.stderr, flush=True)  # noqa: T201

@@ -87,7 +87,7 @@ class RunningGateway:
         return "".join(self._lines)
 
     def wait_ready(self) -> None:
-        """Wait for the line `ready URL`. Fails if it does not come within `READY_WITHIN_S`."""
+        """Wait for the line `ready URL` or `serving URL`. Fails if it does not come within `READY_WITHIN_S`."""
         if not self._ready.wait(READY_WITHIN_S) or not self.url:
             self.kill()
             raise AssertionError(f"the gateway did not start:\n{self.stderr()}")
@@ -109,7 +109,7 @@ class RunningGateway:
         with self.process.stderr as stream:
             for line in stream:
                 self._lines.append(line)
-                if line.startswith("ready "):
+                if line.startswith(("ready ", "serving ")):  # the second: no server has answered yet
                     self.url = line.split()[1]
                     self._ready.set()
         self._ready.set()

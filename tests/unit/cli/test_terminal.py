@@ -163,7 +163,7 @@ def line(name: str, **more: object) -> ServerLine:
 
 
 GREETING = Greeting(
-    url="http://127.0.0.1:8080/mcp", scope="", console="http://127.0.0.1:8080/admin/sign-in/" + "x" * 43,
+    url="http://127.0.0.1:8080/mcp", is_ready=True, scope="", console="http://127.0.0.1:8080/admin/sign-in/" + "x" * 43,
     has_link=True, is_announced=True, store="in memory", store_fault="", callers="everyone", needs_token=False, gaps=0,
     servers=(line("files", tools=1), line("git", state="failing", tools=None, about=HOSTILE)),
 )  # fmt: skip
@@ -193,9 +193,11 @@ def test_the_greeting_fits_on_a_screen_and_says_what_needs_care() -> None:
 
 
 @requirement("first.store")
-def test_a_gateway_whose_store_is_away_is_not_called_ready() -> None:
+def test_a_gateway_that_readyz_refuses_is_not_called_ready() -> None:
     text = text_of(store="redis://…@db/0", store_fault="connection refused")
     assert "ready in" not in text and "waits for its store" in text
+    text += text_of(is_ready=False) + text_of(is_ready=False, servers=(line("git", state="failing"),))
+    assert "ready in" not in text and "not ready: it waits for the other" in text and "not ready: no server has" in text
     assert "redis://…@db/0" in text and "does not answer: connection refused" in text and "503" in text
 
 
