@@ -184,6 +184,13 @@ class StartRefused(UpstreamUnavailable):
         self.refused = refused
 
 
+def left_out(server: str) -> Refused:
+    """Refuse a request that needs a server without a usable configuration. The fault itself is for operators."""
+    why = "its configuration has a fault, which the gateway's log names"
+    message = f"server {server!r} is left out: {why}. The same request fails again until the fault is corrected"
+    return Refused(200, UPSTREAM_UNAVAILABLE, message, reason="server_left_out")
+
+
 def store_refused(error: StoreError) -> Refused:
     """Refuse a request for which the store has raised that error."""
     return store_full() if isinstance(error, StoreFull) else store_unavailable()

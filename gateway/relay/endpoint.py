@@ -11,7 +11,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.errors import UPSTREAM_UNAVAILABLE
+from gateway.errors import UPSTREAM_UNAVAILABLE, left_out
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
 from gateway.protocol.listing import Called, Tools, owner_of
 from gateway.protocol.methods import REPEATABLE
@@ -90,6 +90,8 @@ class Endpoint:
         known = {name: handshake_of(found, version) for name, found in late.items() if found is not None}
         results = [result for name in servers if (result := greeted.answers.get(name) or known.get(name)) is not None]
         if not results and len(greeted.failures) == len(servers):
+            if servers and all(server.is_left_out for server in servers.values()):
+                raise left_out(next(iter(servers)))
             raise next(
                 iter(greeted.failures.values()), UpstreamUnavailable("no server here is available to this session")
             )
@@ -136,6 +138,8 @@ class Endpoint:
             is_incomplete = bool(failure) or is_any_starting
             return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self.visible.differ)
         if failure:
+            if all(server.is_left_out for server in servers.values()):
+                raise left_out(next(iter(servers)))
             raise Refused(
                 503, UPSTREAM_UNAVAILABLE, failure, reason="upstream_unavailable", headers={"Retry-After": "5"}
             )

@@ -15,7 +15,7 @@ from gateway.bridge.legacy_server import legacy_meta, legacy_params
 from gateway.calls.call import Call
 from gateway.calls.live_session import LiveSession
 from gateway.config.model import any_matches
-from gateway.errors import UPSTREAM_UNAVAILABLE, unknown_method
+from gateway.errors import UPSTREAM_UNAVAILABLE, StartRefused, unknown_method
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import may_be_relayed
@@ -77,6 +77,8 @@ class ExtensionRelay:
             self._admission.check_method(upstream.name, method, notice.asker.era, notice.live.session, context)
             try:
                 await self._send(upstream, notice)
+            except StartRefused as error:
+                raise error.refused from None
             except (UpstreamUnavailable, HandshakeRefused, LinkClosed) as error:
                 raise Refused(
                     503, UPSTREAM_UNAVAILABLE, str(error), reason="upstream_unavailable", headers={"Retry-After": "5"}

@@ -14,6 +14,7 @@ from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
+from gateway.errors import StartRefused, left_out
 from gateway.protocol.methods import REPEATABLE
 from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.probe import Probe
@@ -28,7 +29,7 @@ from session_store.redaction import output_scrubber
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.process import Command
 from transports.upstream.stdio import StdioUpstream
-from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream, UpstreamUnavailable
+from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
 OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program hands in."""
@@ -48,10 +49,10 @@ class _LeftOut:
     """The upstream of a server that is left out: it opens no link."""
 
     def __init__(self, name: str) -> None:
-        self.reason = f"server {name!r} is left out: its configuration has a fault, which the log names"
+        self.refused = left_out(name)
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> Link:
-        raise UpstreamUnavailable(self.reason)
+        raise StartRefused(self.refused)
 
     async def close(self) -> None:
         pass
@@ -134,7 +135,7 @@ class UpstreamFactory:
             results=results,
         )
         if isinstance(upstream, _LeftOut):
-            probe.give_up(upstream.reason)
+            probe.give_up(str(upstream.refused))
         return ConfiguredUpstream(
             settings,
             upstream,

@@ -263,6 +263,11 @@ def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: P
         missing = answer["_meta"]["io.github.mcp-session-gateway/missing"]
         assert [one["server"] for one in missing] == ["unset", "code"]
         assert "UNSET_1" not in json.dumps(missing) and "retryAfterMs" not in missing[0]
+        called = Legacy(gateway.url, http).open().call("tools/call", {"name": "unset__any", "arguments": {}})
+        opened = Legacy(gateway.at("unset"), http).initialize()
+        for refused in (called, opened):  # `upstream_unavailable` would invite to repeat it
+            assert refused.json()["error"]["data"]["reason"] == "server_left_out", refused.text
+            assert "fails again" in refused.text and "retry-after" not in refused.headers
         known = http.get(f"{operators_of(gateway)}/readyz").json()["unavailable"]
         assert faults[0] in known["unset"] and faults[1] in known["code"]
 
@@ -468,12 +473,14 @@ def test_an_only_server_that_cannot_start_is_not_ready_and_one_of_several_is(
     with running_gateway({"files": broken}, options=options) as gateway:
         bases = [gateway.base, operators_of(gateway)]
         agrees(gateway, http, bases, False)
+        assert f"serving {gateway.url}" in gateway.stderr() and f"ready {gateway.url}" not in gateway.stderr()
         assert http.get(f"{gateway.base}/healthz").status_code == 200, "to be restarted would not help"
         assert http.get(f"{bases[0]}/readyz").json() == {"ready": False, "draining": False}, "strangers learn no names"
         told = http.get(f"{bases[1]}/readyz").json()["unavailable"]
         assert "exited with code 3" in told["files"]
         table.write_text(json.dumps(GOOD))  # and no client asks: the gateway tries again by itself
         agrees(gateway, http, bases, True)
+        assert eventually(lambda: f"ready {gateway.url}" in gateway.stderr())
         assert http.get(f"{bases[1]}/readyz").json()["unavailable"] == {}
         table.write_text(json.dumps(EXITS))
         assert opens(gateway, http) is False
