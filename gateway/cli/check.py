@@ -146,10 +146,8 @@ def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
     state = upstream.state
     if package:
         why = f"its package {package} was not fetched within {_FETCHED_WITHIN_S:.0f} s"
-    elif state.state == "starting":
-        why = f"it has not answered for {state.waited_s:.0f} s"
     else:
-        why = state.reason
+        why = state.why_silent
     told = with_output_tail(why, state.output_tail)
     return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
 

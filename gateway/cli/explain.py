@@ -210,8 +210,8 @@ class _Servers:
         found.pop("tools", None)
         if upstream.is_left_out:
             return found
-        if facts.failure:
-            return found | {"failed": facts.failure}
+        if why := facts.failure or upstream.state.why_silent:
+            return found | {"failed": why}
         faults = self._gateway.calls.unusable(upstream.name, facts.tools.listed)
         wanted = self._named(upstream) if self._tool else ""
         found["tools"] = [

@@ -61,9 +61,7 @@ def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
         else:
             do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"
-        waited = f"it has not answered for {state.waited_s:.0f} s"
-        reason = waited if state.state == "starting" else state.reason
-        return failure(check, with_output_tail(reason, state.output_tail), do)
+        return failure(check, with_output_tail(state.why_silent, state.output_tail), do)
     era = "2026-07-28" if upstream.speaks_modern else "2025-11-25 or older"
     tools = upstream.probed_tools
     summary = f"answers, speaks {era}, has {0 if tools is None else len(tools.listed)} tools"

@@ -81,6 +81,11 @@ class ServerState:
     attempts: int = 0
     output_tail: tuple[str, ...] = ()
 
+    @property
+    def why_silent(self) -> str:
+        """Return why the server cannot be used; empty if it can."""
+        return f"it has not answered for {self.waited_s:.0f} s" if self.state == "starting" else self.reason
+
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
     """Return the era in which to address a server for a client of era `client`: the client's, if the server speaks it.
