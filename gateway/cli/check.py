@@ -65,6 +65,8 @@ def check(
         move = "if it has secrets as text, move it, or the server, to another folder"
         told += [(one.title, f"its processes can read {at}: {move}") for one in sandboxes for at in one.opens([file])]
         warnings += of_sandboxes(told)
+        forgetful = [(one.server, what) for one in sandboxes for what in one.forgets]
+        warnings += [f"server {name}: {what}" for name, what in dict.fromkeys(forgetful)]
         left_out = settings.left_out | _import_faults(settings, file)
         silent, more = ({}, []) if offline else asyncio.run(_compared(settings))
         silent = {name: why for name, why in silent.items() if name not in left_out}

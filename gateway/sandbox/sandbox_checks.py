@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 class ServerSandbox:
     """One sandbox of one server. `trusts` are the sessions that it is for, all of them if it is empty. `missing` has a
     sentence for each part that does not hold on this machine. `not_granted` has one for each thing that the server's
-    configuration names and that is not granted, with the setting that would grant it."""
+    configuration names and that is not granted, with the setting that would grant it. `forgets` has one for each file
+    of its data that does not stay."""
 
     server: str
     sandbox: Sandbox
@@ -49,6 +50,7 @@ class ServerSandbox:
     shared: tuple[str, ...] = ()
     """Sentences on what its processes lack on this machine although nothing is open for it."""
     walls: Walls | None = None
+    forgets: tuple[str, ...] = ()
 
     def opens(self, files: Iterable[Path]) -> list[str]:
         """Return those of the files that its processes may read."""
@@ -147,6 +149,7 @@ def server_sandbox_of(
         not_granted=() if enclosure is None else enclosure.not_granted,
         shared=shared,
         walls=walls,
+        forgets=() if enclosure is None else enclosure.forgets,
     )
 
 
@@ -210,6 +213,8 @@ def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None 
         logger.info("the sandbox of %s is effective, with a restriction: %s", ", ".join(concerned), sentence)
     for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.not_granted):
         logger.warning("mcpServers.%s: not granted to its sandbox: %s", name, what)
+    for name, what in dict.fromkeys((one.server, what) for one in walled for what in one.forgets):
+        logger.warning("server %s: %s", name, what)
 
 
 OWN: Final = "a folder of its own in each session: HOME, TMPDIR, and the working directory if none is set"

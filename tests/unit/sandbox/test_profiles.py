@@ -137,8 +137,11 @@ def test_a_server_that_writes_beside_its_program_writes_into_its_own_folder(
 ) -> None:
     entry = {"command": "npx", "args": ["-y", package]}
     assert enclosed(entry).process(own).env["MEMORY_FILE_PATH"] == f"{own.home}/memory.jsonl"
+    (told,) = enclosed(entry).forgets
+    assert "ends with each session, and with the gateway: set MEMORY_FILE_PATH" in told
     for set_by in ({"env": {"MEMORY_FILE_PATH": f"{tmp_path}/m.json"}}, {"context_env": {"MEMORY_FILE_PATH": "id"}}):
         assert "MEMORY_FILE_PATH" not in enclosed({**entry, **set_by}).process(own).env
+        assert not enclosed({**entry, **set_by}).forgets
 
 
 @pytest.mark.parametrize(
