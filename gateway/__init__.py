@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.integrations.gateway_session_middleware import GatewaySessionMiddleware
     from gateway.integrations.mcp_sdk import SdkEventStore, SdkSubscriptionBus
     from gateway.integrations.session_middleware import SessionMiddleware
+    from gateway.observability.logs import log_formatter
     from gateway.serving.app import create_app
     from gateway.serving.gateway import Gateway
     from gateway.serving.stdio import serve_stdio
@@ -29,6 +30,7 @@ __all__ = [
     "Settings",
     "__version__",
     "create_app",
+    "log_formatter",
     "serve_stdio",
 ]
 
@@ -42,6 +44,7 @@ _MODULES: Final = {
     "SessionNotLoaded": "gateway.integrations.app_session",
     "Settings": "gateway.config.settings",
     "create_app": "gateway.serving.app",
+    "log_formatter": "gateway.observability.logs",
     "serve_stdio": "gateway.serving.stdio",
 }
 

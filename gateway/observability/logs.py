@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -287,6 +287,12 @@ _KEPT = (
     "context",  # fields of the session's context
     "correlation",  # of a call, which may end in another task than that of its request
 )
+
+
+def log_formatter(form: Literal["json", "logfmt", "pretty"] = "logfmt") -> logging.Formatter:
+    """Return the formatter of the gateway's log lines, for a handler of a program that embeds a gateway. With another
+    formatter, lines lack the correlation id, the session, and what else a record has beside its message."""
+    return LineFormatter(form, _KEPT, _serving)
 
 
 class LogStream(Protocol):

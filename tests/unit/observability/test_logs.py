@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gateway
 from gateway.observability.logs import FORMS, MOST, CallLine, CallLines, LineFormatter, call_lines, configure_logging
 from gateway.observability.outcome import CANCELLED, OK, EndedCall, Outcome
 from session_store import Principal, Session
@@ -73,6 +74,15 @@ def test_the_log_shows_what_it_was_told(form: str, log: Log) -> None:
         words = words.replace(colour, "")
     assert shows_only_text(words)
     assert not any(line.startswith("level=info forged") for line in words.splitlines())
+
+
+@requirement("ctx.correlation-right")
+def test_an_app_s_own_handler_can_write_the_fields_of_the_gateway() -> None:
+    record = logging.makeLogRecord({"name": "gateway", "levelname": "INFO", "msg": "tools/call", "created": 0.0})
+    record.__dict__ |= {"tool": "add", "outcome": "ok", "correlation": "c1"}
+    assert gateway.log_formatter().format(record) == (
+        "timestamp=1970-01-01T00:00:00.000000Z level=info event=tools/call tool=add outcome=ok correlation=c1"
+    )
 
 
 FIELDS = ("session", "era", "principal", "server", "tool", "outcome", "took_ms", "context", "correlation")
