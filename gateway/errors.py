@@ -125,6 +125,17 @@ def no_session() -> Refused:
     )
 
 
+def session_key_needed(line: str) -> Refused:
+    """Refuse a client that brings no session back and would share one with others. `line` gives it its own."""
+    return Refused(
+        400,
+        INVALID_REQUEST,
+        "This client brings no session back, and this gateway lets no two clients share one. Give the client a session "
+        f"key of its own: {line}",
+        reason="session_key_needed",
+    )
+
+
 def unauthenticated(reason: str, challenge: str) -> Refused:
     """Refuse a missing or invalid credential. `reason` is the message, `challenge` has the parameters (RFC 6750 §3)."""
     return Refused(

@@ -42,7 +42,7 @@ def _clients_or_not(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
     try:
         return known(value)
     except ValidationError:
-        raise ValueError("must be true, false or a list of names of clients") from None
+        raise ValueError('must be true, false, "refuse" or a list of names of clients') from None
 
 
 class SessionSettings(Frozen):
@@ -64,10 +64,11 @@ class SessionSettings(Frozen):
     key_variables: tuple[str, ...] = (KEY_VARIABLE,)
     """Variables of its own environment in which `mcp-session-gateway stdio` finds the session key; the first one that
     is set counts. Name the one that your orchestrator sets already."""
-    default_session: Annotated[tuple[str, ...] | bool, WrapValidator(_clients_or_not)] = True
+    default_session: Annotated[tuple[str, ...] | bool | Literal["refuse"], WrapValidator(_clients_or_not)] = True
     """Whether a 2026-07-28 client that sends a credential and is known to bring no session back gets the session of its
-    principal and client name ([which clients](clients.md#the-default-session)). A list names further such clients, by
-    client name or by the product in their `User-Agent`. Never applies to anonymous clients."""
+    principal, client name and version ([which clients](clients.md#the-default-session)). `refuse`: such a client is
+    refused until it sends a session key. A list names further such clients, by client name or by the product in their
+    `User-Agent`. Never applies to anonymous clients."""
     reattach: frozenset[Literal["cookie", "principal"]] = frozenset()
     """How `initialize` can resume a session, other than by a session token: by `cookie`, by `principal`, or by both.
     Empty by default, so that two windows of one user do not share a session by accident."""

@@ -21,6 +21,7 @@ _OURS: Final = f"{RESERVED}/"
 CONTEXT_KEY: Final = _OURS + "context"
 SESSION_KEY: Final = _OURS + "session"
 RESTARTED_KEY: Final = _OURS + "restarted"
+SHARED_KEY: Final = _OURS + "shared"
 TRACE_KEY: Final = _OURS + "trace"
 WORKSPACE_KEY: Final = _OURS + "workspace"
 

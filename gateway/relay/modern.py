@@ -4,7 +4,7 @@ MCP 2026-07-28.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from gateway.bridge.suspended_calls import answer_suspended
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
-from gateway.context.session_facts import SESSION_KEY, trace_meta, with_context, with_meta
+from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, trace_meta, with_context, with_meta
 from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.cache_hints import of_one_session
@@ -54,6 +54,11 @@ from transports.jsonrpc import (
 )
 from transports.reply_queue import ReplyQueue
 
+_SHARED: Final = (
+    "Another client with this credential, name and version uses this session too, or this program was started again. "
+    "With a session key, a client has a session of its own."
+)
+
 
 class ResultShaper:
     """Turn the results of servers into those for modern clients. `result_meta` is the setting of that name."""
@@ -68,10 +73,11 @@ class ResultShaper:
         self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
     ) -> tuple[Callable[[Exchange, Object], Object], bool]:
         """Return a function that turns the server's result into the client's: with the session's token if the client
-        needs it there, and with a sealed `requestState` if it has one. Also return True if it changes no complete
-        result."""
+        needs it there, with a notice if it shares the session, and with a sealed `requestState` if it has one. Also
+        return True if it changes no complete result."""
         takes_tasks, correlation = _takes_tasks(request), who.correlation
         names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
+        own_session = "" if resolved is None else resolved.own_session
 
         def shape(exchange: Exchange, result: Object) -> Object:
             live = exchange.live
@@ -90,11 +96,14 @@ class ResultShaper:
             additions: Object = {}
             if names_session:
                 additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(live.session)))
+            if own_session:
+                additions[SHARED_KEY] = msgspec.Raw(encode({"reason": _SHARED, "line": own_session}))
             if self._result_meta:
                 additions |= trace_meta(live.session, correlation)
             return with_meta(result, additions) if additions else result
 
-        return shape, binding is not None and not names_session and not self._result_meta
+        changes = names_session or own_session or self._result_meta
+        return shape, binding is not None and not changes
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Container
 from typing import Final, NamedTuple
 
 from gateway.config.sessions import SessionSettings
+from gateway.errors import session_key_needed
 from gateway.sessions.carriers import Carriers, asks_for_new, modern_client
-from gateway.sessions.client_chosen_keys import key_alias
-from gateway.sessions.known_clients import agent_of, known
+from gateway.sessions.client_chosen_keys import KEY_META, key_alias
+from gateway.sessions.known_clients import agent_of, known, mending_line
 from gateway.sessions.returns import ReturnTracker, client_key
 from session_store import Principal
 from transports.era import Era
@@ -35,7 +36,9 @@ class Aliases:
     ) -> None:
         default = settings.default_session
         self._has_default = default is not False
-        self._default_for = frozenset() if isinstance(default, bool) else frozenset(default)
+        self._default_for = frozenset(default) if isinstance(default, tuple) else frozenset()
+        self._refuses_default = default == "refuse"
+        self._key_header = next(iter(settings.key_headers), KEY_META)
         self._carriers = carriers
         self._returns = returns
         self._endpoints = endpoints
@@ -53,10 +56,19 @@ class Aliases:
         return Alias(key_alias(key, principal, endpoint), is_key=True)
 
     async def of_default(self, request: Request, principal: Principal) -> Alias | None:
-        """Return the alias of the client's default session; None: the client gets a session of its own."""
+        """Return the alias of the client's default session; None: the client gets a session of its own.
+
+        Raises:
+            Refused: 400, the client would share a session, and `session.default_session` is `refuse`.
+        """
         if not self._has_default or (name := default_alias(request, principal)) is None or asks_for_new(request):
             return None
-        return Alias(name) if await self._brings_nothing(request, principal) else None
+        if not await self._brings_nothing(request, principal):
+            return None
+        if self._refuses_default:
+            agent, client = agent_of(request), modern_client(request).name
+            raise session_key_needed(mending_line(agent, client, self._key_header, anonymous=False))
+        return Alias(name)
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
         """Return True if the client certainly cannot name a session in a later request. Only such clients may share a
@@ -73,11 +85,12 @@ class Aliases:
 
 
 def default_alias(request: Request, principal: Principal) -> str | None:
-    """Return the alias of the default session of a principal and a client. It is None for a legacy or anonymous
-    client."""
+    """Return the alias of the default session of a principal and a client, by its name and version. It is None for a
+    legacy or anonymous client."""
     if request.era is not Era.MODERN or principal.is_anonymous:
         return None
-    return json.dumps(["default", principal.issuer, principal.subject, modern_client(request).name])
+    client = modern_client(request)
+    return json.dumps(["default", principal.issuer, principal.subject, client.name, client.version])
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:

@@ -37,12 +37,14 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The session of a request, and the context that the request's credential gives it there.
 
     `opened`: the request has opened the session. `cookie_held`: the client holds the session's cookie already.
+    `own_session`: another client has used this default session; with this line the client gets a session of its own.
     """
 
     live: LiveSession
     context: Context
     opened: bool = False
     cookie_held: bool = False
+    own_session: str = ""
 
 
 class SessionAttacher:

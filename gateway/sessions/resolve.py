@@ -10,13 +10,13 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.aliases import Alias, Aliases, default_alias
+from gateway.sessions.aliases import Alias, Aliases
 from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.returns import ASKED_AGAIN_S, ReturnTracker
+from gateway.sessions.returns import ReturnTracker
 from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
@@ -70,9 +70,11 @@ class SessionResolver:
                 resolved = await self.resume_by_id(session_id, who, request.era)
             except OwnedByPeer as elsewhere:
                 raise OwnedByPeer(_remembered(elsewhere.route, request, who)) from None
-        if resolved is not None:
-            await self._returns.came_back(resolved.live, request)
-        return resolved
+        return None if resolved is None else await self._came_back(resolved, request)
+
+    async def _came_back(self, resolved: Resolved, request: Request) -> Resolved:
+        own_session = await self._returns.came_back(resolved.live, request)
+        return replace(resolved, own_session=own_session) if own_session else resolved
 
     def holds(self, live: LiveSession) -> bool:
         """Return True if this replica holds a live session, and the session's client has come back to it."""
@@ -82,17 +84,16 @@ class SessionResolver:
         """Return for how many seconds the same bytes of the same caller belong to this session, while it lives.
 
         A token, a cookie or a session key decides it for good, and so does the replica that has forwarded the request.
-        A default session is a client's until a replica learns that the client brings tokens back.
+        Every request to a default session is looked at: it may be another client's.
         """
+        if self._returns.is_default(resolved.live, request):
+            return 0.0
         if (forwarded := request.forwarded) is not None:
             return math.inf if forwarded.session_id == resolved.live.session.id else 0.0
         if names_token(request) or resolved.cookie_held:
             return math.inf
         key = self._aliases.of_key(request, who.principal)
-        name = default_alias(request, who.principal) if key is None else key.name
-        if name is None or self._live.named(name) is not resolved.live:
-            return 0.0
-        return ASKED_AGAIN_S if key is None else math.inf
+        return math.inf if key is not None and self._live.named(key.name) is resolved.live else 0.0
 
     def still_serves(self, live: LiveSession) -> bool:
         """Return True if this replica may serve a live session that it has served before, without asking the store. An
@@ -201,8 +202,7 @@ class SessionResolver:
         alias = self._aliases.of_key(request, principal) or await self._aliases.of_default(request, principal)
         resolved = await self.open(request, who, modern_client(request), alias)
         if not resolved.opened:
-            await self._returns.came_back(resolved.live, request)
-            return resolved
+            return await self._came_back(resolved, request)
         is_key = alias is not None and alias.is_key
         name = "" if alias is None else alias.name
         self._returns.opened(resolved.live, request, who, has_key=is_key, alias=name)

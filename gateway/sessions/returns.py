@@ -20,6 +20,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
+from gateway.protocol.methods import CACHEABLE
 from gateway.sessions.carriers import brings_token, modern_client
 from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import ExpiringFlags, Principal, StoreUnavailable
@@ -37,8 +38,10 @@ GRACE_S: Final = 5.0
 """Seconds after its last new session before a client is reported. Many clients may begin at once."""
 
 _MOST_CLIENTS: Final = 1_000
+_MOST_IDS: Final = 128
+"""Ids of its first requests by which a client is told from the next one, which begins to count anew."""
 _LEARNT_FOR_S: Final = 86_400.0
-ASKED_AGAIN_S: Final = 1.0
+_ASKED_AGAIN_S: Final = 1.0
 """Seconds between two questions to the store for what other replicas have learnt of a client."""
 
 
@@ -126,12 +129,26 @@ class _Openings:
 class _Watch:
     """Waits for the client of one session to come back (`gateway.calls.live_session.ReturnWatch`)."""
 
-    __slots__ = ("default_of", "is_waiting", "openings")
+    __slots__ = ("_ids", "default_of", "is_waiting", "openings")
 
     def __init__(self, openings: _Openings | None, default_of: ClientKey | None, *, is_waiting: bool = True) -> None:
         self.is_waiting = is_waiting
         self.openings = openings
         self.default_of = default_of  # the client whose default session it is
+        self._ids: set[object] = set()
+
+    def is_of_another(self, request: Request) -> bool:
+        """Return True if the id of a request to a default session was used there before: a client never uses one twice,
+        so this is another client, or the same program started again. Results that may be cached cannot report it."""
+        message = request.message
+        if message is None or request.again or message.method in CACHEABLE:
+            return False
+        is_known = message.id in self._ids
+        if is_known:
+            self._ids.clear()
+        if len(self._ids) < _MOST_IDS:
+            self._ids.add(message.id)
+        return is_known
 
     def returned(self) -> None:
         self.is_waiting = False
@@ -157,7 +174,7 @@ class ReturnTracker:
         self._clock = clock
         self._wall = wall
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
-        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=clock)
+        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, _ASKED_AGAIN_S, timer=clock)
 
     # -- sessions
 
@@ -170,18 +187,27 @@ class ReturnTracker:
             place = (client, request.client)
             openings = self._openings.setdefault(place, _Openings())
             openings.opened(self._clock(), self._wall())
-        live.watch_return(_Watch(openings, client if alias and not has_key else None))
+        watch = _Watch(openings, client if alias and not has_key else None)
+        watch.is_of_another(request)
+        live.watch_return(watch)
 
     def found_default(self, live: LiveSession, request: Request, who: RequestContext) -> None:
         """Watch the default session of a client that another replica, or this one before its restart, has opened."""
         if live.return_watch is None:
             live.watch_return(_Watch(None, client_key(request, who.principal), is_waiting=False))
 
-    async def came_back(self, live: LiveSession, request: Request) -> None:
-        """Record that a request has come for a session, if the session is watched."""
+    @staticmethod
+    def is_default(live: LiveSession, request: Request) -> bool:
+        """Return True if a session is the default session of the request's client."""
+        watch = live.return_watch
+        return isinstance(watch, _Watch) and watch.default_of is not None and not brings_token(request)
+
+    async def came_back(self, live: LiveSession, request: Request) -> str:
+        """Record that a request has come for a session, if the session is watched. Return the line that gives the
+        client a session of its own, if the session is a default one and another client has used it; else nothing."""
         watch = live.return_watch
         if not isinstance(watch, _Watch):
-            return
+            return ""
         if watch.is_waiting:
             watch.returned()
             live.client_returned()
@@ -193,6 +219,9 @@ class ReturnTracker:
             self._carrying[client] = True
             with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
                 await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
+        elif not brings_token(request) and watch.is_of_another(request):
+            return mending_line(client.agent, client.name, self._header, anonymous=False)
+        return ""
 
     # -- what is learnt
 

@@ -11,7 +11,7 @@ from session_store.testing import ALICE, BOB
 from tests.requirements import requirement
 from tests.unit.sessions.parts import Parts, request
 from transports.era import Era
-from transports.inbound_port import Request
+from transports.inbound_port import Refused, Request
 
 MODERN = Era.MODERN
 
@@ -21,6 +21,8 @@ def test_a_default_session_is_that_of_one_authenticated_principal_with_one_moder
     aliases = {default_alias(request(MODERN, client=name), who) for name in ("tests", "other") for who in (ALICE, BOB)}
     assert len(aliases) == 4 and None not in aliases and default_alias(asked, ALICE) in aliases
     assert default_alias(asked, ANONYMOUS) is default_alias(replace(asked, era=Era.LEGACY), ALICE) is None
+    newer = request(MODERN, meta={"io.modelcontextprotocol/clientInfo": {"name": "tests", "version": "2"}})
+    assert default_alias(newer, ALICE) not in aliases
 
 
 def test_no_two_principals_share_an_alias_by_where_their_names_are_cut() -> None:
@@ -61,6 +63,17 @@ async def test_only_a_client_that_certainly_brings_nothing_back_has_a_default_se
     assert not await has_default(request(MODERN), default_session=False)
     assert not await has_default(request(MODERN, mcp_gateway_session="new")), "it will bring its token back"
     assert not await has_default(request(MODERN, cookie="lang=en")), "it keeps cookies"
+
+
+@pytest.mark.anyio
+@requirement("cli.default-shared")
+async def test_a_client_that_would_share_is_refused_with_its_line_if_the_operator_says_so() -> None:
+    with pytest.raises(Refused) as refusal:
+        await has_default(request(MODERN, user_agent="node"), default_session="refuse")
+    assert (refusal.value.status, refusal.value.data) == (400, {"reason": "session_key_needed"})
+    assert 'requestInit: { headers: { "MCP-Gateway-Session-Key"' in str(refusal.value)
+    assert not await has_default(request(MODERN, user_agent="python-httpx2/2.16.2"), default_session="refuse")
+    assert not await has_default(request(MODERN, mcp_gateway_session="new"), default_session="refuse")
 
 
 @pytest.mark.anyio

@@ -11,6 +11,7 @@ from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era
 from transports.inbound_port import Request
+from transports.jsonrpc import Message
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +89,26 @@ async def test_a_client_that_brought_a_token_back_has_no_default_session_on_any_
         assert one.opened and two.opened and len({first.session.id, one.live.session.id, two.live.session.id}) == 3
     other = asked("curl/8.5.0")
     assert not (await here.resume_or_open(other)).opened, "another implementation of that name brings nothing back"
+
+
+@requirement("cli.default-shared")
+async def test_a_client_learns_that_another_one_uses_its_default_session() -> None:
+    parts = Parts()
+
+    async def told(number: int, method: str = "tools/call", agent: str = "node", **more: Any) -> str:
+        call = Message(jsonrpc="2.0", id=number, method=method)
+        return (await parts.resume_or_open(replace(asked(agent), message=call, **more))).own_session
+
+    assert [await told(number) for number in (1, 3, 4)] == ["", "", ""], "one client counts"
+    assert await told(1, "tools/list") == "", "such results cannot say it"
+    assert await told(4, again=True) == "", "the same call, sent again by the gateway"
+    line = await told(1)
+    assert "requestInit" in line and "MCP-Gateway-Session-Key" in line
+    assert [await told(number) for number in (3, 4)] == ["", ""], "it was told"
+    assert await told(4) == line
+    token = parts.token_of((await parts.resume_or_open(ASKED)).live)
+    with_token = replace(asked(mcp_gateway_session=token), message=Message(jsonrpc="2.0", id=4, method="tools/call"))
+    assert (await parts.resume_or_open(with_token)).own_session == ""
 
 
 @requirement("cli.default-learnt")
