@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from pydantic import ValidationError
 
+from gateway.admin.local_gateways import local_gateways
 from gateway.admin.queries import OperatorError
 from gateway.cli.configuration import FILE
 from gateway.cli.error_exit import error_exit
@@ -26,8 +27,10 @@ from gateway.config.faults import did_you_mean
 from gateway.config.hosts.client_files import (
     FoundServers,
     add_entry,
+    copy_of,
     entry_in,
     found_servers,
+    other_servers,
     session_key_of,
     write_file,
 )
@@ -76,6 +79,10 @@ _TEMPLATE: Final = """\
 """
 _AS_TEXT: Final = (
     "what looks like a credential as text ({fields}): better put it in a variable, and write ${{VAR}} in its place"
+)
+_NOT_RUNNING: Final = (
+    "no gateway is found that you run at a terminal; {url} is where one of this folder would listen. Start it with "
+    "`mcp-session-gateway run`, or give --url if yours runs elsewhere"
 )
 _out = Terminal()
 _err = Terminal(stderr=True)
@@ -259,11 +266,14 @@ def connect(
 def _endpoint(given: str, config: Path | None) -> str:
     """Return the URL that clients are given: the given one, or where the gateway runs or is to listen."""
     try:
-        return f"{base_url(given or endpoint_here(config))}/mcp"
+        url = f"{base_url(given or endpoint_here(config))}/mcp"
     except ConfigurationError as error:
         raise error_exit(f"{error}\nso the gateway's address is not known: fix this, or give --url") from None
     except (OperatorError, ValueError) as error:
         raise error_exit(str(error)) from None
+    if not given and not any(one.is_at(url) for one in local_gateways()):
+        _err.print_labelled("warning", _NOT_RUNNING.format(url=url))
+    return url
 
 
 def _write(found: Snippet) -> None:
@@ -274,10 +284,19 @@ def _write(found: Snippet) -> None:
         )
     path = Path(file.path).expanduser()
     try:
-        written = add_entry(path, file)
+        others = other_servers(path, file)
+        written = add_entry(path, file, keeps_copy=True)
     except ConfigurationError as error:
         raise error_exit(str(error)) from None
     _out.print(f"{path}: {file.at[-1]} {'added' if written else 'was there already'}")
+    if others:
+        copy = copy_of(path)
+        _out.print_labelled(
+            "warning",
+            f"{', '.join(others)} {'stays' if len(others) == 1 else 'stay'} in the file: {found.title} still starts "
+            "what stands there itself, and sees each tool twice that the gateway serves too. Remove these entries "
+            f"there{f'; {copy} has the file as it was' if copy.exists() else ''}",
+        )
     if PLACEHOLDER in file.text:
         _out.print(f"Next: write your API key or access token there, in place of {PLACEHOLDER}")
 

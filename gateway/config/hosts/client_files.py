@@ -147,6 +147,23 @@ def session_key_of(entry: Mapping[str, Any]) -> str:
     return ""
 
 
+def other_servers(path: Path, file: ClientFile) -> list[str]:
+    """Return the servers beside the entry in its table of the file at `path`, without those that are this gateway.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
+    found: Any = read_document(path) if path.exists() and path.stat().st_size else {}
+    for key in file.at[:-1]:
+        found = found.get(key) if isinstance(found, dict) else None
+    entries = found.items() if isinstance(found, dict) else ()
+    return [
+        name
+        for name, entry in entries
+        if name != file.at[-1] and isinstance(entry, dict) and not _is_gateway(entry, entry.get("url"))
+    ]
+
+
 def entry_in(path: Path, file: ClientFile) -> dict[str, Any]:
     """Return the entry that the file at `path` has in the place of `file`; empty if it has none.
 
@@ -166,8 +183,9 @@ _MODE: Final = 0o600
 """Of a new file: entries can hold credentials."""
 
 
-def add_entry(path: Path, file: ClientFile) -> bool:
-    """Add the entry to the file at `path`, which is made if it is missing. False if it is there already.
+def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool:
+    """Add the entry to the file at `path`, which is made if it is missing. False if it is there already. With
+    `keeps_copy`, the first change of a file leaves a copy of it as it was, at `copy_of(path)`.
 
     Raises:
         ConfigurationError: the file cannot be read or written, or has another entry of that name.
@@ -176,10 +194,19 @@ def add_entry(path: Path, file: ClientFile) -> bool:
         before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         after = with_entry(before, file, str(path))
         if after != before:
+            if keeps_copy and before and not os.path.lexists(copy_of(path)):
+                _check_links(path.absolute())
+                _replace(copy_of(path), path.read_bytes(), path.stat().st_mode & 0o777)
             write_file(path, after)
         return after != before
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
+
+
+def copy_of(path: Path) -> Path:
+    """Return where the copy of a file is kept: beside the file itself, behind any links."""
+    real = Path(os.path.realpath(path))
+    return real.with_name(f"{real.name}.bak")
 
 
 def write_file(path: Path, text: str) -> None:
@@ -190,10 +217,14 @@ def write_file(path: Path, text: str) -> None:
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
     mode = real.stat().st_mode & 0o777 if real.exists() else _MODE
+    _replace(real, text.encode(), mode)
+
+
+def _replace(real: Path, data: bytes, mode: int) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{real.name}.", dir=real.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             os.fchmod(file.fileno(), mode)
         os.replace(name, real)
     except BaseException:

@@ -153,6 +153,24 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
     assert "has no file" in ran("connect", "python", "--write").output
 
 
+@requirement("ops.hosts")
+def test_connect_tells_which_servers_stay_in_the_file_and_keeps_it_as_it_was(here: Path) -> None:
+    file, copy = here / ".cursor/mcp.json", here / ".cursor/mcp.json.bak"
+    file.parent.mkdir()
+    own = {"url": "http://localhost:8080/mcp"}
+    file.write_bytes(json.dumps({"mcpServers": {"notes": {"command": "notes"}, "own": own}}).encode() + b"\r\n")
+    file.chmod(0o640)
+    before = file.read_bytes()
+    output = " ".join(ran("connect", "cursor", "--write").output.split())
+    assert "warning notes stays in the file: Cursor still starts" in output and f"{copy} has the file" in output
+    assert copy.read_bytes() == before and stat.S_IMODE(copy.stat().st_mode) == 0o640
+    assert "notes stays" in " ".join(ran("connect", "cursor", "--write", "--name", "again").output.split())
+    assert copy.read_bytes() == before != file.read_bytes(), "the copy is of the file before all changes"
+    assert (
+        "stay" not in ran("connect", "zed", "--write").output and not (here / ".config/zed/settings.json.bak").exists()
+    )
+
+
 @requirement("first.clients", "ops.hosts")
 def test_each_app_gets_a_session_key_of_its_own_and_keeps_it(here: Path) -> None:
     files = {
@@ -202,6 +220,11 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
         return LocalGateway(url=base, endpoint=f"{base}/mcp", key="k", pid=1, network=network_namespace())
 
     assert url() == "http://127.0.0.1:8080/mcp"
+    warned = "no gateway is found that you run at a terminal; http://127.0.0.1:8080/mcp is where"
+    assert warned in " ".join(ran("connect", "cursor").stderr.split())
+    with announced(runs(8080)):
+        assert not ran("connect", "cursor").stderr.count("warning")
+    assert "warning" not in ran("connect", "cursor", "--url", "http://127.0.0.1:8080").stderr
     everywhere = {"host": "0.0.0.0", "port": 9000, "anonymous": True, "allowed_hosts": ["*"]}
     (here / "mcp.json").write_text(json.dumps({"gateway": everywhere}))
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')
