@@ -92,6 +92,15 @@ def shown(url: str) -> str:
     return parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]).geturl()
 
 
+def store_place(url: str) -> str:
+    """Return where a URL keeps sessions, for people: the whole path of a file, and whether it is still to be made. Of
+    another store, return `shown`."""
+    if urlsplit(url).scheme != "sqlite":
+        return shown(url)
+    file = sqlite_path(url).absolute()
+    return f"{file}{'' if file.exists() else ', a new file'}"
+
+
 def _kind(scheme: str, url: str) -> _Kind:
     if scheme in _KINDS:
         return _KINDS[scheme]

@@ -99,6 +99,11 @@ class Gateway:
         """Return why the session store does not answer, for operators. Empty: it answers."""
         return self._lifecycle.store.fault
 
+    @property
+    def store_place(self) -> str:
+        """Return where sessions are kept, for operators, and whether it is a new file."""
+        return self._lifecycle.store.place
+
     def tool_session(self, session: Session) -> ToolSession:
         """Return a session for tools in this process."""
         return self.parts.sessions.tools(session)

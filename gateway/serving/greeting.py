@@ -129,7 +129,7 @@ def greeting_of(
         has_link=link is not None,
         is_announced=is_announced,
         servers=server_lines(gateway, found),
-        store=_store(options.store),
+        store=_store(gateway, options.store),
         store_fault=gateway.store_fault,
         callers=_callers(options),
         needs_token=not options.allows_anonymous,
@@ -176,11 +176,11 @@ def _operators(options: GatewaySettings, url: str) -> str:
     return url.removesuffix("/mcp")
 
 
-def _store(url: str) -> str:
+def _store(gateway: Gateway, url: str) -> str:
     backend = backend_for(url)
     if not backend.is_durable:
         return "in memory: they end with this process"
-    return f"{shown(url)}{', shared with other gateways' if backend.is_shared else ''}"
+    return f"{gateway.store_place}{', shared with other gateways' if backend.is_shared else ''}"
 
 
 def farewell(count: int, url: str, store_fault: str = "") -> str:

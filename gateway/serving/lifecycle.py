@@ -20,7 +20,7 @@ from gateway.upstreams.review import compare, compare_late
 from gateway.upstreams.server_facts import ServerFacts
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, StoreError, StoreUnavailable
-from session_store.connect import shown
+from session_store.connect import shown, store_place
 from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,19 @@ _PROBED_WITHIN_S: Final = 10.0
 
 
 class StoreWatch:
-    """Remembers whether the store at `url` answers, and logs changes. `fault`: why it does not; empty: it does."""
+    """Remembers whether the store at `url` answers, and logs changes. `fault`: why it does not; empty: it does.
+    `place`: where it is, as of before its opening."""
 
     def __init__(self, backend: Backend, url: str) -> None:
         self._backend = backend
         self._url = shown(url)
+        self.place = store_place(url)
         self.fault = ""
+
+    def opened(self) -> None:
+        """Log the place of a file. Relative to another folder, the same URL is another file, often a new one."""
+        if self.place != self._url:
+            logger.info("sessions are kept in %s", self.place)
 
     async def look(self) -> None:
         """Ping the store, and record the result."""
@@ -125,6 +132,7 @@ class Lifecycle:
             for fault in upstream.settings.faults:
                 logger.error("server %s is left out: %s", upstream.name, fault, extra={"server": upstream.name})
         await self._open_store()
+        self.store.opened()
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(base.backend.close)
             stack.push_async_callback(servers.link_resources.folders.close)

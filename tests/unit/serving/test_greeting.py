@@ -66,7 +66,9 @@ def test_a_greeting_says_who_may_call_and_where_sessions_are(tmp_path: Path, mon
     assert own.callers == "everyone on this machine, without a credential" and not own.needs_token
     assert own.store == "in memory: they end with this process"
     assert keyed.callers == "with a credential: API keys" and keyed.needs_token
-    assert keyed.store == "sqlite:///sessions.db"
+    assert keyed.store == f"{tmp_path}/sessions.db, a new file"
+    (tmp_path / "sessions.db").touch()
+    assert greeting(store="sqlite:///sessions.db").store == f"{tmp_path}/sessions.db"
     assert [(one.name, one.state, one.tools, one.sandbox) for one in own.servers] == [("demo", "starting", None, "")]
     everywhere = greeting(**OPEN)
     assert everywhere.url == "http://localhost:8080/mcp" and everywhere.scope
