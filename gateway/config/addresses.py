@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -91,6 +91,13 @@ def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> boo
     if named == host or (is_loopback(named) and (is_loopback(host) or host in ("0.0.0.0", "::"))):
         return at == port
     return not is_loopback(named) and named in names and at in (80, 443, port)
+
+
+def bridged_url(argv: Sequence[str]) -> str:
+    """Return the URL of the gateway that a command brings to a host which speaks stdio only: `stdio --url URL` of this
+    gateway, or mcp-remote. Empty for any other command."""
+    is_bridge = {"stdio", "--url"} <= {*argv} or any(word.partition("@")[0] == "mcp-remote" for word in argv)
+    return next((word for word in argv if word.startswith(("http://", "https://"))), "") if is_bridge else ""
 
 
 async def own_address_towards(url: str) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_
 from gateway.config.addresses import (
     HostNames,
     ListenAddress,
+    bridged_url,
     host_and_port,
     is_loopback,
     is_own_endpoint,
@@ -345,11 +346,11 @@ class Settings(Frozen):
     def _serves_others(self) -> Self:
         host, port, names = self.gateway.host, self.gateway.port, self.gateway.allowed_hosts
         for name, entry in self.mcpServers.items():
-            if entry.url and is_own_endpoint(entry.url, host, port, names):
+            if is_own_endpoint(entry.url or bridged_url(entry.argv), host, port, names):
                 raise ServerFault(
                     name,
-                    f"mcpServers.{name}.url: this is the address of the gateway itself, which would serve itself: give "
-                    "the server's own URL, or remove the entry",
+                    f"mcpServers.{name}.{'url' if entry.url else 'args'}: this is the address of the gateway itself, "
+                    "which would serve itself: give the server's own URL, or remove the entry",
                 )
         return self
 
@@ -450,18 +451,46 @@ class Loaded:
 def load(path: Path | None = None, overrides: dict[str, Any] | None = None, *, strict: bool = False) -> Loaded:
     """Read the file (JSON, or TOML by its ending), the environment over it, and `overrides` (of `gateway`) over both.
 
-    A server whose entry has a fault is left out (`Settings.left_out`). With `strict`, it is an error.
+    A server whose entry has a fault is left out (`Settings.left_out`). With `strict`, it is an error. An entry by which
+    a host reaches this gateway is no server: it is dropped, unless nothing else is in the file.
 
     Raises:
         ConfigurationError: one line per fault: where, what, and what to do. The settings of `gateway` have a fault, or
             no server is left.
     """
-    found = gathered(path, overrides or {}, GatewaySettings)
+    found = _without_own(gathered(path, overrides or {}, GatewaySettings))
     settings = _validated(found)
     left_out = settings.left_out
     if left_out and (strict or len(left_out) == len(settings.mcpServers)):
         raise ConfigurationError("\n".join(line for faults in left_out.values() for line in faults))
     return Loaded(settings=settings, notes=(*found.notes, *_unblocked(settings)))
+
+
+def _without_own(found: Gathered) -> Gathered:
+    servers = found.document.get("mcpServers")
+    try:
+        options = GatewaySettings.model_validate(found.document.get("gateway", {}))
+    except ValidationError:  # which `_validated` tells
+        return found
+    entries = servers.items() if isinstance(servers, dict) else ()
+    own = {name for name, entry in entries if isinstance(entry, dict) and _is_own(entry, options)}
+    if len(own) == len(entries):
+        return found
+    told = (f"{found.origins.file}: {found.origins.in_words(('mcpServers', name))}" for name in sorted(own))
+    return replace(
+        found,
+        document=found.document | {"mcpServers": {name: entry for name, entry in entries if name not in own}},
+        faulty={name: entry for name, entry in found.faulty.items() if name not in own},
+        notes=found.notes + tuple(Note(level="warning", text=f"{at}: left out, it is this gateway") for at in told),
+    )
+
+
+def _is_own(entry: Mapping[str, Any], options: GatewaySettings) -> bool:
+    """Return True if an entry, as a file has it, leads to the gateway with these settings."""
+    args = entry.get("args")
+    words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
+    url = entry.get("url") or bridged_url(words)
+    return isinstance(url, str) and is_own_endpoint(url, options.host, options.port, options.allowed_hosts)
 
 
 def _validated(found: Gathered) -> Settings:

@@ -1,5 +1,6 @@
 """`gateway.config.load`: what file, environment and command line make together, and which of them is blamed."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -273,7 +274,7 @@ def test_who_may_not_see_a_server_is_not_told_that_it_is_left_out(given: dict[st
     assert policy.is_open is (len(is_open_to) == 2)
 
 
-@requirement("ops.loop")
+@requirement("ops.loop", "ops.hosts")
 @pytest.mark.parametrize(
     ("url", "is_own"),
     [
@@ -290,5 +291,21 @@ def test_who_may_not_see_a_server_is_not_told_that_it_is_left_out(given: dict[st
 def test_a_server_that_is_the_gateway_itself_is_left_out(url: str, is_own: bool, tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     gateway = {"allowed_hosts": ["mcp.example.com", "localhost"]}
-    path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": {"url": url}}, "gateway": gateway}))
-    assert [*load(path).settings.left_out] == ["b"] * is_own
+    remote = ["-y", "mcp-remote@1", url, "--header", "A:${UNSET}"]
+    for entry in (
+        {"url": url, "headers": {"Authorization": "Bearer ${UNSET}"}},
+        {"command": "mcp-session-gateway", "args": ["stdio", "--url", url], "env": {"MCP_SESSION_KEY": "k"}},
+        {"command": "npx", "args": remote},
+    ):
+        path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": entry}, "gateway": gateway}))
+        loaded = load(path)
+        assert ("b" not in loaded.settings.mcpServers) is is_own
+        told = [note.text for note in loaded.notes if note.level == "warning"]
+        assert told == [f"{path}: mcpServers.b: left out, it is this gateway"] * is_own
+    path.write_text(
+        json.dumps({"mcpServers": {"b": {"command": "npx", "args": ["mcp-remote", url]}}, "gateway": gateway})
+    )
+    with pytest.raises(ConfigurationError, match="the gateway itself") if is_own else contextlib.nullcontext():
+        load(path)
+    path.write_text(json.dumps({"mcpServers": {"b": {"command": "true", "args": [url]}}, "gateway": gateway}))
+    assert [*load(path).settings.mcpServers] == ["b"], "a server may be told where the gateway is"
