@@ -23,6 +23,7 @@ from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.shared_process_state import is_lower
 from gateway.calls.suspended_call import response_under
+from gateway.context.session_facts import restart_in
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
@@ -456,6 +457,7 @@ class Conversation:
             fast.fall_back()
         if self.frames is not None:
             self.frames.from_server(self.name, message)
+        restarted = restart_in(message.result) if self._source.is_gateway else None
         try:
             message = without_reserved_in(message)
         except (msgspec.MsgspecError, InvalidMessage):
@@ -463,7 +465,7 @@ class Conversation:
                 self.unreadable(message.id, f"server {self.name!r} sent a message that cannot be read")
             return
         if message.is_response:
-            self._settle(message)
+            self._settle(message, restarted)
         elif message.is_request:
             self._router.asked(self, message, stream)
         else:
@@ -529,7 +531,7 @@ class Conversation:
         self.calls.free_memory()
         self.users.free_memory()
 
-    def _settle(self, message: Message) -> None:
+    def _settle(self, message: Message, told: str | None) -> None:
         if not self.links.has_answered and self.links.is_open:
             self.links.answered()
         # Numbers of calls and of the gateway's own requests differ. Nearly all answers are those of calls.
@@ -542,7 +544,7 @@ class Conversation:
         if exchange is None:
             logger.debug("server %s answered a request that is not pending", self.name)
             return
-        restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live)
+        restarted = None if message.result is msgspec.UNSET else self.users.take_notice(exchange.live) or told
         if isinstance(message.error, msgspec.Raw) and error_code(message.error) == HEADER_MISMATCH:
             self._router.tools_changed(self)
         try:

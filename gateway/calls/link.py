@@ -87,6 +87,10 @@ class LinkSource(Protocol):
     def frames(self) -> SessionFrames | None:
         """Return the recorder of the links' session for an operator; None if nobody watches, or for many sessions."""
 
+    @property
+    def is_gateway(self) -> bool:
+        """Return True if the server is a gateway whose reports of restarts reach the client."""
+
     def secrets(self, given: ConnectOptions) -> set[str]:
         """Return the secret values in the options of a link and in the server's configuration: nobody may see them."""
 

@@ -12,6 +12,7 @@ from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, PLACEHOLDE
 from gateway.config.hosts.entries import command_fault
 from gateway.config.sessions import KEY_HEADER
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.upstreams import UpstreamSettings
 
 FILE: Final = Path("mcp.json")
 """The file that `init` writes and `add` extends."""
@@ -80,7 +81,7 @@ def with_url(settings: Settings, url: str, command: list[str] | None) -> Setting
     headers = {KEY_HEADER: key} if key else {}
     headers |= {"Authorization": f"Bearer {credential}"} if credential else {}
     try:
-        entry = {"url": f"{base_url(url)}/mcp", "headers": headers}
+        entry = UpstreamSettings.of_gateway(f"{base_url(url)}/mcp", headers)
         return Settings.model_validate({"mcpServers": {"gateway": entry}, "gateway": settings.gateway})
     except ValidationError as error:
         raise ConfigurationError(f"--url: {error.errors(include_url=False, include_input=False)[0]['msg']}") from None

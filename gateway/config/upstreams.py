@@ -1,7 +1,7 @@
 """Define the entries of `mcpServers`: how to start or reach a server, and restrictions of what it lists."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -138,6 +138,14 @@ class UpstreamSettings(BaseModel):
 
     _faults: tuple[str, ...] = PrivateAttr(())
     _is_hidden: bool = PrivateAttr(False)
+    _is_gateway: bool = PrivateAttr(False)
+
+    @classmethod
+    def of_gateway(cls, url: str, headers: Mapping[str, str]) -> Self:
+        """Return the entry of a gateway like this one, which the user trusts: `stdio --url`."""
+        entry = cls(url=url, headers=dict(headers))
+        entry._is_gateway = True
+        return entry
 
     @classmethod
     def unusable(cls, given: Any, faults: Iterable[str]) -> Self:
@@ -165,6 +173,11 @@ class UpstreamSettings(BaseModel):
     def faults(self) -> tuple[str, ...]:
         """Return why the server is left out, one line for each fault; empty if it is served."""
         return self._faults
+
+    @property
+    def is_gateway(self) -> bool:
+        """Return True if the server is the gateway that `stdio --url` was given, whose reports of restarts count."""
+        return self._is_gateway
 
     @property
     def is_hidden(self) -> bool:

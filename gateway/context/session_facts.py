@@ -1,5 +1,6 @@
 """Make the facts of a session that servers and clients get, and define their names. Pure: no I/O."""
 
+import contextlib
 import os
 import random
 import re
@@ -15,7 +16,7 @@ from gateway.protocol.reserved_meta import RESERVED
 from session_store import Context, Session, Source
 from session_store.session import redact
 from transports.inbound_port import CORRELATION_KEY
-from transports.jsonrpc import Object, encode
+from transports.jsonrpc import InvalidMessage, Object, decode_object, encode
 
 _OURS: Final = f"{RESERVED}/"
 CONTEXT_KEY: Final = _OURS + "context"
@@ -24,6 +25,8 @@ RESTARTED_KEY: Final = _OURS + "restarted"
 SHARED_KEY: Final = _OURS + "shared"
 TRACE_KEY: Final = _OURS + "trace"
 WORKSPACE_KEY: Final = _OURS + "workspace"
+
+_REASON: Final = re.compile(r"[a-z_]{1,32}")
 
 # Correlation ids are no secrets, so a fast generator is enough. It is seeded again after a fork, so that processes of
 # an app that was loaded before (gunicorn's `preload_app`) make different ids.
@@ -132,6 +135,17 @@ def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
     """Return a result with these entries added to its `_meta`."""
     meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}
+
+
+def restart_in(result: Any) -> str | None:
+    """Return the reason of the restart that a result of another gateway reports; None if it reports none."""
+    if not isinstance(result, msgspec.Raw) or b"restarted" not in bytes(result):
+        return None
+    with contextlib.suppress(msgspec.MsgspecError, InvalidMessage):
+        told = meta_of(decode_object(result, "result")).get(RESTARTED_KEY, msgspec.Raw(b"{}"))
+        reason = msgspec.json.decode(told, type=dict[str, str]).get("reason", "")
+        return reason if _REASON.fullmatch(reason) else None
+    return None
 
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})

@@ -58,6 +58,9 @@ class _LeftOut:
         pass
 
 
+_GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`), or give its URL with --url"
+
+
 class UpstreamFactory:
     """Make the upstream objects of configured servers.
 
@@ -118,7 +121,7 @@ class UpstreamFactory:
             name,
             upstream,
             self._resources(name, settings),
-            is_url=settings.kind == "url",
+            settings=settings,
             records=self._records,
             permits=lambda context, uris: self._permits(context, name, uris),
             known=known,
@@ -167,6 +170,7 @@ class UpstreamFactory:
                 max_event_bytes=limits.line_bytes,
                 gateway=self._gateway,
                 repeatable=REPEATABLE,
+                advice=_GATEWAY_AWAY.format(url=settings.url) if settings.is_gateway else "",
             )
         return StdioUpstream(
             name=name,

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gateway.calls.link import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.calls.session_frames import SessionFrames
+from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.upstreams.server_facts import KnownFacts
@@ -77,7 +78,7 @@ class UpstreamLinks:
         upstream: Upstream,
         resources: SessionResources,
         *,
-        is_url: bool,
+        settings: UpstreamSettings,
         records: SessionRecorder,
         permits: Permits,
         known: KnownFacts,
@@ -94,7 +95,8 @@ class UpstreamLinks:
         self.quotes = quotes
         self.permits = permits
         self._upstream = upstream
-        self._is_url = is_url
+        self.is_gateway = settings.is_gateway
+        self._is_url = settings.kind == "url"
         self._record_use = records.record_use
         self._happened = records.happened
         self.known_handshake = known.handshake
@@ -173,6 +175,7 @@ class SharedLinks:
         self.era = era
         self.session = self.principal = ""
         self.quotes_output = links.quotes == "all"
+        self.is_gateway = links.is_gateway
         self.frames: SessionFrames | None = None
         self.resources = links.resources.shared
         self.connect = links.connect
@@ -226,6 +229,10 @@ class SessionLinks:
     @property
     def quotes_output(self) -> bool:
         return self._links.quotes != "none"
+
+    @property
+    def is_gateway(self) -> bool:
+        return self._links.is_gateway
 
     @property
     def era(self) -> Era:

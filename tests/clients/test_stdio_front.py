@@ -16,7 +16,7 @@ import pytest
 
 from tests.requirements import requirement
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
-from tests.support.mcp_clients import SESSION_KEY, Legacy, modern_body, tool_text
+from tests.support.mcp_clients import RESTARTED, SESSION_KEY, Legacy, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.stdio_client import Typed
 from tests.support.waiting import eventually
@@ -178,6 +178,20 @@ def test_a_missing_credential_is_told_in_words_of_stdio(tmp_path: Path) -> None:
         assert client.end() == 2
         last = client.log().splitlines()[-1]
         assert words in last and "Bearer" not in last
+
+
+@requirement("ops.hosts", "proc.reset-told")
+def test_a_host_learns_what_its_gateway_reports_and_where_a_gateway_was_looked_for() -> None:
+    with running_gateway({"main": server(PROBE)}) as gateway:
+        host = Typed("--url", gateway.url, child=())
+        host.initialize()
+        _, *told = [host.ask("tools/call", {"name": name}) for name in ("crash", "pid", "pid")]
+        assert [answer["result"].get("_meta") for answer in told] == [{RESTARTED: {"reason": "crash"}}, None]
+        assert host.end() == 0
+    away = Typed("--url", gateway.url, child=())
+    message = away.initialize()["error"]["message"]
+    assert f"Start the gateway at {gateway.url} (`mcp-session-gateway run`), or give its URL with --url" in message
+    assert away.end() == 0
 
 
 @requirement("ops.hosts", "first.clients")

@@ -51,7 +51,8 @@ Headers = dict[str, str]
 class HttpUpstream:
     """Open links to one URL. `headers` are the operator's, for every request. `repeatable` are the methods that may be
     sent again if the server closes the connection without an answer. `gateway` is the name of this gateway in `Via`;
-    empty: it sends none. `pause` waits for a number of seconds."""
+    empty: it sends none. `pause` waits for a number of seconds. `advice` ends the error of a server that cannot be
+    reached."""
 
     def __init__(
         self,
@@ -63,8 +64,10 @@ class HttpUpstream:
         gateway: str = "",
         repeatable: frozenset[str] = frozenset(),
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        advice: str = "",
     ) -> None:
         self.name = name
+        self.advice = advice
         self.pause = pause
         self.url = url
         self.headers = dict(headers)
@@ -249,7 +252,8 @@ class HttpLink:
             if not await self._is_answered(frame, message, headers, is_resumable=is_resumable):
                 self._events.unreadable(message.id, f"server {name!r} ended the stream without an answer")
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            self._events.refused(message.id, f"server {name!r} cannot be reached: {error_text(error)}")
+            reason = f"server {name!r} cannot be reached: {error_text(error)}{self._upstream.advice}"
+            self._events.refused(message.id, reason)
         except (httpx2.HTTPError, OSError) as error:
             self._events.unreadable(message.id, f"server {name!r} broke off: {error_text(error)}")
         except TooLarge as error:

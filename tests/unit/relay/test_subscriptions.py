@@ -183,12 +183,12 @@ class StartedServer(OneServer):
     """A server and its conversation."""
 
     def __init__(self, *, url: str = "") -> None:
-        self.settings = SimpleNamespace(kind="url" if url else "command")
+        self.settings: Any = SimpleNamespace(kind="url" if url else "command", is_gateway=False)
         records: Any = SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
         known: Any = SimpleNamespace(handshake=None)
         nothing: Any = None
         self.links = UpstreamLinks(
-            "s", nothing, nothing, is_url=bool(url), records=records, permits=nothing, known=known, quotes="own"
+            "s", nothing, nothing, settings=self.settings, records=records, permits=nothing, known=known, quotes="own"
         )
         self.has_ended = False
 
