@@ -16,7 +16,7 @@ from gateway.config.sessions import BUILT_IN, EnvironmentValue
 from gateway.config.settings import Settings
 from gateway.context.principal_secrets import is_template, secrets_in
 from gateway.context.session_assertions import HEADER
-from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims
+from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
 from gateway.policy.decisions import Policy
 from gateway.protocol.listing import Tools, operation_of
 from gateway.sandbox.packages import package_folder
@@ -254,8 +254,9 @@ class SessionEnvironments:
         sandbox = by_trust.shared if entry.shared else by_trust.sandbox(session.context.trust)
         enclosure = by_trust.enclosure(sandbox)
         trusts = () if entry.shared else (session.context.trust,)
-        who = (session.principal, session.context)
-        overrides = {} if entry.shared else self._given.rules.overrides(*who, name)
+        configured = {variable: (value, own_setting(name)) for variable, value in entry.env.items()}
+        if not entry.shared:
+            configured = self._given.rules.variables(session.principal, session.context, name, entry.env)
         holds = explained(
             server_sandbox_of(name, by_trust, sandbox, trusts, delegation=self._given.delegation()),
             by_trust,
@@ -264,12 +265,12 @@ class SessionEnvironments:
             None if given is None else given.walls,
         )
         sources = VariableSources(
-            where=f"mcpServers.{name}.env",
+            where=own_setting(name),
             inherited={name: value for name in INHERITED if (value := os.environ.get(name)) is not None},
             sandbox=None if enclosure is None else enclosure.env,
             names={} if entry.shared else self._given.settings.environment_of(entry),
-            rules={} if entry.shared else self._given.rules.environment_sources(*who) | overrides,
-            own={variable: value for variable, value in entry.env.items() if variable not in overrides},
+            rules={each: found for each, found in configured.items() if found[1] != own_setting(name)},
+            own={each: value for each, (value, where) in configured.items() if where == own_setting(name)},
             is_of_session=not entry.shared,
         )
         variables = list(variables_of(sources, None if given is None else given.env))

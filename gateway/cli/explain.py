@@ -267,10 +267,8 @@ class _Servers:
                 told["value"] = facts.environment(session, {variable: value}, {})[variable]
             found[variable] = told
         rules, who = self._gateway.parts.sessions.rules, (self._principal, self._context)
-        found |= {variable: {"from": where} for variable, (_, where) in rules.environment_sources(*who).items()}
-        found |= {variable: {"from": f"mcpServers.{upstream.name}.env"} for variable in upstream.settings.env}
-        overrides = rules.overrides(*who, upstream.name)
-        return found | {variable: {"from": where} for variable, (_, where) in overrides.items()}
+        configured = rules.variables(*who, upstream.name, upstream.settings.env)
+        return found | {variable: {"from": where} for variable, (_, where) in configured.items()}
 
     def _session(self, upstream: ConfiguredUpstream) -> Session:
         """Return a session of the caller that is not open."""

@@ -7,7 +7,7 @@ from gateway.config.sessions import CORRELATION_ID, TEMP_DIR, EnvironmentValue
 from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_facts import SessionFacts
 from gateway.context.session_folders import SessionFolders
-from gateway.identity.context_rules import ContextRules
+from gateway.identity.context_rules import ContextRules, own_setting
 from session_store import Session
 from transports.upstream_port import UpstreamUnavailable
 
@@ -32,7 +32,7 @@ class ChildEnvironment:
     ) -> None:
         self._server = server
         self._names = names
-        self._own = {name: value for name, value in own.items() if is_template(value)}
+        self._own = own
         self._facts = facts
         self._rules = rules
         self._secrets = secrets
@@ -41,9 +41,8 @@ class ChildEnvironment:
         self._of_request = frozenset(name for name, value in names.items() if value.field == CORRELATION_ID)
 
     async def of(self, session: Session, correlation: str) -> dict[str, str]:
-        """Return the variables of a child of that session. `correlation` is the id of its first request. What the rules
-        set for this server wins over its `env`, this over what they set for all servers, and that over fields of the
-        session.
+        """Return the variables of a child of that session. `correlation` is the id of its first request. What is
+        configured wins over fields of the session.
 
         Raises:
             UpstreamUnavailable: a secret or the folder of the session is missing.
@@ -55,16 +54,20 @@ class ChildEnvironment:
             except OSError as error:
                 raise UpstreamUnavailable(f"no folder for the session: {error.strerror or error}") from error
         variables = self._facts.environment(session, self._names, more)
-        by_rules = self._rules.environment(session.principal, session.context)
-        of_server = {name: value for name, (value, _) in self._overrides(session).items()}
-        return variables | await self._secrets.fill(by_rules | self._own | of_server, session.principal)
+        configured = {
+            name: value
+            for name, (value, where) in self._configured(session).items()
+            if where != own_setting(self._server) or is_template(value)
+        }
+        return variables | await self._secrets.fill(configured, session.principal)
 
     def overriding(self, session: Session) -> frozenset[str]:
         """Return the variables of `of` that win over the server's own `env`."""
-        return frozenset(self._overrides(session))
+        configured, own = self._configured(session), own_setting(self._server)
+        return frozenset(name for name in self._own if configured[name][1] != own)
 
-    def _overrides(self, session: Session) -> Mapping[str, tuple[str, str]]:
-        return self._rules.overrides(session.principal, session.context, self._server)
+    def _configured(self, session: Session) -> Mapping[str, tuple[str, str]]:
+        return self._rules.variables(session.principal, session.context, self._server, self._own)
 
     def facts(self, session: Session, correlation: str) -> dict[str, Any]:
         """Return the facts of a session that a child gets as JSON, for `current_session`."""

@@ -135,26 +135,18 @@ class ContextRules:
             return self.context(session.principal, granted, announced)
         return self.context(session.principal, granted, announced, announced_fields_of(known))
 
-    def environment(self, principal: Principal, context: Context) -> dict[str, str]:
-        """Return the environment variables that the rules give the servers of a session."""
-        return {name: value for name, (value, _) in self.environment_sources(principal, context).items()}
-
-    def environment_sources(self, principal: Principal, context: Context) -> dict[str, tuple[str, str]]:
-        """Return the environment variables that the rules set for a session, each with its value and its setting. The
-        first rule decides each variable."""
-        variables: dict[str, tuple[str, str]] = {}
+    def variables(
+        self, principal: Principal, context: Context, server: str, own: Mapping[str, str]
+    ) -> dict[str, tuple[str, str]]:
+        """Return the configured variables of a session's process of a server, each with its value and its setting.
+        `own` is the server's `env`. It wins over the `env` of rules, and their `server_env` for that server over both.
+        Of several rules, the first decides."""
+        of_all: dict[str, tuple[str, str]] = {}
+        of_server: dict[str, tuple[str, str]] = {}
         for name, rule in self._applied_to(principal, context):
-            variables = {variable: (value, f"{name}.env") for variable, value in rule.env.items()} | variables
-        return variables
-
-    def overrides(self, principal: Principal, context: Context, server: str) -> dict[str, tuple[str, str]]:
-        """Return the variables that the rules set for a session's process of that server in place of its own `env`,
-        each with its value and its setting. The first rule decides each."""
-        variables: dict[str, tuple[str, str]] = {}
-        for name, rule in self._applied_to(principal, context):
-            ours = rule.server_env.get(server, {})
-            variables = {each: (value, f"{name}.server_env.{server}") for each, value in ours.items()} | variables
-        return variables
+            of_all = _with_setting(rule.env, f"{name}.env") | of_all
+            of_server = _with_setting(rule.server_env.get(server, {}), f"{name}.server_env.{server}") | of_server
+        return of_all | _with_setting(own, own_setting(server)) | of_server
 
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
         """Return the `idle_ttl_s` and `max_age_s` that the rules set for a session, each with its setting. The first
@@ -271,6 +263,15 @@ def announced_fields_of(context: Context) -> tuple[tuple[str, str], ...]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
+def own_setting(server: str) -> str:
+    """Return the setting of a server's own variables."""
+    return f"mcpServers.{server}.env"
+
+
+def _with_setting(variables: Mapping[str, str], setting: str) -> dict[str, tuple[str, str]]:
+    return {name: (value, setting) for name, value in variables.items()}
 
 
 def is_for_all(rule: RuleSettings) -> bool:
