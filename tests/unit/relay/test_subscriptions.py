@@ -9,6 +9,7 @@ import pytest
 
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
+from gateway.config.upstreams import UpstreamSettings
 from gateway.relay import subscriptions
 from gateway.relay.subscriptions import LostSubscriptions, changes_confirmed, relay_changes
 from gateway.upstreams.link_source import UpstreamLinks
@@ -183,7 +184,7 @@ class StartedServer(OneServer):
     """A server and its conversation."""
 
     def __init__(self, *, url: str = "") -> None:
-        self.settings: Any = SimpleNamespace(kind="url" if url else "command", is_gateway=False)
+        self.settings = UpstreamSettings(url=url) if url else UpstreamSettings(command="s")
         records: Any = SimpleNamespace(remote_session_changed=None, record_use=None, happened=lambda *_: None)
         known: Any = SimpleNamespace(handshake=None)
         nothing: Any = None
