@@ -87,6 +87,7 @@ def stdio(
     ] = "",
     store: Annotated[str | None, typer.Option(help="URL of the session store.")] = None,
     allow_eval: Annotated[bool, typer.Option("--allow-eval", help="Enable tools whose operation is eval.")] = False,
+    strict: StrictOption = False,
 ) -> None:
     """Serve MCP on stdin and stdout, for one client on this machine."""
     with uncollected():
@@ -97,13 +98,13 @@ def stdio(
     queue_stderr()
     try:
         # It listens nowhere, so no server can be at its own address.
-        loaded = load(config, Overrides(port=0, store=store, allow_eval=allow_eval).given())
+        loaded = load(config, Overrides(port=0, store=store, allow_eval=allow_eval).given(), strict=strict)
         settings = with_url(loaded.settings, url, command) if url else with_command(loaded.settings, command)
         configure_logging(settings.gateway.log_level, settings.gateway.log_format)
         _log(loaded.notes)
         if url and not os.environ.get(CREDENTIAL_VARIABLE):
             logger.info("the gateway at %s gets no credential, because %s is not set", url, CREDENTIAL_VARIABLE)
-        serve_stdio(settings)
+        serve_stdio(settings, strict=strict)
     except ConfigurationError as error:
         raise error_exit(located(str(error), config)) from None
 

@@ -35,21 +35,21 @@ API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20
 
 
-def serve_stdio(settings: Settings, *, servers: Mapping[str, Any] | None = None) -> None:
+def serve_stdio(settings: Settings, *, servers: Mapping[str, Any] | None = None, strict: bool = False) -> None:
     """Serve on stdin and stdout until stdin ends, or until SIGTERM or SIGINT. `servers`: server objects of the `mcp`
-    SDK by name, in addition to those of the settings.
+    SDK by name, in addition to those of the settings. If `strict`, refuse to start if a server cannot be used.
 
     Raises:
         ConfigurationError: the settings, or the session that the environment names, cannot be served.
     """
-    asyncio.run(_serve(settings, servers))
+    asyncio.run(_serve(settings, servers, strict=strict))
 
 
-async def _serve(settings: Settings, servers: Mapping[str, Any] | None) -> None:
+async def _serve(settings: Settings, servers: Mapping[str, Any] | None, *, strict: bool) -> None:
     # Settings that protect a listening socket have no meaning here.
     local = settings.gateway.model_copy(update={"host": "127.0.0.1", "allowed_hosts": ()})
     settings, headers = _with_fields(settings.model_copy(update={"gateway": local}))
-    gateway = Gateway(settings, servers=servers)
+    gateway = Gateway(settings, servers=servers, strict=strict)
     stop = asyncio.Event()
 
     def signalled() -> None:

@@ -188,6 +188,8 @@ def test_a_host_learns_what_its_gateway_reports_and_where_a_gateway_was_looked_f
         _, *told = [host.ask("tools/call", {"name": name}) for name in ("crash", "pid", "pid")]
         assert [answer["result"].get("_meta") for answer in told] == [{RESTARTED: {"reason": "crash"}}, None]
         assert host.end() == 0
+    strict = Typed("--url", gateway.url, "--strict", child=())
+    assert strict.end() == 2 and "server gateway: server 'gateway' cannot be reached" in strict.log()
     away = Typed("--url", gateway.url, child=())
     message = away.initialize()["error"]["message"]
     assert f"Start the gateway at {gateway.url} (`mcp-session-gateway run`), or give its URL with --url" in message
