@@ -3,35 +3,43 @@
 Each peer is started as its documentation says, in front of the demo server, whose tool `count` counts in its process.
 """
 
+import functools
 import os
+import re
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import httpx
 
-from bench.peers import FASTMCP, MCP_PROXY, SUPERGATEWAY
+from bench.peers import CONTEXTFORGE, FASTMCP, HANGAR, MCP_PROXY, SUPERGATEWAY
 from bench.subjects import ROOT
 from tests.support.free_ports import free_port
 from tests.support.mcp_clients import Legacy, modern_body, modern_headers, tool_text
 from tests.tools.obtain import node, npm_packages, python_with
 
 DEMO: Final = (sys.executable, "-m", "gateway", "demo-server")
-_WAIT_S: Final = 30.0
+_WAIT_S: Final = 120.0  # ContextForge makes its database first
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A gateway: its name with its version, and the command that serves the demo server at a port."""
+    """A gateway: its name with its version, the command that serves the demo server at a port, and how the tool `count`
+    is called there."""
 
     name: str
     command: Callable[[int, Path], list[str]]
+    tool: str = "count"
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    needs_token: bool = False
+    """Whether its command writes a token for its clients to the file `token`, as the last thing before it serves."""
 
 
 def _peers(folder: Path) -> list[Peer]:
@@ -61,7 +69,29 @@ def _peers(folder: Path) -> list[Peer]:
             "FastMCP proxy",
             lambda port, folder: [str(fastmcp), str(ROOT / "bench/subjects/fastmcp_proxy.py"), str(port), str(server)],
         ),
+        Peer(
+            "MCP Hangar",
+            functools.partial(_hangar, python_with(HANGAR).parent / "mcp-hangar", server),
+            tool="hangar_call",
+            arguments={"calls": [{"mcp_server": "demo", "tool": "count", "arguments": {}}]},
+        ),
+        Peer(
+            "ContextForge",
+            functools.partial(_contextforge, python_with(CONTEXTFORGE), server, secrets.token_urlsafe(40)),
+            tool="demo-count",
+            needs_token=True,
+        ),
     ]
+
+
+def _hangar(program: Path, server: Path, port: int, folder: Path) -> list[str]:
+    config = folder / "config.yaml"
+    config.write_text(f"mcp_servers:\n  demo:\n    mode: subprocess\n    command: [{server}]\n", encoding="utf-8")
+    return [str(program), "serve", "--config", str(config), "--http", "--port", str(port)]
+
+
+def _contextforge(python: Path, server: Path, secret: str, port: int, folder: Path) -> list[str]:
+    return [str(python), str(ROOT / "bench/subjects/contextforge.py"), str(port), str(folder), str(server), secret]
 
 
 class Running:
@@ -72,6 +102,7 @@ class Running:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self._folder = folder
+        self._headers: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -79,6 +110,7 @@ class Running:
         self._process = subprocess.Popen(
             self.peer.command(self.port, self._folder),
             env=env,
+            cwd=self._folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -87,12 +119,32 @@ class Running:
         while time.monotonic() < until:
             try:
                 httpx.get(self.url, timeout=2)
-                return
+                break
             except httpx.ReadTimeout:
-                return  # the GET is a stream
+                break  # the GET is a stream
             except httpx.HTTPError:
                 time.sleep(0.1)
-        raise RuntimeError(f"{self.peer.name} does not answer")
+        token = self._folder / "token"
+        while self.peer.needs_token and not token.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        if time.monotonic() >= until:
+            raise RuntimeError(f"{self.peer.name} does not answer")
+        self._headers = {"Authorization": f"Bearer {token.read_text()}"} if self.peer.needs_token else {}
+
+    def client(self) -> httpx.Client:
+        """An HTTP client with the credential that the peer asks for."""
+        return httpx.Client(timeout=20, headers=self._headers, follow_redirects=True)
+
+    def opened(self, http: httpx.Client) -> Legacy:
+        """A client that has finished its handshake. Not each peer gives it a session."""
+        client = Legacy(self.url, http)
+        assert client.initialize().status_code == 200
+        client.notify("notifications/initialized")
+        return client
+
+    def count(self, client: Legacy) -> httpx.Response:
+        """Call the tool that counts its calls."""
+        return client.tool(self.peer.tool, self.peer.arguments)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -102,39 +154,45 @@ class Running:
 
 def _own_process(running: Running) -> bool:
     """Whether what one client's calls leave in the server's memory is unknown to another client."""
-    with httpx.Client(timeout=20) as one, httpx.Client(timeout=20) as two:
-        first, second = Legacy(running.url, one).open(), Legacy(running.url, two).open()
-        counts = [tool_text(first.tool("count")), tool_text(first.tool("count")), tool_text(second.tool("count"))]
-    return [count[-1] for count in counts] == ["1", "2", "1"]
+    with running.client() as one, running.client() as two:
+        first, second = running.opened(one), running.opened(two)
+        counts = [_counted(running.count(client)) for client in (first, first, second)]
+    return counts == ["1", "2", "1"]
+
+
+def _counted(answer: httpx.Response) -> str:
+    """The number in an answer. MCP Hangar wraps results in an object of its own."""
+    text = tool_text(answer)
+    wrapped = re.search(r'"text": "(\d+)"', text)
+    return (wrapped[1] if wrapped else text)[-1:]
 
 
 def _survives(running: Running) -> bool:
     """Whether a client goes on with its session after its gateway was killed and started again."""
-    with httpx.Client(timeout=20) as http:
-        client = Legacy(running.url, http).open()
-        client.tool("count")
+    with running.client() as http:
+        client = running.opened(http)
+        running.count(client)
         running.kill()
         running.start()
-        return _works(lambda: client.tool("count"))
+        return bool(client.session) and _works(lambda: running.count(client))
 
 
 def _serves_modern(running: Running) -> bool:
     """Whether a 2026-07-28 client is served, without a handshake."""
-    with httpx.Client(timeout=20) as http:
+    with running.client() as http:
         return _works(lambda: _modern_count(running, http))
 
 
 def _modern_session(running: Running) -> bool:
     """Whether 2026-07-28 clients that keep what they are given, each find their own session again."""
-    with httpx.Client(timeout=20) as one, httpx.Client(timeout=20) as two:
-        counts = [
-            tool_text(_modern_count(running, http)) if _serves_modern(running) else "" for http in (one, one, two)
-        ]
-    return [count[-1:] for count in counts] == ["1", "2", "1"]
+    if not _serves_modern(running):
+        return False
+    with running.client() as one, running.client() as two:
+        return [_counted(_modern_count(running, http)) for http in (one, one, two)] == ["1", "2", "1"]
 
 
 def _modern_count(running: Running, http: httpx.Client) -> httpx.Response:
-    body = modern_body("tools/call", {"name": "count", "arguments": {}})
+    body = modern_body("tools/call", {"name": running.peer.tool, "arguments": running.peer.arguments})
     headers = {**modern_headers(body), "Accept": "application/json, text/event-stream"}
     return http.post(running.url, json=body, headers=headers)
 
@@ -149,9 +207,9 @@ def _works(call: Callable[[], httpx.Response]) -> bool:
 
 def _ends(running: Running) -> bool:
     """Whether the server's process has ended two seconds after its session was deleted, where it has one of its own."""
-    with httpx.Client(timeout=20) as http:
-        client = Legacy(running.url, http).open()
-        client.tool("count")
+    with running.client() as http:
+        client = running.opened(http)
+        running.count(client)
         before = _servers()
         client.delete()
         until = time.monotonic() + 2

@@ -11,7 +11,9 @@ from bench.tables import Place, Row
 from tests.support.free_ports import free_port
 from tests.tools.obtain import node, npm_packages, python_with
 
+CONTEXTFORGE: Final = {"mcp-contextforge-gateway": ">=1"}
 FASTMCP: Final = {"fastmcp": ">=3"}
+HANGAR: Final = {"mcp-hangar": ">=2"}
 MCP_PROXY: Final = {"mcp-proxy": ">=0.11"}
 SUPERGATEWAY: Final = {"supergateway": "latest"}
 _SUBJECTS: Final = ROOT / "bench/subjects"
