@@ -40,7 +40,8 @@ _CACHED_CONTEXTS: Final = 1_024
 
 
 class VisibleServers:
-    """Select the servers of one endpoint that a session sees. `only` is set if the endpoint has exactly one server."""
+    """Select the servers of one endpoint that a session sees. `only` is the server of an endpoint that has just one, or
+    None."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
@@ -62,8 +63,8 @@ class VisibleServers:
 
 
 class AdmittedTool:
-    """The decision about one tool of one server, for a session with this record and context. It holds as long as the
-    record and `tools`, the server's list, are the same."""
+    """The policy decision on calls of one tool by one session. It is valid until the session's record, its context or
+    `tools` (the server's list of tools) changes."""
 
     __slots__ = """_audit _calls _decision _mirrored _session is_audited is_listed keeps_arguments name slow_s
         tools""".split()
@@ -86,7 +87,8 @@ class AdmittedTool:
         self.tools = tools
 
     def params(self, call: Call) -> Object | Steps:
-        """Return the params of one call for the server, or the steps that make them (`ToolCalls.checked`).
+        """Check the arguments of a call. Return the params to send to the server. For large params, return a generator
+        that computes them in short steps (`ToolCalls.checked`).
 
         Raises:
             Refused, InvalidArguments: the arguments are blocked, differ from the headers, or do not fit the schema.
@@ -98,7 +100,8 @@ class AdmittedTool:
         return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
 
     def begins(self, exchange: Exchange, params: Object | None = None) -> None:
-        """Record in the exchange that it calls this tool, for logs, the limit of slow calls and the audit trail."""
+        """Note in the exchange that it calls this tool. Logs, the audit trail and the limit for slow calls use the
+        name."""
         exchange.calls_tool(self.name, self.slow_s)
         if not self.is_listed:
             exchange.calls_unlisted()
@@ -108,13 +111,14 @@ class AdmittedTool:
             exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began, given))
 
     def ended(self, call: EndedCall) -> None:
-        """Record in the audit trail a call that took the fast path. Only for calls with `is_audited`."""
+        """Record an ended call in the audit trail. Used for calls that took the fast path, and only if `is_audited`."""
         tool = f"{self._decision.server}/{self.name}"
         self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
 
     def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
-        """Return a function that checks the arguments of later calls (`ToolCalls.checker_of`), and compares them with
-        the headers that repeat them (`Request.check_mirrored`)."""
+        """Return a function that checks the JSON arguments of a later call, and returns those for the server
+        (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP headers that repeat
+        arguments."""
         check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
         if mirrored is None or check_mirrored is None:
             return check
@@ -129,38 +133,43 @@ class AdmittedTool:
 _TEMPLATES: Final = "resources/templates/list"
 
 Admitted = AdmittedTool | Object
-"""The decision on an admitted request: the tool that it calls, or else its params for the server."""
+"""The result of admitting a request: for `tools/call`, the decision on the tool; otherwise the params for the
+server."""
 
 
 class _ListNeeded(msgspec.Struct, frozen=True):
-    """A list that has to be requested from the server for a decision. If `name` is not empty, the decision looks it up
-    in that list."""
+    """A list that must be requested from the server before policy can decide. `name` is the item to find in the list;
+    empty if the decision concerns no single item."""
 
     method: str
     name: str
 
 
 class _Lists(msgspec.Struct, frozen=True):
-    """The lists of a server for one decision: those requested for it (`asked`), and those known from before."""
+    """The lists of one server that a decision uses. Those in `asked` were requested for this decision. Other lists were
+    received earlier."""
 
     upstream: ConfiguredUpstream
     conversation: Conversation | None
     asked: Mapping[str, Listed]
 
     def tools(self, name: str) -> Tools | _ListNeeded:
-        """Return the server's tools, or what to request first: no list is known, or none that has `name`."""
+        """Return the server's known list of tools. If no list is known, or `name` is not in it, return what to request
+        first."""
         found = self._having("tools/list", name)
         assert not isinstance(found, Names)
         return found
 
     def names(self, method: str, name: str) -> Names | _ListNeeded:
-        """Return the names in another list, or what to request first: no list is known, or none that has `name`."""
+        """Return the names in another known list. If no list is known, or `name` is not in it, return what to request
+        first."""
         found = self._having(method, name)
         assert not isinstance(found, Tools)
         return found
 
     def skills(self, name: str) -> Names | _ListNeeded:
-        """Return the server's skills and their files, none if it has not declared any, or what to request first."""
+        """Return the URIs of the server's skills and of their files; empty if the server has declared no skills. If the
+        list has to be requested first, return what to request."""
         is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.declared)
         return self.names(SKILLS_LIST, name) if is_offered else Names()
 
@@ -183,8 +192,8 @@ class Admission:
     # -- requests
 
     async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Admitted:
-        """Decide on a request: return the tool that it calls, or its params for the server. Request the lists that the
-        decision needs.
+        """Apply policy to a request. If the decision needs lists of the server, request them first. Return the decision
+        on the called tool, or, for other methods, the params to send.
 
         Raises:
             Refused: the request names something that the session does not see.
@@ -213,8 +222,8 @@ class Admission:
     ) -> Admitted | _ListNeeded:
         """Return the decision on a request, or the list that has to be requested first.
 
-        `asked` has the lists that were requested for this decision: a name that they lack does not exist. Other lists
-        are those that the conversation has received.
+        `asked` has the lists that were requested for this decision: a name that is not in them does not exist. For all
+        other lists, the last known version counts.
         """
         method = call.method
         row = METHODS.get(method)
@@ -246,7 +255,8 @@ class Admission:
         return call.params if missing is None else missing
 
     def _extension(self, server: str, call: Call) -> Object:
-        """Decide on a request whose method MCP does not define, and have it audited. Return its params."""
+        """Apply policy to a request whose method MCP does not define, and prepare its entry in the audit trail. Return
+        its params."""
         exchange, method = call.exchange, call.method
         session = exchange.session
         self.check_method(server, method, call.era, session, exchange.context)
@@ -256,7 +266,7 @@ class Admission:
         return call.params
 
     def check_method(self, server: str, method: str, era: Era, session: Session | None, context: Context) -> None:
-        """Refuse a method or notification that MCP does not define, if policy hides it from this client.
+        """Refuse a request or notification that core MCP does not define, if policy hides its method from this client.
 
         Raises:
             Refused: -32601, policy hides the method. The audit trail says why.
@@ -279,7 +289,8 @@ class Admission:
         return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
 
     def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
-        """Decide on a request that names a tool without calling it. Return the list that is missing, if one is."""
+        """Apply policy to a request that names a tool but does not call it. Return the list to request first; None if
+        the request is admitted. Raises `Refused`: the tool is unknown or hidden."""
         tools = lists.tools(name)
         if isinstance(tools, _ListNeeded):
             return tools
@@ -289,14 +300,15 @@ class Admission:
         return None
 
     def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
-        """Compare the configured patterns for a kind of items with the server's list. The first request that needs the
-        list does so, if the server was not up at the start. Raises `UpstreamUnavailable`: a pattern is unmatched."""
+        """Check that each configured pattern for this kind of item (such as tools) matches an item in the server's
+        list. Raises `UpstreamUnavailable` otherwise. If the server was down when the gateway started, its first request
+        triggers this check."""
         if self._refuses_unmatched:
             require_matches(upstream, kind, listed)
 
     def _compare_resources(self, lists: _Lists) -> _ListNeeded | None:
-        """Compare the patterns for resources with the server's resources, templates and skills (`_compare`). Return a
-        list that has to be requested first, if one is missing."""
+        """Check the patterns for resources against the server's resources, templates and skills (`_compare`). Return
+        the list to request first; None if all three are known."""
         if not self._refuses_unmatched:
             return None
         resources = lists.names("resources/list", "")
@@ -312,7 +324,8 @@ class Admission:
         return None
 
     def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | None:
-        """Decide on a completion by its prompt or resource. Return the list that is missing, if one is."""
+        """Apply policy to a completion request, by the prompt or resource in its `ref`. Return the list to request
+        first; None if the request is admitted."""
         restricted = self._policy.restricts(server)
         ref = msgspec.json.decode(call.params.get("ref", b"null"))
         ref = ref if isinstance(ref, dict) else {}
@@ -359,7 +372,7 @@ class Admission:
         raise unknown_resource(uri, call.era, call.method)
 
     def _listen(self, server: str, call: Call) -> Object:
-        """Return the params of a `subscriptions/listen`, without the resources that the session may not see."""
+        """Return the params of a `subscriptions/listen`, without the resources that policy hides from the session."""
         wanted = msgspec.json.decode(call.params.get("notifications", b"{}"))
         if not isinstance(wanted, dict) or not isinstance(wanted.get("resourceSubscriptions"), list):
             return call.params
@@ -368,31 +381,35 @@ class Admission:
         return call.params | {"notifications": msgspec.Raw(encode(wanted))}
 
     def may_have(self, upstream: ConfiguredUpstream, context: Context, uri: str) -> bool:
-        """Return True if policy lets a session with this context see that resource of the server, if it exists."""
+        """Return True if policy lets a session with this context see this URI of the server. The resource need not
+        exist."""
         is_restricted = "resources" in self._policy.restricts(upstream.name)
         return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
 
     def may_get(self, upstream: ConfiguredUpstream, context: Context, method: str) -> bool:
-        """Return True if a server may get this method of the table from a session with this context: it has declared
-        the method's extension, if there is one, and no pattern denies it."""
+        """Return True if a request with this method may be sent to the server for a session with this context. A method
+        of an extension needs a server that declares the extension, and policy must not hide it. `method` is in
+        `METHODS`."""
         row = METHODS[method]
         return not row.extension or (
             row.is_offered(upstream.declared) and not self._policy.why_method_hidden(context, upstream.name, method)
         )
 
     def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
-        """Return True if a session with this context may call a tool. `tools` is the server's list."""
+        """Return True if `tools`, the server's list, has the tool, and policy lets a session with this context call
+        it."""
         return name in tools and self._policy.decide(context, upstream.name, name, tools.operation(name)).allowed
 
     def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
-        """Return True if sessions see a resource of the server only if it is listed or fits a listed template."""
+        """Return True if policy restricts the server's resources. Sessions then see only resources that the server
+        lists, or that match a listed template."""
         return "resources" in self._policy.restricts(upstream.name)
 
     # -- lists
 
     def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
-        """Remove from a page of a list the items that this context may not see. Add tools for child sessions (the
-        setting `handles`) to the last page."""
+        """Remove from a page of a list, in place, the items that a session with this context may not see. If the
+        setting `handles` is on, add the tools for child sessions to the last page of tools."""
         row, server = METHODS[method], upstream.name
         items = listed_items(method, page)
         if row.kind == "tools":
@@ -415,8 +432,9 @@ class Admission:
     def part_of(
         self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
     ) -> Callable[[Exchange, Object], Object] | None:
-        """Return a function that removes from the server's list the items that the call's session may not see. None if
-        the method is no list, or nothing is hidden. Without a conversation, the list is from an earlier request."""
+        """Return a function that filters the result of a list request: it removes the items that the session may not
+        see. Return None if the method is no list, or policy hides nothing. `conversation` is None for a result from the
+        cache."""
         row = METHODS.get(method)
         if row is None or not row.listed:
             return None
@@ -439,13 +457,13 @@ class Admission:
         return filtered
 
     def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
-        """Return True if different sessions may see different parts of the server's list."""
+        """Return True if two sessions may see different items of this list of the server."""
         return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
 
 
 class CallTarget:
-    """The server, the conversation and the policy decision of one call. `named` is the server's own name of the called
-    tool; None if the call has that name already."""
+    """Where a call was sent: the server, the conversation and the policy decision. `named` is the server's own name of
+    the called tool, as JSON; None if the client used the same name."""
 
     __slots__ = ("_conversation", "admitted", "named", "upstream")
 
@@ -460,12 +478,12 @@ class CallTarget:
 
     @property
     def held_conversation(self) -> Conversation | None:
-        """Return the conversation; None if its session has given it up."""
+        """Return the conversation; None once the session has discarded it (the reference is weak)."""
         return self._conversation()
 
     def leads_to(self, conversation: Conversation, era: Era) -> bool:
-        """Return True if another call from a client of this era would be sent in that conversation, with the same
-        decision on the tool."""
+        """Return True if another call of this tool would be sent in this conversation with the same decision. This
+        holds while the server's era for such clients and its list of tools are unchanged."""
         upstream, tool = self.upstream, self.admitted
         return (
             isinstance(tool, AdmittedTool)

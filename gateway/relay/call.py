@@ -2,20 +2,20 @@
 
 A request comes in at `Calls.call`. Read this file from there downwards:
 
-1. Who: `Senders.who` authenticates the client and counts the request for it.
+1. Who: `Senders.who` authenticates the client and counts the request against the client's rate limit.
 2. Which session: `Calls._answer` lets the `Clients` of the client's era find or open it. They answer `ping` and the
-   methods of tasks themselves, and take over a `tools/call` that becomes a task.
+   methods of tasks themselves, and handle a `tools/call` that becomes a task.
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
-5. May it: `_send` asks `gateway.relay.admission`, which requests the lists of the server that its decision needs.
+5. May it: `_send` asks `gateway.relay.admission`, which requests the server's lists if its decision needs them.
 6. Send: `start` (`gateway.relay.server_requests`) makes the request for the server, in the form of the server's era,
-   and sends it in the conversation that the session has with the server.
-7. Answer: the link gives each message to `Conversation.message`, which finds the call by its number. `Exchange.settle`
-   gives the answer the client's id and form, and pushes it to the reply (`gateway.relay.replies`). The wire waits for
-   the reply, sends it, and calls `done`. `Intake` answers what was not sent.
+   and sends it in the session's conversation with the server.
+7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
+   `Exchange.settle` gives the answer the client's id and form, and pushes it to the reply (`gateway.relay.replies`).
+   The wire waits for the reply, sends it, and calls `done`. `Intake` answers a call that cannot be sent.
 
-A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps as long as the
-decision on that one holds (`gateway.relay.fast_path`). What is offered to the fast path changes nothing for this call.
+A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps while the earlier
+decision is valid (`gateway.relay.fast_path`). Preparing a fast path does not change the present call.
 """
 
 import contextlib
@@ -101,8 +101,8 @@ class Senders:
         self._tracing = log.tracing
 
     async def who(self, request: Request) -> RequestContext:
-        """Authenticate a request, or accept the principal that another replica has authenticated. Set the correlation
-        id and the client's address for all log lines that follow.
+        """Authenticate the sender of a request, and count the request. For a forwarded request, accept the principal
+        that the other replica has authenticated. Set the correlation id and the client's address for later log lines.
 
         Raises:
             Refused: 401, the credential is not valid; 429, there were too many requests.
@@ -125,7 +125,7 @@ class Senders:
         return RequestContext(who.principal, who.granted, correlation, who.until)
 
     async def admit(self, request: Request) -> None:
-        """Authenticate and count a request of which only the head was read. Raises `Refused`, as `who`."""
+        """Authenticate the sender of a request before its body is read, and count the body's bytes. Raises as `who`."""
         who = None
         try:
             who = await self._authenticated(request)
@@ -146,7 +146,7 @@ class Senders:
 
 
 def _correlation_of(request: Request) -> str:
-    """Return the correlation id that the forwarding replica has sent, or that of the client's trace, or a new one."""
+    """Return the correlation id from the forwarding replica; else that of the client's trace; else a new one."""
     sent = "" if request.forwarded is None else request.headers.get(CORRELATION_HEADER, "")
     return sent or correlation_id(request.headers, request.meta)
 
@@ -155,7 +155,7 @@ def _correlation_of(request: Request) -> str:
 
 
 class FoundSession(NamedTuple):
-    """The session of a call (None if it needs none), and the request, with the params for its server."""
+    """The session of a call (None if the call needs none), the request, and the params to send to the server."""
 
     resolved: Resolved | None
     request: Request
@@ -163,27 +163,27 @@ class FoundSession(NamedTuple):
 
 
 class Clients(Protocol):
-    """Handle what differs between clients of the two eras (`gateway.relay.legacy`, `gateway.relay.modern`)."""
+    """Handle clients of one era (implemented in `gateway.relay.legacy` and `gateway.relay.modern`)."""
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
-        """Find or open the session of a request, or answer a request that is not a call for a server."""
+        """Find or open the session of a request. Return an answer instead if the request needs no server."""
 
     async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
-        """Answer a request of that session that is not for a server; None if it is a call for a server."""
+        """Answer a request that the gateway handles itself, such as `ping`. Return None if a server has to answer."""
 
     def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
-        """Return a new exchange for a call, which shapes the result for its client."""
+        """Return a new exchange for a call. The exchange translates the server's result for this client."""
 
     def with_workspace_note(self, result: Object, said: Object) -> Object:
-        """Return a result with `said` in its `_meta`: what became of the workspace that the client has announced."""
+        """Return the result with `said` in its `_meta`: what the gateway did about an announced workspace."""
 
     def headers(self, resolved: Resolved, request: Request) -> HeaderList:
-        """Return the response headers that tell the client its session."""
+        """Return the response headers with the client's session token. Empty for legacy clients, which know it."""
 
     async def as_task(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer | None:
-        """Send a call that may become a task, and return its reply; None if it may not become one."""
+        """Send a call that may become a task, and return the reply. Return None if it may not: nothing was sent."""
 
 
 class Calls:
@@ -230,7 +230,7 @@ class Calls:
         return answer
 
     async def _answer(self, request: Request, who: RequestContext) -> Answer:
-        """Find the session of a request, send the request to its server as a call, and return the reply."""
+        """Find the session of a request, send the request to its server, and return the reply for the answer."""
         clients = self._clients[request.era]
         found = await clients.session(request, who)
         if not isinstance(found, FoundSession):
@@ -263,7 +263,7 @@ class Calls:
             raise refused.with_headers(named) from None
 
     def _refusal(self, request: Request, who: RequestContext | None, error: StoreError | Refused) -> Refused:
-        """Record that a request is refused, and return the refusal for the client."""
+        """Log a refused request, and return the refusal for the client. An error of the store becomes a refusal."""
         refused = store_refused(error) if isinstance(error, StoreError) else error
         if error is refused and who is not None and (refused.code == TOO_OFTEN or is_bad_request_state(refused)):
             self._audit.record("refused", era=request.era, principal=str(who.principal), reason=str(refused))
@@ -280,7 +280,7 @@ class Calls:
 
 
 class Intake:
-    """Accept the calls of both eras for all endpoints: apply limits, begin replies, and have the calls sent."""
+    """Accept the calls of all clients: apply limits, begin replies, and send the calls."""
 
     def __init__(
         self,
@@ -315,8 +315,8 @@ class Intake:
         *,
         server: str = "",
     ) -> Answer:
-        """Send a call to its server, and return the reply through which the outcome will come. `headers` are for the
-        client. `server` names the server; if empty, it is found by what the call names.
+        """Send a call to its server. Return the reply that will deliver the answer, with the response headers
+        `headers`. `server` is the name of the server; if empty, the params of the call determine the server.
 
         Raises:
             Refused: as `admit`; 429, too many or too large calls are in flight; the call names nothing that exists.
@@ -327,14 +327,16 @@ class Intake:
         return await self.accept_counted(exchange, request, who, params, headers, server)
 
     async def admit(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> None:
-        """Count a call when its turn comes. Raises `Refused`: 429, as `accept`; 404, as `count`; it was cancelled."""
+        """Count a call, after a wait if its session is beyond its rate. Raises `Refused`: 429, as `accept`; 404, the
+        session has ended meanwhile; the client has cancelled the call."""
         with self.waiting(live, request, exchange):
             await self._turn(live, request.body_bytes)
         if exchange is not None and exchange.is_over:
             raise cancelled_by_client()
 
     async def count(self, live: LiveSession) -> None:
-        """Count a message that is not a call. Raises `Refused`: 429, too many; 404, the session has ended meanwhile."""
+        """Count a message other than a call, after a wait if its session is beyond its rate. Raises `Refused`: 429, too
+        many messages; 404, the session has ended meanwhile."""
         with live.in_use():
             await self._turn(live)
 
@@ -345,8 +347,8 @@ class Intake:
 
     @contextlib.contextmanager
     def waiting(self, live: LiveSession, request: Request, exchange: Exchange | None = None) -> Iterator[None]:
-        """Keep a request in flight inside the block, while it waits to be accepted or answered. With `exchange`, the
-        client can cancel it meanwhile. Raises `Refused`: 429, as `accept`."""
+        """Count a request as in flight inside the block. With `exchange`, the client can cancel the call meanwhile.
+        Raises `Refused`: 429, as `accept`."""
         with live.in_use(held=self._room_for(live, request.body_bytes)):
             if exchange is None:
                 yield
@@ -358,7 +360,7 @@ class Intake:
                 live.exchange_ended(exchange)
 
     def _room_for(self, live: LiveSession, size: int) -> int:
-        """Return the bytes to count for one more call with a body of this size. Raises `Refused`: 429, no room."""
+        """Return the bytes that a body of `size` bytes counts in flight. Raises `Refused`: 429, no room for it."""
         if live.busy >= self.max_exchanges:
             raise too_many_exchanges()
         if size <= SMALL_BODY_BYTES:
@@ -411,8 +413,8 @@ class Intake:
     ) -> tuple[CallReply, Object]:
         """Begin the reply to a call that was counted. Return the reply, and the `_meta` for the server.
 
-        The caller has to answer the exchange or to release the reply. `may_resend`: if the tool allows it, the request
-        is kept, so that the call can be repeated if this process dies.
+        The caller must answer the exchange or release the reply. With `may_resend`, the request is stored if its tool
+        allows it, so that another process can repeat the call if this one dies.
 
         Raises:
             Refused: 429, as `accept`.
@@ -435,12 +437,12 @@ class Intake:
         return reply, meta
 
     def attach(self, exchange: Exchange, headers: HeaderList, request: Request, correlation: str) -> Answer:
-        """Return a new reply for a client that resumes a suspended call."""
+        """Return a new reply for a suspended call, whose client now answers the server's questions."""
         self._watching.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
 
     def _kept(self, exchange: Exchange, request: Request) -> bytes:
-        """Return the bytes to keep of a request; empty if it is too large, or its tool must not be repeated."""
+        """Return a request as bytes to store for a repetition; empty if it is too large or may not be repeated."""
         endpoint = self.endpoints[request.endpoint]
         if not endpoint.called(exchange, request.era, request.params).is_repeatable:
             return b""
@@ -448,9 +450,8 @@ class Intake:
         return kept if len(kept) <= KEPT_BYTES else b""
 
     def meta(self, params: Object, session: Session, correlation: str) -> Object:
-        """Return the `_meta` for the server: the client's, with the facts of `session`, but without the gateway's keys
-        and without a workspace that is not the session's. `session` must have the context of the request
-        (`gateway.context.session_facts.with_context`)."""
+        """Return the `_meta` for the server: the client's and the session's facts, without reserved keys,
+        and without a workspace other than the session's. `session` must have the request's context (`with_context`)."""
         facts = {CONTEXT_KEY: self._context_meta(session, correlation)}
         return self._agreed(without_reserved(meta_of(params)) | facts, session.context)
 
@@ -461,13 +462,13 @@ class Intake:
         return self.meta(params, with_context(live.session, exchange.context), correlation)
 
     async def _relay(self, request: Request, call: Call) -> CallTarget | None:
-        """Send a call to its server. First tell a replica that forwarded it. Returns and raises as `relay`."""
+        """Send a call to its server, after telling a replica that forwarded it. Returns and raises as `relay`."""
         if request.forwarded is not None:
             await request.forwarded.started()
         return await relay(self.endpoints[request.endpoint], call)
 
     async def _relay_again(self, request: Request, call: Call) -> None:
-        """Send a call again that may have taken effect already, if its tool allows that. Otherwise fail it."""
+        """Repeat a call that may have been executed already, if its tool allows that; else answer with an error."""
         if call.live is not None and (lost := call.live.lost) is not None:
             # Else a client that resumes one of the lost streams would have the call repeated once more.
             await lost.looked()
@@ -484,7 +485,7 @@ class Intake:
             call.exchange.fail(OUTCOME_UNKNOWN, f"{_UNKNOWN} It could not be made again: {error}")
 
     def _answer_failure(self, call: Call, error: BaseException) -> bool:
-        """Answer a call that could not be sent. Return False if the error has to be raised instead."""
+        """Answer a call that could not be sent. Return False if the caller must raise the error instead."""
         match error:
             case UpstreamUnavailable():
                 call.exchange.fail(UPSTREAM_UNAVAILABLE, str(error))
@@ -509,7 +510,7 @@ class Intake:
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
-        """Return the request for the server with these params, as the earlier decision makes it. Send nothing."""
+        """Build the request for the server from these params and the decision on an earlier call. Do not send it."""
         exchange = decision.exchange_for(request, who)
         conversation, upstream = target.held_conversation, target.upstream
         assert conversation is not None
@@ -526,8 +527,7 @@ class Intake:
 
 
 async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
-    """Send a call to its server, or answer it for all servers. Return the target if later calls of the same tool may
-    take it again; None otherwise.
+    """Send a call to its server, or answer it for all servers. Return the target if later calls of its tool can use it.
 
     Raises:
         Refused: the call names something that the session does not see, or its arguments are invalid.
@@ -569,8 +569,8 @@ async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
 async def _send(
     endpoint: Endpoint, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
 ) -> CallTarget | None:
-    """Send a call to that server, if policy admits it. Request the facts and lists that this depends on first. `named`
-    is the server's own name of what the call names, if that differs. Returns and raises as `relay`."""
+    """Send a call to `upstream`, if policy admits it. First request the server's facts and lists that the decision
+    needs. `named` is the server's own name of the tool, if the client uses another. Returns and raises as `relay`."""
     exchange, settings = call.exchange, upstream.settings
     if settings.handles:
         params = await endpoint.handles.handle(call, (await upstream.facts()).tools)

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """Present the servers of one URL as one. A single server is relayed as it is; several are aggregated
-    (`merged_servers`). Answers that combine several servers do not wait for late ones (`late`)."""
+    """Present the servers of one URL as one. A single server is relayed unchanged; several are merged
+    (`merged_servers`). Answers that combine several servers do not wait for those that are slow (`late_servers`)."""
 
     def __init__(
         self,
@@ -58,11 +58,12 @@ class Endpoint:
 
     @property
     def lists_in_sessions(self) -> bool:
-        """Return True if a server here needs the credentials of a session before it lists anything."""
+        """Return True if a server of this endpoint needs the credentials of a session to answer list requests."""
         return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
 
     def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
-        """Return the servers whose processes are started in advance for sessions with this context."""
+        """Return the servers whose processes start before a session with this context sends its first call (setting
+        `warm`)."""
         return [u for u in self.visible.to(context).values() if u.settings.warm]
 
     # -- the handshake and discovery
@@ -115,8 +116,8 @@ class Endpoint:
         return conversation.initialize_result
 
     async def discover(self, context: Context) -> bytes | None:
-        """Return the merged `server/discover` result of the servers that answer in time. None if this context sees no
-        server that speaks one of the two eras.
+        """Return the merged `server/discover` result of the servers that answer in time. None if no server that this
+        context sees can serve modern clients.
 
         Raises:
             Refused: 503, the servers cannot be asked.
@@ -148,8 +149,8 @@ class Endpoint:
     # -- what calls need to know of the servers here
 
     def may_take_fast_path(self, target: CallTarget) -> bool:
-        """Return True if later calls like one to this target may take it without a check. They may not if the target
-        depends on the apps that the session has opened, or if they open an app."""
+        """Return True if later calls to this target need no new choice of server. False if the choice depends on which
+        MCP Apps the session has opened, or if the tool opens one."""
         if target.named is None:
             return self.visible.only is not None
         return not self.merged.opens_app(target.upstream, target.named)
@@ -159,11 +160,11 @@ class Endpoint:
         return self.visible.to(context)
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """Return the server of that name; None if there is none here that a session with this context sees."""
+        """Return the server of that name; None if this endpoint has none that a session with this context sees."""
         return self.visible.to(context).get(name)
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return the tool of a call, as far as it is known without asking its server. `client`: the client's era."""
+        """Return what is known of the called tool without a request to its server. `client` is the client's era."""
         upstream = self.visible.only
         try:
             name = text_of(params, "name")
@@ -178,11 +179,11 @@ class Endpoint:
         )
 
     def may_subscribe(self, context: Context, uri: str) -> bool:
-        """Return True if a session may subscribe to a resource, whichever server has it."""
+        """Return True if policy lets a session subscribe to this URI at any server of the endpoint."""
         return any(upstream.permits(context, frozenset({uri})) for upstream in self.visible.to(context).values())
 
     async def is_repeatable(self, call: Call) -> bool:
-        """Return True if a call can be repeated although it may have taken effect already.
+        """Return True if a call may be sent again after it was possibly executed.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -197,8 +198,8 @@ class Endpoint:
         return await is_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
-        """Pass a legacy client's notification on to every server with which the session has a conversation. Later
-        servers get those that still matter after their handshake (`LinkSource.replay`)."""
+        """Forward a legacy client's notification to the servers. Modern servers get a subscription instead, when it is
+        `notifications/initialized`. Servers that start later get it after their handshake (`LinkSource.replay`)."""
         for upstream in self.visible.to(live.session.context).values():
             if live.ended:
                 return
@@ -212,16 +213,16 @@ class Endpoint:
 
 
 def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the session has no process of the server, and so gets the server's tools from the cache for all
-    sessions."""
+    """Return True if the session has no process of the server yet, so that its lists of tools come from the shared
+    cache."""
     if not upstream.settings.has_own_process or upstream.is_open_to(live):
         return False
     return upstream.server_lists.results.has(asked_by_gateway("tools/list", {}))
 
 
 class _Greeted:
-    """Subscribe a legacy session at modern servers that come up after its handshake was answered. The client's
-    `notifications/initialized` did not reach them."""
+    """Subscribe a legacy session at modern servers that start after its handshake was answered. Such servers have
+    missed the client's `notifications/initialized`."""
 
     def __init__(self, live: LiveSession, correlation: str) -> None:
         self._live = live

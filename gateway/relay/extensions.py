@@ -1,6 +1,6 @@
 """Relay methods that MCP does not define to the servers that declare them, or whose configuration names them.
 
-`gateway.relay.admission` decides what they get, as for all other methods. docs/adr/0023-extensions.md
+Policy applies to these methods as to all others (`gateway.relay.admission`). docs/adr/0023-extensions.md
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 _MOST_TOLD: Final = 64
-"""Most sets of servers for which an ambiguous method is logged, so that repeated requests do not fill the log."""
+"""Maximum number of warnings about methods that several servers may have. One is logged for each set of servers."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A notification of the client `asker` in the session `live`, with the rights of `context`. Servers get `meta` as
-    `_meta`, whatever `params` have under that name."""
+    """A notification that the client `asker` sends in the session `live`, with the rights of `context`. `meta` replaces
+    the `_meta` in `params`."""
 
     method: str
     params: Object
@@ -47,8 +47,8 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class ExtensionRelay:
-    """Relay methods that the table of methods does not have, for one endpoint. `wait_s`: seconds that a message waits
-    for servers that have not answered the gateway yet."""
+    """Relay the methods that are not in the table of methods, for one endpoint. `wait_s` is how many seconds a message
+    waits for servers that have not answered the gateway yet."""
 
     def __init__(self, servers: VisibleServers, admission: Admission, *, wait_s: float) -> None:
         self._servers = servers
@@ -103,11 +103,13 @@ class ExtensionRelay:
         conversation.notify(notice.method, encode(body) if body else None)
 
     async def servers_for(self, method: str, context: Context, asker: Asker) -> list[ConfiguredUpstream]:
-        """Return the servers that get this method from that client. A request goes to the first one only.
+        """Return the servers that get messages with this method from this client. A request goes to the first of them
+        only.
 
-        These are the servers whose configuration names the method. Else those with the closest matching declarations.
-        Else the only server whose declarations allow any name. A server that is alone also gets what the client has
-        declared. Servers that have not answered the gateway yet are waited for only if no other takes the method.
+        The first rule that finds a server counts: (1) the configuration of the server names the method; (2) its
+        declared extensions match the method most closely; (3) it is the only one whose declared extensions may have
+        methods of any name; (4) it is the endpoint's only server, and the client has declared the extension. Servers
+        that have not answered the gateway yet are waited for only if neither 1 nor 2 finds a server.
 
         Raises:
             Refused: -32601, no server takes the method, several might, or no method may have this name.
@@ -144,13 +146,14 @@ class ExtensionRelay:
 
 
 def is_configured(upstream: ConfiguredUpstream, method: str) -> bool:
-    """Return True if the operator has configured that method, or a pattern that matches it, for that server."""
+    """Return True if the server's configuration allows this method, by its name or by a pattern."""
     patterns = [pattern for pattern, item in upstream.settings.methods.items() if item.allowed]
     return bool(patterns) and any(any_matches(patterns, form) for form in method_forms(method))
 
 
 def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declared | None:
-    """Return what a server has declared to the session, or else to the gateway; None if it has not answered yet."""
+    """Return the extensions that a server has declared to the session, or else to the gateway. None if it has not
+    answered yet."""
     conversation = None if live is None else upstream.open_with(live)
     if conversation is not None and conversation.initialize_result is not None:
         return conversation.declared
@@ -158,7 +161,8 @@ def _known_of(upstream: ConfiguredUpstream, live: LiveSession | None) -> Declare
 
 
 async def _declared_by(upstream: ConfiguredUpstream, known: Declared | None, within_s: float | None) -> Declared:
-    """Return what a server has declared; nothing if it does not answer within `within_s` seconds (None: no limit)."""
+    """Return the extensions that a server declares, waiting at most `within_s` seconds (None: no limit). Empty if it
+    does not answer in time."""
     if known is not None:
         return known
     with contextlib.suppress(TimeoutError):

@@ -1,13 +1,13 @@
-"""Send and answer calls that repeat an earlier call, with the decision that was made on that one.
+"""Send and answer calls that repeat an earlier call, with the decision that was made on the earlier one.
 
-A call that took the general way (`gateway.relay.call`) leaves a `FastPath` with the head of its request: the decision,
-and the template of its frame. `FastPath.begin` sends the next such call, if all that the decision depends on still
-holds. Its answer is written in the turn of the event loop in which the server answers. No rule of the general way is
-repeated here: what may have changed is asked from its owner, or its change has raised `LiveSession.version`.
+A call that took the general way (`gateway.relay.call`) leaves a `FastPath` beside the parsed head of its request. The
+path has the decision and the template of the frame for the server. `FastPath.begin` sends the next such call if the
+decision is still valid. The answer is written in the same iteration of the event loop in which it arrives. No rule of
+the general way is repeated here: a change that matters raises `LiveSession.version`, or its owner is asked.
 
-A call with anything unusual takes the general way from its beginning, as long as its frame is not written. Afterwards
-it falls back (`FastCall.fall_back`): it becomes the exchange that the general way would have made, and goes on as that.
-So nothing unusual has code here. docs/adr/0040-the-fast-path.md
+An unusual call takes the general way if its frame is not written yet. Otherwise the call falls back
+(`FastCall.fall_back`): it becomes the exchange that the general way would have made, and continues there. So this
+module has no code for unusual cases. docs/adr/0040-the-fast-path.md
 """
 
 import asyncio
@@ -58,13 +58,14 @@ logger = logging.getLogger(__name__)
 _METHOD: Final = "tools/call"
 
 _USUAL_S: Final = 1.0
-"""Seconds without an answer after which a call falls back. A shorter limit of the call (late, slow) comes first."""
+"""Seconds without an answer after which a call falls back to the general way. A shorter limit of the call comes
+first."""
 
 
 class CallDecision(NamedTuple):
-    """The decision on a call, for later calls that differ in id, arguments and progress token only. It has the session
-    and its version, the headers that tell the client its session, a function that makes the exchange of such a call,
-    and the resolver that has found the session."""
+    """The decision on a call, for later calls that differ only in id, arguments and progress token. `version` is the
+    session's version at that time. `headers` give the client its session token. `exchange_for` makes the exchange of
+    such a call. `resolver` has found the session."""
 
     resolved: Resolved
     version: int
@@ -74,8 +75,8 @@ class CallDecision(NamedTuple):
 
 
 class GeneralWay(Protocol):
-    """The steps of the general way that the fast path needs (`gateway.relay.call.Intake`). `events` keeps the frames of
-    legacy clients for replay."""
+    """The part of `gateway.relay.call.Intake` that the fast path uses. `events` stores frames of legacy clients for
+    replay."""
 
     max_exchanges: int
     events: EventWriter
@@ -87,7 +88,7 @@ class GeneralWay(Protocol):
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
     ) -> Prepared:
-        """Return the request for the server with these params. Nothing is sent or counted."""
+        """Build the request for the server from these params. Do not send or count it."""
         ...
 
     def begin(
@@ -105,13 +106,13 @@ class GeneralWay(Protocol):
 
 
 class _Forever:
-    """A lease that never expires, for a replica that shares its store with no other."""
+    """A lease on the sessions that never expires. Used if no other replica shares the store."""
 
     trusted_until = math.inf
 
 
 class FastPaths:
-    """Make the fast paths of one gateway process, and record the calls that took them."""
+    """Create the fast paths of this gateway process, and log the calls that took them."""
 
     def __init__(self, way: GeneralWay, rates: RateLimits, log: RequestLog, cluster: Cluster | None) -> None:
         self.lease = _Forever() if cluster is None else cluster.lease
@@ -129,9 +130,9 @@ class FastPaths:
         request: Request,
         quiet_after_s: float,
     ) -> "FastPath | None":
-        """Return a path for calls like this request, which was decided on as `decision` says and sent to `target`. None
-        if such calls must take the general way. `accepted`: the params that were decided on. `quiet_after_s`: seconds
-        without an answer after which the client needs an event stream."""
+        """Return a path for calls like this request. None if such calls must take the general way. `decision` was made
+        on the request, which was sent to `target` with the params `accepted`. `quiet_after_s` is how many seconds
+        without an answer may pass before the reply must become an event stream."""
         if accepted != request.params:
             return None  # part of the client's params was removed, and would have to be each time
         if request.again or "traceparent" in request.meta:
@@ -163,7 +164,7 @@ class FastPaths:
         return FastPath(self, decision, target, who, request, frame, prepared, usual_s)
 
     def ended(self, call: "FastCall") -> None:
-        """Have a call that went well recorded, in the next turn of the event loop."""
+        """Log a successful call, in the next iteration of the event loop."""
         self._ended.append(call)
         if len(self._ended) == 1:
             call.path.loop.call_soon(self._record)
@@ -187,7 +188,8 @@ class FastPaths:
 
 
 def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> float:
-    """Return for how many seconds the same bytes are from the same caller, and for the same session while it lives."""
+    """Return for how many seconds a request with the same bytes is known to be from the same caller and for the same
+    session."""
     resolved = decision.resolved
     if resolved.live.session.context != resolved.context:
         return 0.0
@@ -195,7 +197,7 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
 
 
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
-    """Return True if answers to calls with such an exchange need at most a translation between the eras."""
+    """Return True if the answers to such calls are passed on unchanged, or only translated between the eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
         return False
     if conversation.log_level_for(exchange):
@@ -206,8 +208,8 @@ def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
 
 
 def _may_skip_checks(request: Request, tool: AdmittedTool) -> bool:
-    """Return True if a call without arguments passes the checks of arguments unchanged. Such calls are all the same to
-    the checks, so later ones need none. Calls with arguments are checked each time: True, unless they are audited."""
+    """Return True if later calls like this one need no check of arguments, or one that a fast path can make. Without
+    arguments: if the empty arguments pass the check unchanged. With arguments: unless the audit trail records them."""
     if "arguments" in request.params:
         return not tool.keeps_arguments
     try:
@@ -221,7 +223,8 @@ def _as_given(arguments: bytes) -> bytes:
 
 
 class FastPath:
-    """Send calls that repeat an earlier one, with the decision on that one (`transports.inbound_port.CallPath`)."""
+    """Send calls that repeat an earlier call, with the decision on the earlier one
+    (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _principal _resolver
         _target _tracing _usual_s _waits _who __weakref__ era events facts facts_version headers is_over is_shaped live
@@ -288,8 +291,8 @@ class FastPath:
         *,
         arrived_at: float = 0.0,
     ) -> "FastCall | _CallBehindRead | None":
-        """Send a call. Return None if nothing was done, because it must take the general way. `arrived_at` is when the
-        call came, by the monotonic clock, if its session's record was read since; 0: it comes now."""
+        """Send a call. Return None, and do nothing, if the call must take the general way. `arrived_at` is the
+        monotonic time at which the call came, if it then waited for the session's record; 0 if it came just now."""
         if self.is_over:
             return None
         live, paths, now = self.live, self.paths, monotonic()
@@ -327,18 +330,19 @@ class FastPath:
         return call
 
     def let_go(self) -> None:
-        """Drop all that belongs to the session, which has ended: the connection may stay idle for long."""
+        """Drop references to the session, which has ended. An idle connection may keep this object for a long time."""
         self.is_over = True
         del self.live, self.tool, self._check, self._decision, self._frame, self._target, self._waits
 
     def read_again(self) -> "asyncio.Future[None]":
-        """Read the session's record again, once for all calls that wait for it."""
+        """Read the session's record from the store again. All calls that wait share one read."""
         return self._resolver.read_again(self.live)
 
     def _ids(self, trace: bytes, correlation: str) -> tuple[str, bytes]:
-        """Return the correlation id of a call and the `traceparent` for its server. `trace` is that of the call,
-        `correlation` may come from another replica. Both results are empty if the general way has to handle the call:
-        `trace` is invalid, the call is recorded, or it has a `traceparent` and the first call had none."""
+        """Return the correlation id of a call, and the `traceparent` for its server. `trace` is the call's
+        `traceparent`, and `correlation` the id from a replica that has forwarded the call. Both results are empty if
+        the call must take the general way: its trace is invalid or sampled, or it has a trace and the first call had
+        none."""
         if self._is_forwarded:
             is_alike = bool(trace) is self._has_trace and (not trace or trace_id_of(trace.decode()) != "")
             # The id goes into the frame between quotation marks, without escaping.
@@ -349,7 +353,7 @@ class FastPath:
         return ("", b"") if unsampled is None else (unsampled.correlation, unsampled.parent)
 
     def as_answer(self, request: Request, call: "FastCall") -> Answer:
-        """Make the exchange that the general way would have made of a call that was sent, and return its reply."""
+        """Create the exchange that the general way would have made for this sent call. Return its reply."""
         who = RequestContext(self._who.principal, self._who.claims, call.correlation)
         params = request.params
         if "arguments" in params:
@@ -372,7 +376,7 @@ class FastPath:
 
 
 class _CallBehindRead:
-    """Send a call once the record of its session was read (`transports.inbound_port.CallInFlight`)."""
+    """Send a call after the record of its session was read again (`transports.inbound_port.CallInFlight`)."""
 
     def __init__(
         self,
@@ -403,14 +407,15 @@ class _CallBehindRead:
             connection.goes_on(call)
 
     def fall_back(self) -> None:
-        """Have the handler serve the request on the general way: nothing was sent."""
+        """Let the general way handle the request. Nothing was sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.begin_general()
 
 
 class FastCall(msgspec.Struct, eq=False):
-    """A sent call without an answer (`gateway.calls.in_flight.FastCall`, `transports.inbound_port.CallInFlight`)."""
+    """A call that was sent and has no answer yet (`gateway.calls.in_flight.FastCall`,
+    `transports.inbound_port.CallInFlight`)."""
 
     path: FastPath
     connection: AnsweringConnection
@@ -422,16 +427,17 @@ class FastCall(msgspec.Struct, eq=False):
     falls_back_at: float
     ended_at: float = 0.0
     progress: list[bytes] | None = None
-    """Frames for the client that came in this turn of the loop, before the answer."""
+    """Frames for the client that came before the answer, in the present iteration of the event loop; None if none
+    came."""
 
     @property
     def progress_token(self) -> bytes:
-        """Return the client's progress token as JSON; empty if it wants no progress."""
+        """Return the client's progress token as JSON; empty if the client has sent none."""
         return self.values[1]
 
     def emit(self, frame: bytes) -> None:
-        """Send the client a message that belongs to this call: with the answer, if that comes in the same turn of the
-        loop. Otherwise the call falls back."""
+        """Send the client a message that belongs to this call. If the answer comes in the same iteration of the event
+        loop, both are sent together; otherwise the call falls back."""
         if self.progress is None:
             self.progress = []
             self.path.loop.call_soon(self.fall_back)
@@ -471,18 +477,19 @@ class FastCall(msgspec.Struct, eq=False):
         return False
 
     def _stream(self, frame: bytes, progress: Sequence[bytes]) -> bool:
-        """Send the client the answer after that progress, as an event stream. Return False if it cannot be sent now."""
+        """Send the client the progress messages and the answer as an event stream. Return False if that is impossible
+        now."""
         frames = [*map(Frame, progress), Frame(frame, final=True)]
         return self.connection.stream_fast(frames, self._record, self.path.headers)
 
     def _record(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
-        """Keep the frames for replay (`Answer.record_at_hand`)."""
+        """Store the frames for replay (`Answer.record_at_hand`)."""
         path = self.path
         return record_whole(path.events, path.live.session, self.number, self.conversation.name, self.values[0], frames)
 
     def fall_back(self) -> None:
-        """Go on as the exchange that the general way would have made. Do nothing if the call has fallen back already,
-        or was answered."""
+        """Turn this call into the exchange that the general way would have made. Do nothing if the call has ended or
+        has fallen back already."""
         path = self.path
         if self.conversation.calls.fast.pop(self.number, None) is not self:
             return
@@ -490,7 +497,7 @@ class FastCall(msgspec.Struct, eq=False):
         self.connection.fall_back(self.began, self._as_answer)
 
     def _as_answer(self, request: Request) -> Answer:
-        """Return the call's reply on the general way. Call this in a context (`contextvars`) of the request's own."""
+        """Return the call's reply on the general way. Call this in the request's own context (`contextvars`)."""
         CLIENT.set(request.client)
         CORRELATION.set(self.correlation)
         return self.path.as_answer(request, self)

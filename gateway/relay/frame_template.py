@@ -1,4 +1,4 @@
-"""Make frames for a server from a template with holes for number, arguments, correlation id and trace. Pure."""
+"""Make frames for a server from a template with places for request id, arguments, correlation id and trace. Pure."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -14,9 +14,9 @@ _TRACE: Final = b"00-the-trace"
 
 
 class Prepared(NamedTuple):
-    """The request for a server, before it is encoded. The exchange has the bridge that translates the answer. `waits`
-    says whether such a call has to wait for something first; None: it never has to. `trace` is the `traceparent` in
-    `meta`, empty if there is none."""
+    """A request for a server, before it is encoded. `exchange` has the bridge that translates the answer. `waits`
+    returns True if a call like this must first wait for the server; None if it never must. `trace` is the `traceparent`
+    in `meta`, or empty."""
 
     exchange: Exchange
     params: Object
@@ -26,7 +26,8 @@ class Prepared(NamedTuple):
 
 
 class FrameTemplate:
-    """A frame with holes. Filled, it equals the frame that `Exchange.frame` makes with the same values."""
+    """An encoded request with placeholders. Filled in, it equals the frame that `Exchange.frame` makes with these
+    values."""
 
     __slots__ = ("_template",)
 
@@ -35,8 +36,8 @@ class FrameTemplate:
 
     @classmethod
     def of(cls, prepared: Prepared, correlation: str) -> "FrameTemplate | None":
-        """Return the template of a request with this correlation id. None if the holes cannot be located for certain.
-        The number of the request is also its progress token for the server, if it has one."""
+        """Return the template of a request that has this correlation id. None if the places of the values cannot be
+        determined for certain. The request id is also the progress token for the server, if there is one."""
         exchange, meta, trace = prepared.exchange, prepared.meta, prepared.trace
         params, holes = prepared.params, 0
         if "arguments" in params:
@@ -59,6 +60,6 @@ class FrameTemplate:
         return cls(template.replace(_ARGUMENTS, b"%(a)b").replace(known, b"%(c)b"))
 
     def frame(self, number: int, arguments: bytes, correlation: str, trace: bytes = b"") -> bytes:
-        """Return the frame with these values in the holes. `arguments` must not have a line break. A template without
-        arguments ignores them."""
+        """Return the frame with these values filled in. `arguments` must not contain a line break, and are ignored if
+        the template has no place for them."""
         return self._template % {b"n": number, b"a": arguments, b"c": correlation.encode(), b"t": trace}

@@ -1,6 +1,6 @@
-"""Send requests of the gateway's own process, without a credential, for callers whom the gateway vouches for.
+"""Send requests of this process to its own endpoints, in the name of any principal and without a credential.
 
-After that they are handled like all requests. Only the composition root makes an `InternalRequests`: whoever has one
+They are handled like requests of clients. Only the composition root may create an `InternalRequests`, because its user
 can act as any principal.
 """
 
@@ -15,8 +15,8 @@ from transports.inbound.posts import VOUCHED_FOR
 
 
 class InternalRequests:
-    """Send requests in the name of any principal. `endpoints` are ASGI apps, by path. `host` is a host name that this
-    gateway serves, like the others on its store."""
+    """Send requests in the name of any principal. `endpoints` are the ASGI apps by path. `host` goes into the `Host`
+    header: a name that this gateway and all others on its store serve."""
 
     def __init__(self, endpoints: Mapping[str, Any], *, host: str) -> None:
         self._endpoints = endpoints
@@ -32,6 +32,7 @@ class InternalRequests:
         *,
         peer: str = "",
     ) -> Reply:
-        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of who caused it."""
+        """Begin a POST to the endpoint at `path`, and return its reply. `peer` is the address of the client behind
+        it."""
         inside = InProcessClient(self._endpoints[path], path, {VOUCHED_FOR: Authenticated(principal, claims)})
         return inside.ask("POST", {**headers, "host": self._host}, body, peer)

@@ -1,7 +1,7 @@
-"""Ask several servers at once, for a limited time, and follow those that are late.
+"""Ask several servers at once for a limited time, and keep trying those that are late.
 
-A client that was answered without a late server is notified once the server is up (MCP 2025-11-25 and 2026-07-28:
-`notifications/tools/list_changed`, and those of prompts and resources).
+A client that got an answer without a late server is notified when the server is up (MCP 2025-11-25 and 2026-07-28:
+`notifications/tools/list_changed`, and those for prompts and resources).
 """
 
 import asyncio
@@ -46,20 +46,19 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """Wait for a server for other reasons than its lists."""
+    """A callback for a server that is late, used to do more than notify the client of changed lists."""
 
     @property
     def has_ended(self) -> bool:
-        """Return True if nobody waits for the late servers any more: the session or the stream has ended."""
+        """Return True if the callback is not needed any more, because the session or the stream has ended."""
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Use the server, which is up, in that conversation."""
+        """Use the server, which is up now, in this conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """The client on whose behalf servers are asked. `live` is its session, None if it has none. `caller` describes a
-    modern client."""
+    """The client for which servers are asked. `live` is its session, or None. `caller` describes a modern client."""
 
     live: LiveSession | None
     era: Era
@@ -80,8 +79,8 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Gathered(Generic[T]):
-    """The answers, by server. For servers that did not answer in time, `known` has the list items known from before.
-    `missing` are the other servers without an answer, and `failures` the errors of those that failed."""
+    """The results of asking several servers, by server. For servers that did not answer in time, `known` has their list
+    items from an earlier answer. `missing` names the other servers without an answer. `failures` has the errors."""
 
     answers: Mapping[str, T]
     known: Mapping[str, Items] = field(default_factory=dict)
@@ -90,8 +89,8 @@ class Gathered(Generic[T]):
 
 
 class _Follow:
-    """The state of following one server for a client. `given` has, for each list, the items that the client got in
-    place of the server's answer; None: it got none."""
+    """The progress in waiting for one late server for a client. `given` has, for each list, the items that the client
+    got instead of the server's answer; None if it got none."""
 
     def __init__(self) -> None:
         self.since = time()
@@ -107,23 +106,23 @@ class _Follow:
         return self.is_given_up or self.failures.count > 0
 
     def wait(self, waiting: Waiting) -> None:
-        """Notify `waiting` too, once the server is up."""
+        """Add a callback for the time when the server is up."""
         self.waiting = [each for each in self.waiting if not each.has_ended]
         self.waiting.append(waiting)
 
     def missing(self, server: str) -> Missing:
-        """Return the entry about that server for an answer that lacks it."""
+        """Return the entry that tells the client why the answer lacks this server, and when it is tried again."""
         failed = self.failures
         retry_s = failed.left_s(monotonic()) if failed.count else None
         return Missing(server, failed.reason or STARTING, self.since, retry_s)
 
 
 class LateServers:
-    """Follow the late servers of an endpoint, by session, and notify clients of what they missed.
+    """Retry the late servers of an endpoint, and notify clients when a server is up.
 
-    `wait_s`: seconds that an answer waits for its servers. `read_s`: seconds that a server may take to send a list that
-    nobody waits for. One task follows a server for each session that waits for it, and one more for all clients without
-    a session.
+    An answer waits `wait_s` seconds for its servers. In the background, a server may take `read_s` seconds to send a
+    list. Each late server has one background task for each session that waits for it, and one for all clients without a
+    session.
     """
 
     def __init__(self, *, wait_s: float, read_s: float) -> None:
@@ -145,10 +144,11 @@ class LateServers:
         method: str = "",
         waiting: Waiting | None = None,
     ) -> Gathered[T]:
-        """Ask all servers at the same time, except those that are known to be late, and wait `wait_s` for the answers.
+        """Ask all servers at the same time, except those that are known to be late. Wait `wait_s` seconds for the
+        answers.
 
-        `method` names the list that is asked for: the client is notified later of what it misses. `waiting` is notified
-        when a late server is up.
+        `method` names the requested list: the client is notified later if it missed items of the list. `waiting` is
+        called when a late server is up.
 
         Raises:
             Refused, StoreError: the request cannot be served, whatever the servers answer.
@@ -182,12 +182,12 @@ class LateServers:
         return Gathered(answers, known, tuple(missing), failures)
 
     def connect(self, upstream: ConfiguredUpstream, asker: Asker, waiting: Waiting) -> None:
-        """Open a server for a session in the background, and notify `waiting` once it is up. Until it fails, other
-        answers still wait for it: it does not count as late."""
+        """Open a server for a session in the background, and call `waiting` once the server is up. Until it fails, the
+        server does not count as late, so other answers still wait for it."""
         self._follow(upstream, asker, None).wait(waiting)
 
     async def _ask(self, works: Mapping[str, Coroutine[Any, Any, T]]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """Ask servers. Return the answers that come in time, and the errors of servers that cannot be asked."""
+        """Run the requests. Return the answers that come in time, and the errors of servers that cannot be asked."""
         if not works:
             return {}, {}
         tasks = {name: asyncio.create_task(work) for name, work in works.items()}
@@ -206,7 +206,7 @@ class LateServers:
         return {n: task.result() for n, task in tasks.items() if not task.cancelled() and n not in raised}, errors
 
     def _is_late(self, upstream: ConfiguredUpstream, live: LiveSession | None) -> bool:
-        """Return True if a server is known not to answer soon, so that no answer waits for it."""
+        """Return True if the server is not likely to answer soon. Then no answer waits for it."""
         follow = self._follows.get((live, upstream.name))
         if follow is not None and not follow.is_late:
             follow = None
@@ -217,7 +217,8 @@ class LateServers:
         return follow is not None or upstream.hangs_for_s >= self.wait_s
 
     def _report(self, server: str, reason: str) -> None:
-        """Log that a server is missing, once for each reason until it is up. Process output is cut off the reason."""
+        """Log that answers come without this server: once for each reason, until the server is up. The process output
+        at the end of the reason is not logged."""
         reason, reported = without_output_tail(reason), self._reported.setdefault(server, set())
         if reason not in reported and len(reported) < _MOST_REASONS:
             reported.add(reason)
@@ -262,10 +263,9 @@ class LateServers:
         self._notify(asker.live, changed)
 
     async def _catch_up(self, upstream: ConfiguredUpstream, conversation: Conversation, follow: _Follow) -> set[str]:
-        """Hand the server to those that wait for it. Return the kinds of lists that differ from what the client got.
-
-        The lists are kept: the server may be as slow when the client asks again.
-        """
+        """Call the callbacks that wait for this server, and request the lists that clients lack. Return the kinds of
+        lists that differ from what the clients got. The lists are cached, because the server may be slow again at the
+        next request."""
         kinds: set[str] = set()
         read: set[str] = set()
         while follow.waiting or follow.given.keys() - read:  # more may come meanwhile
@@ -296,33 +296,33 @@ class LateServers:
                 subscription.notify(change, {}, None)
 
     def add(self, subscription: SubscriptionFilter) -> None:
-        """Add a client's subscription to changes of the lists of all servers."""
+        """Add the subscription of a client's stream, to notify it of changed lists once a late server is up."""
         self._subscriptions.add(subscription)
 
     def discard(self, subscription: SubscriptionFilter) -> None:
-        """Remove the subscription of a client that does not listen any more."""
+        """Remove the subscription of a client that has closed its stream."""
         self._subscriptions.discard(subscription)
 
     # -- ending
 
     def forget(self, live: LiveSession) -> None:
-        """Stop following servers for a session that this replica has closed."""
+        """Stop the background tasks for a session that this replica has closed."""
         for key in [key for key in self._follows if key[0] is live]:
             if (task := self._tasks.running(key)) is not None:
                 task.cancel()
 
     async def settled(self) -> None:
-        """Wait until no server is followed for any client."""
+        """Wait until all background tasks have ended."""
         await self._tasks.settled()
 
     async def close(self) -> None:
-        """Stop following all servers."""
+        """Cancel all background tasks."""
         await self._tasks.close()
 
 
 def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Items | None:
-    """Return the items of a server's list that are known without its answer, or None. They come from an earlier answer
-    that was too late. The tools may come from the gateway's probe, while the session's own process is starting."""
+    """Return the known items of a server's list; None if none are known. They come from an earlier answer that was too
+    late, or, for tools, from the gateway's own probe of the server."""
     conversation = upstream.open_with(asker.live) if asker.live is not None else None
     if asker.live is None and (era := upstream.era_now(asker.era)) is not None:
         conversation = upstream.sessionless(era)
@@ -334,7 +334,7 @@ def _known_items(upstream: ConfiguredUpstream, asker: Asker, method: str) -> Ite
 
 
 async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
-    """Return the open conversation with a server, once the server is up."""
+    """Wait until the server is up. Return the open conversation with it."""
     if asker.live is None:
         await upstream.answered.wait()
         conversation = upstream.sessionless(await upstream.era_for(asker.era))
@@ -346,8 +346,8 @@ async def _opened(upstream: ConfiguredUpstream, asker: Asker) -> Conversation:
 
 
 async def _pause(upstream: ConfiguredUpstream, live: LiveSession | None, delay_s: float) -> None:
-    """Wait until the next attempt is due. While the server answers nobody, only the gateway's own probe tries it, and
-    sessions wait for the probe's success."""
+    """Wait until the next attempt is due. While the server fails for all sessions, only the gateway's own probe retries
+    it, and sessions wait until the probe succeeds."""
     while True:
         if upstream.is_failing:
             with contextlib.suppress(TimeoutError):

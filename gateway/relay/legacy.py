@@ -1,6 +1,6 @@
 """Handle the messages of legacy clients: handshake, calls, notifications, answers, the GET stream and DELETE.
 
-MCP 2025-03-26 to 2025-11-25.
+Legacy is MCP 2025-03-26 to 2025-11-25.
 """
 
 import logging
@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 class LegacyHandshake:
-    """Answer `initialize`. A refused handshake leaves no session behind."""
+    """Answer `initialize`. If the handshake is refused, end the session that it has opened."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LegacyHandshake:
         self._agreed = announcements.agreed
 
     async def initialize(self, request: Request, who: RequestContext) -> Answer:
-        """Answer `initialize`: open the session or find it again, open its servers, and merge their answers."""
+        """Answer `initialize`: open or find the session, open its servers, and merge their results."""
         message, endpoint = message_of(request), self._endpoints[request.endpoint]
         params = with_known_version(request.params)
         info = msgspec.json.decode(params.get("clientInfo", b"null"))
@@ -222,7 +222,8 @@ class LegacyClients:
     # -- other messages
 
     async def _record(self, resolved: Resolved, request: Request) -> None:
-        """Record the log level and the subscriptions of a session. A server gets them again over each new link."""
+        """Store a request to set the log level or to change a subscription in the session's record. Each new link to a
+        server sends these settings again."""
         live, params, method = resolved.live, request.params, message_of(request).method
         if method == "logging/setLevel":
             if (level := text_of(params, "level")) not in LOG_LEVELS:
@@ -281,14 +282,14 @@ class LegacyClients:
             exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
 
     async def respond(self, request: Request, who: RequestContext) -> None:
-        """Pass a client's answer on to the server that has asked the client."""
+        """Forward a client's answer to the server that has sent the client a request."""
         live = (await self.resolver.require(request, who)).live
         live.client_sent(request.message)
         if not live.questions.answered(without_reserved_in(message_of(request))):
             logger.info("a client answered a request that is not pending")
 
     async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
-        """Open the standalone stream of a session, or what follows the event `last_event_id` of a broken stream."""
+        """Open the session's standalone stream. With `last_event_id`, resume the stream of that event after it."""
         resolved = await self.resolver.require(request, who)
         live = resolved.live
         await self._intake.count(live)
@@ -322,7 +323,8 @@ class LegacyClients:
             raise unknown_event() from None
 
     async def end(self, request: Request, who: RequestContext) -> None:
-        """End the session. Raises `Refused`: 405, the client has named it by a key, so it lasts; 404, it is unknown."""
+        """End the session of a DELETE. Raises `Refused`: 405, clients cannot end a session that they name by a key;
+        404, the session is unknown."""
         live = (await self.resolver.require(request, who)).live
         if await self.resolver.is_named_by_key(live, request, who):
             raise keyed_session_stays()
@@ -331,8 +333,8 @@ class LegacyClients:
 
 
 def _progress_of_question(live: LiveSession, params: Object) -> bool:
-    """Pass a client's progress on a server's request to that server, with the server's token. Return False if the
-    progress is on no such request."""
+    """Forward a client's progress notification to the server whose request the client is answering, with the server's
+    token. Return False if the notification belongs to no such request."""
     asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
     if asker is None:
         return False

@@ -39,7 +39,8 @@ class MergedServers:
     # -- the server that a request names
 
     def owner_by_name(self, call: Call) -> tuple[ConfiguredUpstream, msgspec.Raw | None]:
-        """Return the server of a tool or prompt, and its own name for it; None if the call has that name already.
+        """Return the server of a tool or prompt, and the server's own name of it. The name is None if the client used
+        it already.
 
         Raises:
             Refused: no server has the name.
@@ -54,7 +55,8 @@ class MergedServers:
         return self._servers.all[server], msgspec.Raw(encode(name))
 
     def named(self, upstream: ConfiguredUpstream, call: Call, name: msgspec.Raw | None) -> Call:
-        """Return the call with the server's own name. Record its app, if several servers use that app's URI."""
+        """Return the call with the server's own name of the tool. If several servers use the URI of the tool's MCP App,
+        record that the session opens this server's app."""
         if name is None:
             return call
         call = call.with_params(call.params | {"name": name})
@@ -63,12 +65,13 @@ class MergedServers:
         return call
 
     def opens_app(self, upstream: ConfiguredUpstream, name: msgspec.Raw) -> bool:
-        """Return True if calls of this tool have to be recorded, as several servers use its app's URI (`OpenApps`)."""
+        """Return True if calls of this tool must be recorded, because several servers use the URI of its MCP App
+        (`OpenApps`)."""
         return (upstream.name, msgspec.json.decode(name)) in self._apps.contested
 
     async def owner(self, call: Call) -> tuple[ConfiguredUpstream, Call]:
-        """Return the server that a request is for, by the tool, the prompt or the completion's `ref` that it names, and
-        the call with this server's own names.
+        """Return the server of a request that names a tool, a prompt or a completion's `ref`. Also return the call with
+        the server's own names.
 
         Raises:
             Refused: no server has what the request names, or it names none of these.
@@ -88,7 +91,7 @@ class MergedServers:
         return self._servers.all[server], call.with_params(params)
 
     def _server_of_app(self, tool: str, call: Call) -> ConfiguredUpstream:
-        """Find the server whose app calls a tool by the server's own name for it.
+        """Return the server of a tool that an MCP App calls by the server's own name, without prefix.
 
         Raises:
             Refused: no server has a tool of that name for apps, or it is not clear which server is meant.
@@ -120,11 +123,11 @@ class MergedServers:
     # -- requests to all servers
 
     async def merged_list(self, call: Call) -> None:
-        """Answer a list request with the next page of each server that has one. So an endless list of one server does
-        not hide the items of others. The answer names the servers that did not answer in time.
+        """Answer a list request with the next page of each server that has more pages. So the endless list of one
+        server does not hide the items of others. The answer names the servers that did not answer in time.
 
         Raises:
-            Refused: the cursor is not one of the gateway.
+            Refused: the gateway did not issue the cursor.
         """
         start, servers = cursor_of(call.params), self._servers.to(call.exchange.context)
         if start is not None and not start.keys() <= servers.keys():
@@ -146,8 +149,8 @@ class MergedServers:
     async def _pages(
         self, upstreams: Iterable[ConfiguredUpstream], call: Call, cursors: Mapping[str, str] | None
     ) -> tuple[Mapping[str, Any], list[Missing]]:
-        """Request one page from each server, as the session of the call sees it. Return the pages by server, and the
-        servers that sent none. `cursors` are by server; None for the first pages."""
+        """Request one page from each server, and remove the items that the session may not see. Return the pages by
+        server, and the servers without a page. `cursors` are by server; None for the first pages."""
         upstreams = tuple(upstreams)
 
         def page_of(upstream: ConfiguredUpstream) -> Coroutine[Any, Any, Any]:
@@ -166,8 +169,8 @@ class MergedServers:
         return pages, [*gathered.missing]
 
     async def _with_origins(self, pages: Mapping[str, Any], call: Call) -> Mapping[str, Any]:
-        """Return pages of skills, by server. A skill has its server in its URIs if an earlier server lists the same
-        URI: hosts refuse lists with a URI twice, and that URI leads to the earlier server."""
+        """Return pages of skills with unique URIs, because hosts refuse a list that has a URI twice. If an earlier
+        server lists the same URI, the later server's name is added to its URI. Pages are by server."""
         servers, row = self._servers.to(call.exchange.context), METHODS[call.method]
         if sum(row.is_offered(server.declared) for server in servers.values()) < 2:
             return pages
@@ -181,8 +184,8 @@ class MergedServers:
         return named
 
     async def send_to_all(self, call: Call) -> None:
-        """Send a request to every server of the client's era. Answer once all have answered that are not late. Late
-        servers get the setting from the session's record, once they are up."""
+        """Send a request to every server of the client's era, and answer the client when all but late servers have
+        answered. Late servers get the setting from the session's record when they start."""
         upstreams = self._servers.to(call.exchange.context).values()
         await self._late.gather(upstreams, Asker.of(call), lambda u: self._send(u, call))
         call.exchange.finish(empty_result())
@@ -192,8 +195,8 @@ class MergedServers:
             await self._page(upstream, call.method, call)
 
     async def _page(self, upstream: ConfiguredUpstream, method: str, call: Call) -> Any | None:
-        """Request a server's result for this method. None if the server answers with an error or without an object, or
-        may not get the method.
+        """Request a result from a server. Return it; None if it is an error or no object, or if the server may not get
+        the method.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

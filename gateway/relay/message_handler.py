@@ -99,7 +99,7 @@ class MessageHandler:
 
 
 def _name_of(principal: Principal) -> str:
-    """Return a digest of the principal: a name for the wire that does not reveal the principal."""
+    """Return a digest of the principal, so that the wire can compare callers without knowing who they are."""
     return hashlib.sha256(encode([principal.issuer, principal.subject])).hexdigest()
 
 

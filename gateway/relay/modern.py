@@ -1,6 +1,6 @@
-"""Handle the messages of modern clients, and shape their results. A sealed `requestState` resumes a call.
+"""Handle the messages of modern clients (MCP 2026-07-28), and translate results for them.
 
-MCP 2026-07-28.
+A client sends back the encrypted `requestState` of an earlier result to resume a call.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ _SHARED: Final = (
 
 
 class ResultShaper:
-    """Turn the results of servers into those for modern clients. `result_meta` is the setting of that name."""
+    """Translate the results of servers for modern clients. `result_meta` is the setting with that name."""
 
     def __init__(self, carriers: Carriers, seal: RequestStateSeal, tasks: ModernTasks, *, result_meta: bool) -> None:
         self._carriers = carriers
@@ -107,8 +107,8 @@ class ResultShaper:
 
 
 def _check_declared(exchange: Exchange, result: Object) -> None:
-    """Refuse a result that asks the client for something which the client has not declared to answer (MCP 2026-07-28,
-    Multi Round-Trip Requests §Server Requirements). Raises `Refused`."""
+    """Refuse a result that asks the client for input of a kind that the client has not declared (MCP 2026-07-28, Multi
+    Round-Trip Requests §Server Requirements). Raises `Refused`."""
     if exchange.caller is None or "inputRequests" not in result:
         return
     missing: dict[str, Any] = {}
@@ -172,7 +172,8 @@ class ModernClients:
         return FoundSession(await self.resolver.resume_or_open(request, who), request, params)
 
     async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
-        """Find the session that the request's `requestState` names, or resume the suspended call that it names."""
+        """Find the session that the request's `requestState` names. If it also names a suspended call, resume that
+        call."""
         opened = self._seal.open(request.params["requestState"], binding)
         found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
         if opened.call:
@@ -264,11 +265,11 @@ class ModernClients:
     # -- other messages
 
     async def notify(self, request: Request, who: RequestContext) -> HeaderList:
-        """Relay a notification that MCP does not define. MCP 2026-07-28 itself defines none from clients over HTTP.
-        Return headers for the client.
+        """Forward a notification that MCP does not define. (MCP 2026-07-28 defines none from clients over HTTP.) Return
+        response headers for the client.
 
         Raises:
-            Refused: no server gets it.
+            Refused: no server gets the notification.
         """
         message, extensions = message_of(request), self._endpoints[request.endpoint].extensions
         method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
@@ -291,7 +292,7 @@ class ModernClients:
 
 
 def _binding_of(request: Request, who: RequestContext) -> Binding | None:
-    """Return what the `requestState` in the answer is bound to; None if the server may not ask anything."""
+    """Return the values that bind a `requestState` to this call; None if a server may not ask for input in it."""
     method = str(message_of(request).method)
     if method not in MAY_ASK:
         return None
@@ -299,12 +300,12 @@ def _binding_of(request: Request, who: RequestContext) -> Binding | None:
 
 
 def _takes_tasks(request: Request) -> bool:
-    """Return True if the call may become a task."""
+    """Return True if this is a `tools/call`, and its client accepts a task as the result."""
     return message_of(request).method == "tools/call" and declares_tasks(request.meta)
 
 
 def _without_reserved_answers(request: Request) -> Request:
-    """Return the request, without the gateway's own keys in the `_meta` of its `inputResponses`."""
+    """Return the request without keys that are reserved for the gateway in the `_meta` of its `inputResponses`."""
     if "inputResponses" not in request.params:
         return request
     answers = without_reserved_below(request.params["inputResponses"])

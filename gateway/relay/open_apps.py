@@ -1,7 +1,7 @@
-"""Remember which apps of MCP Apps a session has open, so that their requests reach the right server.
+"""Record which MCP Apps a session has opened, so that requests of the apps reach the right server.
 
-An app knows its server's own names: its HTML calls the tool `refresh`, never `a__refresh`. A request does not name the
-app that sends it, so the gateway decides by what the session has done (docs/adr/0022-apps.md). Pure.
+An app uses its server's own names: it calls the tool `refresh`, not `a__refresh`. A request does not say which app
+sends it, so the gateway decides by the session's earlier requests (docs/adr/0022-apps.md). Pure.
 """
 
 from collections.abc import Iterable
@@ -13,16 +13,16 @@ from cachetools import LRUCache
 from gateway.calls.live_session import LiveSession
 
 _MOST_APPS: Final = 64
-"""Most apps that are remembered of one session."""
+"""Maximum number of apps that are recorded for one session."""
 _MOST_TOOLS: Final = 4_096
-"""Most tools with apps that are compared, of all servers together."""
+"""Maximum number of tools with apps that are compared, over all servers."""
 
 
 class OpenApps:
-    """Remember the apps that sessions have opened.
+    """Record the apps that sessions have opened.
 
-    `contested` has the apps whose URI several servers use, by server and tool. Such an app is opened by a call of its
-    tool. Reading it opens none, because the request does not say which server's app it means.
+    `contested` has the apps whose URI several servers use, by server and tool. Such an app counts as opened when its
+    tool is called. Reading its URI does not count, because the request does not say which server's app it means.
     """
 
     def __init__(self) -> None:
@@ -44,20 +44,20 @@ class OpenApps:
                 self.contested |= dict.fromkeys(tools, uri)
 
     def called(self, live: LiveSession | None, server: str, tool: str) -> None:
-        """Record that the session calls a tool. The host will show its result in that server's app."""
+        """Record a tool call, if several servers use the URI of the tool's app. The host will show the result in the
+        app."""
         uri = self.contested.get((server, tool))
         if uri is not None and live is not None:
             self._called.setdefault(live, LRUCache(_MOST_APPS))[uri] = server
             self.opened(live, server)
 
     def server_of(self, live: LiveSession | None, uri: str) -> str:
-        """Return the server whose tool with that app the session has called last; empty if none is remembered."""
+        """Return the server of the session's last call of a tool with that app; empty if no such call is recorded."""
         called = None if live is None else self._called.get(live)
         return "" if called is None else called.get(uri, "")
 
     def opened(self, live: LiveSession | None, server: str) -> None:
-        """Record that the session opens an app of this server. It reads an app that no other server has, or calls a
-        tool whose result the app will show."""
+        """Record that the session has opened an app of this server."""
         if live is not None:
             self._opened.setdefault(live, set()).add(server)
 

@@ -1,4 +1,4 @@
-"""Hand the frames of a call, or those of a stream, to the wire."""
+"""Pass the frames of a call, or of a stream, to the wire, which sends them to the client."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from transports.reply_queue import Frame
 
 
 class CallReply:
-    """Hand the frames of one exchange to the wire. Its session is in use until the wire calls `done`.
+    """Pass the frames of one exchange to the wire. The exchange's session is in use until the wire calls `done`.
 
-    `events` keeps frames for replay; None on a wire without replay. `held` is the size of the request's body in bytes,
-    which counts for the session until `done`. `kept` makes the bytes to keep of the request, which are stored with the
-    first event of a stream that has more; None if the call must not be repeated.
+    `events` stores frames for replay; None on a wire without replay. `held` is the size of the request's body in bytes,
+    which counts as in flight in the session until `done`. `kept` returns the request as bytes, which are stored with
+    the first event if more events follow; None if the call must not be repeated.
     """
 
     __slots__ = (
@@ -96,8 +96,8 @@ class CallReply:
         return self._recorded(live, events, frames) if events.is_ready(live.session.id, len(frames)) else None
 
     def _recorded(self, live: LiveSession, events: EventWriter, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Record frames, and return their event ids. A frame with None as id is sent to the client, but a replay will
-        not contain it."""
+        """Record frames for replay, and return their event ids. A frame with the id None is sent but cannot be
+        replayed."""
         request = b""
         if not self._stream:
             # Keep the name: the exchange gets another number after each question of a modern server.
@@ -113,12 +113,12 @@ class CallReply:
         return event_names(ids, self._stream)
 
     def go_on(self, stream: str) -> None:
-        """Record the frames in this stream, which an earlier process has left open."""
+        """Record the frames in this stream, which an earlier process has left unfinished."""
         self._stream = stream
 
     def _recordable(self, frame: Frame) -> bytes | None:
-        """Return the data to record for a replay; None to record nothing. A frame must not be larger than a session's
-        log: in place of a larger result, an error is recorded."""
+        """Return the bytes to record for replay; None to record nothing. If a result is larger than a session's log may
+        be, an error is recorded instead."""
         if len(frame.data) <= MAX_LOG_BYTES:
             return frame.data
         if not frame.final:
@@ -136,7 +136,7 @@ class CallReply:
             self._events.end(live.session.id, self._stream)
 
     def release(self) -> None:
-        """Release the session and end the exchange. For a reply that has sent no frame; for all others call `done`."""
+        """Release the session and end the exchange, for a reply that has sent no frame. Others call `done` instead."""
         live = self.live
         if live is None or self._use is None:
             if self._exchange.watchers:
@@ -153,8 +153,8 @@ class CallReply:
 def record_whole(
     events: EventWriter | None, session: Session, number: int, server: str, client_id: bytes, frames: Sequence[Frame]
 ) -> Sequence[str | None] | None:
-    """Do as `CallReply.record_at_hand` with all frames of a call: request `number` to `server`. The session has not
-    ended, and no frame is larger than a log."""
+    """Record all frames of a call at once, as `CallReply.record_at_hand` does. The call has the id `number` at
+    `server`. The session must be alive, and no frame larger than a log."""
     if events is None:
         return (None,) * len(frames)
     stream = stream_of_call(session, number, server, msgspec.json.decode(client_id))
@@ -167,7 +167,7 @@ def record_whole(
 
 
 class StreamReply:
-    """Give a legacy client's GET its stream: the standalone stream, or the rest of a broken one."""
+    """Send a legacy client's GET its events: those of the standalone stream, or the rest of a broken stream."""
 
     def __init__(self, live: LiveSession, stream: str, after: str | None, *, events: EventStreams) -> None:
         self.headers: HeaderList = []

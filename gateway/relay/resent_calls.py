@@ -28,9 +28,9 @@ ExchangeOf = Callable[[Resolved, Request, RequestContext], Exchange]
 
 
 class ResentCalls:
-    """Continue streams that an earlier process has left open (`LostStreams`). Send the call again, as if its client had
-    sent it now, and write its messages into the same stream. Several replicas may try: only one gets the request, so a
-    call is sent again only once."""
+    """Continue streams that an earlier process has left unfinished (`LostStreams`). Send the call again, as if its
+    client had sent it now, and write its messages into the same stream. If several replicas try, only one gets the
+    stored request, so the call is repeated only once."""
 
     def __init__(self, intake: Intake, events: EventWriter, exchange_of: ExchangeOf) -> None:
         self._intake = intake
@@ -41,7 +41,8 @@ class ResentCalls:
     async def go_on(
         self, stream: str, lost: LostStreams, resolved: Resolved, request: Request, who: RequestContext
     ) -> None:
-        """Begin to send the call of a stream again. `request` asks for the rest of the stream; the call has its rights.
+        """Send the call of an unfinished stream again, in the background. `request` is the client's GET for the rest of
+        the stream, and the call gets the rights of its sender.
 
         Raises:
             Refused: 429, as `Intake.accept`.
@@ -87,7 +88,7 @@ class ResentCalls:
     async def _sent(
         self, stream: str, call: bytes, kept: KeptCall, resolved: Resolved, request: Request, who: RequestContext
     ) -> CallReply:
-        """Send the call again, after the same checks as for a new call of its client. Raises as
+        """Send the call again, with the same checks as for a new call. Return its reply. Raises as
         `Intake.accept_counted`."""
         meta = decode_meta(kept.params["_meta"]) if "_meta" in kept.params else None
         again = msgspec.structs.replace(
@@ -107,7 +108,7 @@ class ResentCalls:
 
 
 async def _record(reply: CallReply) -> None:
-    """Record what the server sends, until it has answered. Clients that follow the stream read it from the log."""
+    """Record the server's messages until its answer. Clients that follow the stream read them from the log."""
     try:
         while (frame := await reply.replies.next()) is not None:
             if reply.is_doubtful:

@@ -1,7 +1,7 @@
 """Find the server that has a resource, among several behind one URL (docs/adr/0021-owners-of-resources.md).
 
-Look first at what is known, so that reading a listed resource costs no request for a list. Ask each server for a
-resource that no server lists. Never ask servers that the session does not see.
+First search the lists that are known, so that no list is requested to read a listed resource. If no server lists the
+resource, ask each server for it. Servers that the session does not see are never asked.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ _FITS: Final[Mapping[str, Callable[[str, Names], int]]] = {
     SKILLS_LIST: skill_fit,
     _TEMPLATES: template_fit,
 }
-"""By list, the function that says how well a URI fits it. An earlier list decides before a later one."""
+"""For each list, the function that returns how well a URI matches the list's names. The first list with a match
+decides."""
 
 _NOT_FOUND: Final = frozenset({-32002, INVALID_PARAMS, METHOD_NOT_FOUND, 0})
 """Error codes by which servers say that they do not have a resource: in MCP up to 2025-11-25, in MCP 2026-07-28, of a
@@ -54,7 +55,7 @@ Servers = Mapping[str, ConfiguredUpstream]
 
 
 class FoundOwner(NamedTuple):
-    """The server that has a resource. `answer` is its answer to the read, if the search had to read the resource."""
+    """The server that has a resource. `answer` is its answer to the read, if the search had to read it; else None."""
 
     upstream: ConfiguredUpstream
     answer: ServerAnswer | None = None
@@ -72,12 +73,12 @@ class ResourceOwners:
         self._remembered: TTLCache[bytes, str] = TTLCache(_REMEMBERED, _REMEMBERED_S)
 
     async def owner(self, uri: str, call: Call, *, may_be_template: bool = False) -> FoundOwner:
-        """Find the server of the resource, as the session of the call sees it. `may_be_template`: the URI may be one of
-        a template, which cannot be read.
+        """Find the server of a resource that the session of the call sees. `may_be_template`: the URI may be a
+        template's, so it cannot be read.
 
         Raises:
-            Refused: no server has it.
-            UpstreamUnavailable: a server that may have it does not answer.
+            Refused: no server has the resource.
+            UpstreamUnavailable: a server that may have the resource does not answer.
         """
         found = await self._find(uri, call, is_readable=not may_be_template)
         if uri.startswith(APP_SCHEME) and call.method == _READ:
@@ -87,16 +88,17 @@ class ResourceOwners:
         return found
 
     async def server_for(self, call: Call) -> tuple[ConfiguredUpstream, Call, ServerAnswer | None]:
-        """Return the server that a request is for, by the URI that it names, the call with this server's own URI, and
-        the answer if the search has got it already. Raises as `owner`."""
+        """Find the server of the URI that a request names. Return the server, the call with the server's own URI, and
+        the answer if the search has already got it. Raises as `owner`."""
         if (origin := self._origin(call)) is not None:
             return *origin, None
         found = await self.owner(text_of(call.params, "uri"), call)
         return found.upstream, call, found.answer
 
     def _origin(self, call: Call) -> tuple[ConfiguredUpstream, Call] | None:
-        """Return the server that a URI names (`named_uri`), and the call with this server's own URI. None if the URI
-        names no server that has skills, may get the method, and is seen by the session."""
+        """Return the server whose name is part of the URI (`named_uri`), and the call with the server's own URI.
+        None if the URI has no such name, or the server has no skills, may not get the method, or is hidden from the
+        session."""
         name, uri = origin_of(text_of(call.params, "uri"))
         context, may_get = call.exchange.context, self._admission.may_get
         server = self._servers.to(context).get(name)
@@ -113,8 +115,8 @@ class ResourceOwners:
         return server, call.with_params(call.params | {"uri": msgspec.Raw(encode(uri))})
 
     async def skills(self, call: Call) -> dict[str, list[str]]:
-        """Return the URIs of the listed skills that the session of the call may see, by server, as far as the servers
-        answer in time."""
+        """Return the URIs of the skills that the call's session may see, by server. Servers that do not answer in time
+        are left out."""
         context = call.exchange.context
         servers, may_have = self._servers.to(context), self._admission.may_have
         names, _ = await self._names(servers, call, SKILLS_LIST, "")
@@ -145,8 +147,7 @@ class ResourceOwners:
     # -- what is known
 
     def _known_owner(self, uri: str, servers: Servers, call: Call) -> ConfiguredUpstream | None:
-        """Return the server that is known to have the resource, without a request to any server; None if none is
-        known to have it."""
+        """Return the server that is known to have the resource. None if none is known. Does not ask any server."""
         if fitting := self._known(uri, servers, call):
             return self._best(uri, servers, fitting, call)
         if (name := self._remembered.get(_key(call, uri), "")) in servers:
@@ -161,7 +162,7 @@ class ResourceOwners:
         return None
 
     def _known(self, uri: str, servers: Servers, call: Call) -> dict[str, int]:
-        """Return the servers known to list the resource, or to have a tool with it as app. The values are all 1."""
+        """Return the servers that are known to list the resource, or whose tools use it as an app. All values are 1."""
         fitting = {name: 1 for name, server in servers.items() if _is_listed(uri, server, call)}
         if uri.startswith(APP_SCHEME):
             for name, server in servers.items():
@@ -172,13 +173,13 @@ class ResourceOwners:
         return fitting
 
     def lister(self, uri: str, call: Call) -> ConfiguredUpstream | None:
-        """Return the server known to list the resource, or None. It is cheap: clients subscribe to many at once."""
+        """Return the server that is known to list the resource, or None. Fast: clients subscribe to many at once."""
         servers = self._candidates(uri, call)
         return next((server for server in servers.values() if _is_listed(uri, server, call)), None)
 
     def _candidates(self, uri: str, call: Call) -> Servers:
-        """Return the servers at which the session may read the resource, in the order of the configuration. Those that
-        have not answered yet may turn out not to have the method of the call."""
+        """Return the servers at which policy lets the session read the resource, in the order of the configuration. A
+        server that has not answered yet is included, although it may not have the method of the call."""
         context, may_get = call.exchange.context, self._admission.may_get
         return {
             name: server
@@ -188,8 +189,8 @@ class ResourceOwners:
         }
 
     def _best(self, uri: str, servers: Servers, fitting: Mapping[str, int], call: Call) -> ConfiguredUpstream:
-        """Return the server that fits best. Of several, take the one whose tool the session has called for this app, or
-        else the first in the configuration."""
+        """Return the server with the best match. If several match equally, return the one whose tool with this app the
+        session has called, or else the first in the configuration."""
         best = max(fitting.values())
         names = [name for name in servers if fitting.get(name) == best]
         called = self._apps.server_of(call.live, uri)
@@ -198,7 +199,8 @@ class ResourceOwners:
     # -- requests to servers
 
     async def _names(self, servers: Servers, call: Call, method: str, uri: str) -> tuple[dict[str, Names], set[str]]:
-        """Request the names in that list from each server. Return them by server, and the servers that were late."""
+        """Request the names in a list (`method`) from each server. Return them by server, and the servers that were
+        late."""
 
         async def names(upstream: ConfiguredUpstream) -> Names:
             if not await self._has(upstream, call, method):
@@ -214,9 +216,9 @@ class ResourceOwners:
         return await self._gather(servers.values(), call, names)
 
     async def _ask_each(self, uri: str, servers: Servers, call: Call, late: set[str]) -> FoundOwner | None:
-        """Read the resource at server after server until one has it. Servers that list similar URIs come first, then
-        the order is that of the configuration. Methods of an extension are asked themselves: not all that they name can
-        be read."""
+        """Ask one server after the other for the resource until one has it. Servers that list similar URIs come first,
+        then the configuration's order counts. The request is `resources/read`, or the call itself if its method is of
+        an extension."""
         asked = call.method if METHODS[call.method].extension else _READ
 
         async def ready(upstream: ConfiguredUpstream) -> int:
@@ -241,7 +243,7 @@ class ResourceOwners:
         return None if found is None else FoundOwner(servers[found[0]], found[1] if call.method == asked else None)
 
     async def _has(self, upstream: ConfiguredUpstream, call: Call, method: str) -> bool:
-        """Return True if a server has resources, and both that method and the method of the call."""
+        """Return True if a server has resources and may get both `method` and the method of the call."""
         capabilities, may_get = await upstream.capabilities(), self._admission.may_get
         context = call.exchange.context
         return "resources" in capabilities and all(may_get(upstream, context, each) for each in (method, call.method))
@@ -257,14 +259,13 @@ class ResourceOwners:
 
 
 def _is_answer(answer: ServerAnswer) -> bool:
-    """Return True unless the server has answered that it does not have the resource."""
+    """Return False if the server has answered that it does not have the resource. True for any other answer."""
     error = answer.message.error
     return not isinstance(error, msgspec.Raw) or error_code(error) not in _NOT_FOUND
 
 
 def _conversations(upstream: ConfiguredUpstream, call: Call) -> list[Conversation]:
-    """Return the conversations whose lists count for the call: that of its session, and those that serve lists without
-    a session."""
+    """Return the conversations whose lists apply to the call: that of its session, and those without a session."""
     own = None if call.live is None else upstream.open_with(call.live)
     return [*([] if own is None else [own]), *upstream.shared]
 
@@ -276,7 +277,8 @@ def _is_listed(uri: str, upstream: ConfiguredUpstream, call: Call) -> bool:
 
 
 def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
-    """Yield the known tools of a server. Their apps need not be in its lists of resources (MCP Apps 2026-01-26)."""
+    """Yield the known tool lists of a server. An app of a tool may be missing in the lists of resources (MCP Apps
+    2026-01-26)."""
     for found in (*_conversations(upstream, call), None):
         tools = upstream.server_lists.known("tools/list", found)
         if isinstance(tools, Tools):
@@ -284,7 +286,7 @@ def _tools(upstream: ConfiguredUpstream, call: Call) -> Iterator[Tools]:
 
 
 def _complete(upstream: ConfiguredUpstream, call: Call) -> Mapping[str, Names] | None:
-    """Return a server's lists of resources, skills and templates. None unless the session knows all of them."""
+    """Return a server's lists of resources, skills and templates. None if one of them is not known to the session."""
     own = None if call.live is None else upstream.open_with(call.live)
     lists: dict[str, Names] = {}
     for method in _FITS:
@@ -310,18 +312,18 @@ def _key(call: Call, uri: str) -> bytes:
 T = TypeVar("T")
 
 _AT_ONCE: Final = 4
-"""Servers that are asked at the same time, after the first one."""
+"""Number of servers that are asked at the same time, after the first was asked alone."""
 
 
 @dataclass(slots=True)
 class InTurn(Generic[T]):
-    """Search servers for something, once. `ask` asks the server with that name, and raises one of `UNAVAILABLE` if it
-    cannot be asked. `has` tells from an answer whether the server has it. `late` collects the servers that cannot be
-    asked or do not answer in time.
+    """Search servers for one thing. `ask` asks the server with this name, and raises one of `UNAVAILABLE` if that
+    fails. `has` returns True if the answer is a hit. `late` collects the servers that fail or do not answer in time.
 
-    The first server is the likeliest, so it is asked alone, and the others in groups. The next group is asked when no
-    server of the present one has it, or after `wait_s` seconds. Of several that have it, the first in the order counts.
-    A server holds up later ones until `wait_s` after its group was asked. All take at most `within_s` seconds.
+    The first server is the likeliest, so it is asked alone; the others follow in groups. A group is asked when all
+    before have answered without a hit, or after `wait_s` seconds. If several servers have a hit, the first in the order
+    wins. For that, later answers wait up to `wait_s` for earlier servers. The whole search takes at most `within_s`
+    seconds.
     """
 
     ask: Callable[[str], Coroutine[Any, Any, T]]
@@ -332,7 +334,7 @@ class InTurn(Generic[T]):
     _asked: dict[str, asyncio.Task[T]] = field(default_factory=dict)
 
     async def first(self, names: Sequence[str]) -> tuple[str, T] | None:
-        """Return the name and answer of the first server that has it, or None. `names` are in order of preference."""
+        """Return the name and answer of the first server with a hit, or None. `names` are in order of preference."""
         now = asyncio.get_running_loop().time
         end = now() + self.within_s
         groups = [names[:1], *(names[n : n + _AT_ONCE] for n in range(1, len(names), _AT_ONCE))]
@@ -349,8 +351,8 @@ class InTurn(Generic[T]):
             await self._leave()
 
     async def _found(self, until: float, *, in_order: bool) -> tuple[str, T] | None:
-        """Return what is found once all have answered, or at that time of the loop. With `in_order`, a server without
-        an answer holds up those behind it until then."""
+        """Return the first hit once all asked servers have answered, or at `until` (time of the event loop). With
+        `in_order`, a hit waits for servers before it that have not answered yet."""
         now = asyncio.get_running_loop().time
         while True:
             pending = [task for task in self._asked.values() if not task.done()]
@@ -373,7 +375,7 @@ class InTurn(Generic[T]):
             return None
 
     async def _leave(self) -> None:
-        """Cancel the requests without an answer, and add their servers to `late`."""
+        """Cancel the requests that have no answer yet, and add their servers to `late`."""
         for name, task in self._asked.items():
             if not task.done():
                 self.late.add(name)

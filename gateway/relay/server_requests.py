@@ -1,6 +1,7 @@
-"""Make the requests for one server: a client's call in the form of the server's era, and requests of the gateway.
+"""Make the requests for one server: client calls, translated to the server's era, and requests of the gateway itself.
 
-Decide which results are cached, and for whom (MCP 2026-07-28, Caching). A fresh result is not requested again.
+Decide which results are cached, and for whom (MCP 2026-07-28, Caching). While a cached result is fresh, the server is
+not asked again.
 """
 
 import functools
@@ -38,12 +39,13 @@ from transports.mirrored_headers import param_headers
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _PLAIN_META: Final = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
-"""Keys of `_meta` on which no list and no resource depends, beside those of the specification."""
+"""Keys of `_meta`, beside those of the specification, that do not influence lists and resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """A server's answer, the server's era, and the conversation that it came in; None if it came from the cache."""
+    """A server's answer, the server's era, and the conversation in which it came; None if the answer is from the
+    cache."""
 
     message: Message
     era: Era
@@ -54,7 +56,7 @@ class ServerAnswer:
 
 
 async def start(upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None) -> None:
-    """Send a call in that conversation. `asked` is the cache key of its result; None if that may not be cached."""
+    """Send a call in this conversation. `asked` is the cache key of its result; None if that must not be cached."""
     exchange, live = call.exchange, call.live
     if conversation.era is MODERN and call.era is LEGACY and live is not None:
         await _subscribed(upstream, live, call)
@@ -84,11 +86,11 @@ async def _subscribed(upstream: ConfiguredUpstream, live: LiveSession, call: Cal
 def for_server(
     upstream: ConfiguredUpstream, conversation: Conversation, call: Call, asked: CacheKey | None
 ) -> tuple[Object, Object]:
-    """Return the params and the `_meta` for the server. Set the exchange's bridge, which translates the answer. `asked`
-    is the cache key of the result; None if the result may not be cached.
+    """Return the params and the `_meta` for the server, translated to its era. Set the bridge of the exchange, which
+    translates the answer. `asked` is the cache key of the result; None if the result may not be cached.
 
     Raises:
-        Refused: the `Mcp-Param-*` headers of the client are too many or too large, or no header can be like them.
+        Refused: the client's `Mcp-Param-*` headers are too many, too large or not valid as headers.
     """
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
@@ -119,7 +121,7 @@ def for_server(
 
 
 def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) -> Callable[[], bool] | None:
-    """Return a function that says whether such a call has to wait for something first; None if it never has to."""
+    """Return a function that returns True if a call like this must wait before it is sent; None if it never must."""
     live = call.live
     if live is None or conversation.era is call.era:
         return None
@@ -127,14 +129,15 @@ def waits(upstream: ConfiguredUpstream, conversation: Conversation, call: Call) 
 
 
 def _waits_between_eras(upstream: ConfiguredUpstream, live: LiveSession, era: Era, method: str) -> bool:
-    """Return True if the server's era has to be found first, or the server must confirm the client's subscription."""
+    """Return True if a call must wait: the server's era is being determined, or the server has not confirmed a
+    subscription."""
     if upstream.is_asked_by(live):
         return True
     return era is LEGACY and (method in RECORDED or waits_for_changes(upstream, live))
 
 
 def answer_with(call: Call, answer: ServerAnswer) -> bool:
-    """Answer a call with a server's answer to the same request, made by the gateway or earlier. Return False if the
+    """Answer a call with the answer that the server gave to an equal request. Return False, and do nothing, if the
     server asks for input: then the call has to be sent."""
     exchange, message, conversation = call.exchange, answer.message, answer.conversation
     if isinstance(message.result, msgspec.Raw) and answer.era is MODERN:
@@ -150,7 +153,7 @@ def answer_with(call: Call, answer: ServerAnswer) -> bool:
 
 
 def empty_result() -> Message:
-    """Return an empty result: the request was executed, and there is nothing to report."""
+    """Return an empty result, which says that the request was executed."""
     return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(b"{}"))
 
 
@@ -158,7 +161,8 @@ def empty_result() -> Message:
 
 
 async def ask(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> ServerAnswer:
-    """Ask a server in the conversation of the call's session, and return its answer, which may come from the cache.
+    """Send a request of the gateway in the conversation of the call's session. Return the answer, which may be from the
+    cache.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -199,8 +203,8 @@ def _meta_for(conversation: Conversation, call: Call) -> Object:
 
 
 def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAnswer | None:
-    """Return a fresh answer from the cache, or None. A session that has its own process of a legacy server gets none:
-    it asks that process."""
+    """Return a fresh answer from the cache; None if there is none. A session that has its own process of a legacy
+    server gets None, because it must ask the process."""
     if asked.fresh_ms and (call.live is None or upstream.is_open_to(call.live)):
         return None
     results = upstream.server_lists.results
@@ -213,12 +217,12 @@ def fresh(upstream: ConfiguredUpstream, call: Call, asked: CacheKey) -> ServerAn
 
 
 def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: Object) -> CacheKey | None:
-    """Return the key under which a result of this request may be cached; None if it may not be cached.
+    """Return the key under which the result of this request may be cached; None if it must not be cached.
 
-    A public result is cached for all callers that declare the same extensions: servers list other tools to hosts of MCP
-    Apps. It is not cached if `_meta` has a key that only this server knows, nor in a session whose own process has
-    announced that its lists have changed. A private result is cached for its session, or for its principal if sessions
-    share the server, and never for an anonymous client without a session.
+    A public result is cached for all callers that declare the same extensions, because servers list other tools to
+    hosts of MCP Apps. It is not cached if `_meta` has unknown keys, nor if the session's own process has announced
+    changed lists. A private result is cached for its session, or for its principal if sessions share the server. It is
+    never cached for an anonymous client without a session.
     """
     if not upstream.server_lists.results.takes(method) or is_answer_to_input(params):
         return None
@@ -240,7 +244,8 @@ def cache_key_of(upstream: ConfiguredUpstream, call: Call, method: str, params: 
 
 
 def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, str]:
-    """Return for whom a private result is cached (None: for nobody), and the id of its session if for that one only."""
+    """Return the part of the cache key that says who may get a private result; None if nobody may. Also return the
+    session's id if only that session may; else an empty string."""
     context, live = encode(call.exchange.context), call.live
     principal = call.principal if live is None else live.session.principal
     if live is None or upstream.settings.shared:
@@ -252,8 +257,8 @@ def _private(upstream: ConfiguredUpstream, call: Call) -> tuple[bytes | None, st
 
 
 class ResultCaching:
-    """Cache the result of a call as its server has sent it, on its way to the client (`gateway.calls.exchange.Bridge`).
-    The bridge `then`, if there is one, translates it afterwards."""
+    """Cache the result of a call before it is translated for the client (`gateway.calls.exchange.Bridge`). `then` is
+    the bridge that translates the result, or None."""
 
     def __init__(
         self, upstream: ConfiguredUpstream, asked: CacheKey, conversation: Conversation, then: Bridge | None = None
@@ -265,8 +270,8 @@ class ResultCaching:
         self._then = then
 
     def keep(self, live: LiveSession | None, message: Message) -> None:
-        """Cache the result if it may be, once. The process of a legacy server must not have been asked for anything but
-        lists."""
+        """Cache the result, if that is allowed. Only the first call of this method does anything. The result of a
+        legacy server is cached only if its process has been asked for nothing but lists."""
         asked, self._asked = self._asked, None  # a result after the client was asked for input may not be kept
         if asked is None:
             return
@@ -280,6 +285,6 @@ class ResultCaching:
         self._upstream.server_lists.results.keep(asked, message.result, self._version, for_all=for_all)
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Cache the result if it may be. Return the client's answer to the call, as the other bridge makes it."""
+        """Cache the result, if that is allowed. Return the answer for the client, translated by the bridge `then`."""
         self.keep(live_session_of(exchange), message)
         return message if self._then is None else self._then.finish(exchange, message)

@@ -1,13 +1,13 @@
 """Subscribe clients to changes: across eras, at several servers at once, or at a server that has to start first.
 
-A modern client opens a stream (`subscriptions/listen`). A legacy client gets notifications of lists without asking, and
-subscribes to resources one by one.
+A modern client opens a stream (`subscriptions/listen`). A legacy client gets notifications of changed lists without a
+request, and subscribes to each resource.
 
-A stream is acknowledged by what a server has declared to the gateway's probe. The session's own process or connection
-is opened after that, so that clients do not wait for a start before they send calls. A server confirms its part of the
-stream: a modern one by its acknowledgement, a legacy one by its answers to `resources/subscribe`. The client gets one
-notification for each kind and resource that the server may have changed before its confirmation. If a modern server is
-gone while others remain, its part is opened again.
+The gateway acknowledges a stream from what the servers have declared to its own probe. It opens the session's process
+or connection afterwards, so that clients need not wait for a start before they send calls. A server then confirms its
+part: a modern server by its acknowledgement, a legacy server by its answers to `resources/subscribe`. For each kind and
+resource that may have changed before that, the client gets one notification. If a modern server is lost while others
+remain, its part is opened again.
 """
 
 import asyncio
@@ -57,14 +57,14 @@ _GONE: Final = frozenset({OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE})
 """Errors of a subscription whose server is gone, or cannot be reached."""
 
 CONFIRM_S: Final = 1.0
-"""Seconds that an acknowledgement waits for servers that need no start to confirm their subscriptions."""
+"""Seconds that an acknowledgement waits for servers that need not start to confirm their subscriptions."""
 
 
 async def relay_changes(
     upstream: ConfiguredUpstream, live: LiveSession, correlation: str, *, anew: bool = False
 ) -> None:
-    """Subscribe at a modern server for a legacy client, which expects notifications without a request. With `anew`,
-    replace the subscription that it has.
+    """Subscribe at a modern server for a legacy client, which expects notifications without a request. `anew` replaces
+    the client's present subscription.
 
     Raises:
         UpstreamUnavailable, LinkClosed: the subscription failed.
@@ -100,7 +100,7 @@ async def relay_changes(
 
 
 def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> None:
-    """Subscribe again when the process starts again. A call that starts it may not know yet that it was gone."""
+    """Subscribe again when the server's process starts again. The call that starts it may not know that it was gone."""
 
     def again() -> None:
         with contextlib.suppress(UpstreamUnavailable):  # the session has ended
@@ -117,8 +117,8 @@ def _with_the_next_start(upstream: ConfiguredUpstream, live: LiveSession, correl
 
 
 def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if a legacy client's call has to wait until the modern server has the client's subscription. Return
-    False if `relay_changes` would subscribe to nothing."""
+    """Return True if a legacy client's call must wait until the modern server has confirmed the client's subscription.
+    False if there is nothing to subscribe to."""
     if not live.session.initialized:
         return False
     relay = gateway_subscription_of(live, upstream.name)
@@ -129,13 +129,13 @@ def waits_for_changes(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
 
 
 def _wanted(upstream: ConfiguredUpstream, live: LiveSession, capabilities: Mapping[str, Any]) -> Filter:
-    """Return the changes of which a server with these capabilities notifies the legacy client."""
+    """Return the changes that the legacy client wants and a server with these capabilities can notify."""
     uris = upstream.permits(live.session.context, frozenset(live.session.subscriptions))
     return everything(uris).honoured(capabilities)
 
 
 async def changes_confirmed(upstream: ConfiguredUpstream, live: LiveSession) -> None:
-    """Wait `CONFIRM_S` at most until the server has a legacy client's subscription, so that a call is sent after it."""
+    """Wait at most `CONFIRM_S` until the server has confirmed a legacy client's subscription. Done before a call."""
     relay = gateway_subscription_of(live, upstream.name)
     if relay is not None and not relay.is_confirmed:
         await relay.settled(CONFIRM_S)
@@ -149,7 +149,7 @@ async def open_stream(
     owner: Callable[[str, Call], ConfiguredUpstream | None],
     send: Callable[[ConfiguredUpstream, Call], Awaitable[object]],
 ) -> None:
-    """Open a stream of notifications: at the only server if it speaks the modern era, or else at all servers that the
+    """Open a stream of notifications: at the endpoint's only server if it is modern, or else at all servers that the
     session sees. `send` sends the call to one server. `owner` and errors are those of `listen`."""
     # If the filter is empty, and no declared extension may notify, no server has to know of the stream.
     if bytes(call.params.get("notifications", b"")) == b"{}" and not Asker.of(call).declared.is_open:
@@ -168,14 +168,14 @@ async def open_stream(
 
 
 def _share_extension(live: LiveSession, server: Declared) -> bool:
-    """Return True if a legacy client and a server have declared a common extension, which may have notifications of its
-    own."""
+    """Return True if the legacy client and the server have declared a common extension. It may have its own
+    notifications."""
     return bool(server.names) and not set(caller_of(live).declared.names).isdisjoint(server.names)
 
 
 async def _listen_behind(upstream: ConfiguredUpstream, call: Call, send: Callable[[Call], Awaitable[object]]) -> None:
-    """Acknowledge a `subscriptions/listen` at a modern server that has to start, and then have `send` send it there. If
-    the server cannot be reached, or refuses, its error ends the stream.
+    """Acknowledge a `subscriptions/listen` at a modern server that is not running, and send it to the server in the
+    background with `send`. If the server cannot be reached or refuses, the stream ends with its error.
 
     Raises:
         UpstreamUnavailable: the session has ended.
@@ -203,10 +203,10 @@ async def listen(
     owner: Callable[[str, Call], ConfiguredUpstream | None] | None = None,
 ) -> None:
     """Answer a `subscriptions/listen` for several servers, or for one legacy server (`late` is None). Subscribe at late
-    servers when they are up: the gateway itself then notifies the client of changed lists.
+    servers when they start. Then the gateway itself notifies the client of changed lists.
 
-    `owner` returns the server known to have a resource: only that server gets the subscription to it. A resource
-    without a known owner is subscribed to at all servers, because any of them may create it.
+    `owner` returns the server that is known to have a resource, which alone gets the subscription. If it returns None,
+    all servers get the subscription, because any of them may create the resource.
 
     Raises:
         Refused: the subscriptions of the session are too large together.
@@ -250,12 +250,12 @@ async def listen(
 
 
 def has_to_start(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
-    """Return True if the server's capabilities are known, and this session has no open link to it."""
+    """Return True if the server is known to the gateway, but this session has no open link to it."""
     return upstream.discovery is not None and not upstream.is_open_to(live)
 
 
 async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable[[], Awaitable[object]]) -> None:
-    """Run background work for which nobody waits. An error fails the exchange, and so ends the client's stream."""
+    """Run background work for an exchange. If the work fails, fail the exchange, which ends the client's stream."""
     CORRELATION.set(exchange.correlation)  # for the log lines of this asyncio task
     try:
         await work()
@@ -267,10 +267,11 @@ async def or_fail(conversation: Conversation, exchange: Exchange, work: Callable
 
 
 class ServerSubscriptions:
-    """Hold the subscriptions at servers for one `subscriptions/listen` of a client, and end them with that request.
+    """Own the subscriptions at servers for one `subscriptions/listen` of a client, and end them when the client's
+    request ends.
 
-    The client's stream ends when the last server has ended its part, unless a server may still notify: a legacy server
-    may as long as it runs, and a late one is yet to come.
+    The client's stream ends when the last server has ended its part. It stays open while a server may still notify: a
+    legacy server that runs, or a late server.
     """
 
     def __init__(
@@ -300,8 +301,8 @@ class ServerSubscriptions:
         self._answers: set[asyncio.Future[Message]] = set()  # to `resources/subscribe`
 
     async def opened(self, upstream: ConfiguredUpstream, call: Call, late: LateServers | None = None) -> Filter:
-        """Subscribe at a server, and return the part of the filter that it supports. If the server has to start,
-        subscribe in the background, after the acknowledgement; with `late`, try until it succeeds."""
+        """Subscribe at a server, and return the part of the filter that the server supports. If the server has to
+        start, subscribe later in the background. With `late`, retry until that succeeds."""
         conversation = await upstream.conversation_for(call)
         if not has_to_start(upstream, self._live):
             return await self.join(upstream, conversation)
@@ -319,7 +320,7 @@ class ServerSubscriptions:
         return self._wanted(upstream).honoured(upstream.declared)
 
     async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
-        """Subscribe at a late server, which is up at last."""
+        """Subscribe at a late server that is up now."""
         self._subscription.extend(await self.join(upstream, conversation))
         self._awaited.discard(upstream.name)
         self._end_with_the_last()
@@ -378,8 +379,8 @@ class ServerSubscriptions:
         return msgspec.structs.replace(wanted, uris=upstream.permits(self._exchange.context, uris))
 
     async def subscribe(self, upstream: ConfiguredUpstream, conversation: Conversation) -> Filter:
-        """Subscribe at a legacy server, which notifies all clients of changed lists anyway. Return the part of the
-        filter that the server supports."""
+        """Subscribe to resources at a legacy server, which sends changes of lists without a subscription. Return the
+        part of the filter that the server supports."""
         await conversation.join(self._live)
         await conversation.ready()
         if self.has_ended:
@@ -409,12 +410,13 @@ class ServerSubscriptions:
         return part
 
     def _ask_for(self, upstream: ConfiguredUpstream) -> None:
-        """Record that a server is about to get the subscription."""
+        """Record that a subscription is being sent to the server, and is not confirmed yet."""
         if not self._is_acknowledged and upstream.name not in self._unconfirmed:
             self._unconfirmed[upstream.name] = asyncio.get_running_loop().create_future()
 
     def _confirm(self, upstream: ConfiguredUpstream, part: Filter | None = None) -> None:
-        """Record that a server has the subscription to that part of the filter; None: it will not have it."""
+        """Record that a server has confirmed the subscription to this part of the filter; None: the subscription
+        failed."""
         waiting = self._unconfirmed.pop(upstream.name, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -424,7 +426,7 @@ class ServerSubscriptions:
             self._subscription.notify_all(part)
 
     async def confirmed(self) -> None:
-        """Wait `CONFIRM_S` at most until all servers have the subscription, except those that have to start."""
+        """Wait at most `CONFIRM_S` until all servers that need not start have confirmed the subscription."""
         if self._unconfirmed:
             await asyncio.wait(tuple(self._unconfirmed.values()), timeout=CONFIRM_S)
 
@@ -446,7 +448,7 @@ class ServerSubscriptions:
             self._lost.lost(upstream)
 
     def _end_with_the_last(self) -> None:
-        """End the stream of the client once no server is left that could notify."""
+        """End the client's stream if no server is left that could send notifications."""
         is_open = self._children or self._awaited or self._is_lasting
         if not (self._has_child_ended and self._is_acknowledged) or is_open or self.has_ended:
             return
@@ -456,7 +458,7 @@ class ServerSubscriptions:
             self._exchange.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def end(self) -> None:
-        """End the subscriptions at the servers, except to resources that other subscriptions of the session name."""
+        """End the subscriptions at the servers. Keep those to resources that other streams of the session need."""
         self.has_ended = True
         self._lost.end()
         for answer in tuple(self._answers):
@@ -477,10 +479,10 @@ def listen_params(wanted: Filter, more: Object | None = None) -> Object:
 
 
 class LostSubscriptions:
-    """Open lost parts of one stream again. `listen` subscribes at a server in a conversation of the session.
+    """Reopen the lost parts of one stream. `listen` subscribes at a server in a conversation of the session.
 
-    A process is not started for that: it has nothing to notify of until it is used. Its part is opened with its next
-    start. A server behind a URL goes on without the connection, so it is asked again after the delay of a `Backoff`.
+    No process is started for this, because an unused process has nothing to notify: its part is opened when it next
+    starts. A server behind a URL is asked again after the delay of a `Backoff`.
     """
 
     def __init__(
@@ -499,7 +501,7 @@ class LostSubscriptions:
         self._failures: dict[str, Backoff] = {}
 
     def lost(self, upstream: ConfiguredUpstream) -> None:
-        """Have the lost part at that server opened again."""
+        """Reopen the lost part at this server: when its process starts again, or after a delay if it has a URL."""
         name, again = upstream.name, functools.partial(self._again, upstream)
         self._forget(name)
         if upstream.settings.kind != "url":
@@ -524,6 +526,6 @@ class LostSubscriptions:
             stop()
 
     def end(self) -> None:
-        """Stop opening parts again, because the stream has ended."""
+        """Stop reopening parts. Called when the stream has ended."""
         for name in tuple(self._stop):
             self._forget(name)
