@@ -1,4 +1,4 @@
-"""Hold one request of a client on its way to a server: the exchange, and the params to send."""
+"""Define a client's request on its way to a server: the exchange, and the params to send."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,13 +15,13 @@ from transports.jsonrpc import Message, Object, RequestId
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request of a client, with the values that each step on its way to the server needs.
+    """A client's request, with the values that the steps on its way to the server need.
 
-    `era` is the client's. `meta` is sent to the server as `_meta`, in place of any `_meta` in `params`.
-    `correlation` is the request's correlation id. `server` names the server that the request is for; if empty, the
-    server is found by the tool, prompt or resource. `principal` is the sender. `check_mirrored` compares headers with
-    arguments (`transports.inbound_port.Request`); None if the wire has nothing to compare. `headers` are those of a
-    modern request, by lower-case name.
+    `era` is the client's era. `meta` is sent to the server as `_meta`, in place of any `_meta` in `params`.
+    `correlation` is the correlation id. `server` names the server that gets the request; if empty, the tool, prompt or
+    resource determines the server. `principal` is the sender. `check_mirrored` compares HTTP headers with arguments
+    (`transports.inbound_port.Request`); None if there is nothing to compare. `headers` are the headers of a modern
+    request, by lower-case name.
     """
 
     exchange: Exchange
@@ -41,7 +41,7 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def live(self) -> LiveSession | None:
-        """Return the session that the request belongs to now. A call with a handle moves to its child session."""
+        """Return the session of the request. A call with the handle of a child session belongs to the child session."""
         return live_session_of(self.exchange)
 
     def with_params(self, params: Object) -> "Call":
@@ -49,7 +49,7 @@ class Call(msgspec.Struct, frozen=True):
         return self if params is self.params else replace(self, params=params)
 
     def asking(self, params: Object, meta: Object) -> "Call":
-        """Return a request that the gateway makes itself, on behalf of this call."""
+        """Return a request with these params that the gateway sends on behalf of this call."""
         return Call(self.exchange, self.era, params, meta, self.correlation, principal=self.principal)
 
 

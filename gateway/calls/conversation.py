@@ -1,7 +1,7 @@
 """Send the calls of clients to one server, and find the call that each answer belongs to.
 
-A conversation outlives its link, the connection to the server (`gateway.calls.link`). When the server's process is
-gone, the next call opens a new link. Each session that had used the old one is told so with its first result.
+A conversation outlives its link, the connection to the server (`gateway.calls.link`). If the server's process is gone,
+the next call opens a new link. The first result that each session then gets reports the loss.
 """
 
 import asyncio
@@ -51,24 +51,24 @@ from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_r
 logger = logging.getLogger(__name__)
 
 _FINISHED_S: Final = 0.1
-"""Seconds from the last answer of a server that is to take no more calls until its link is closed."""
+"""Seconds between the last answer of a server that gets no more calls and the closing of its link."""
 
 
 class Router(Protocol):
-    """Finds the client for the server's own messages. On stdio a message does not name the call it belongs to."""
+    """Forwards a server's own requests and notifications to clients. On stdio, they do not name their call."""
 
     def asked(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
-        """Pass on a request of the server to a client, or refuse it. `stream`: see `LinkEvents.message`."""
+        """Forward a request of the server to a client, or refuse it. `stream`: see `LinkEvents.message`."""
 
     def notified(self, conversation: "Conversation", message: Message, stream: int | str | None = None) -> None:
-        """Pass on a notification of the server to its clients. `stream`: see `LinkEvents.message`."""
+        """Forward a notification of the server to its clients. `stream`: see `LinkEvents.message`."""
 
     def tools_changed(self, conversation: "Conversation") -> None:
-        """Forget the server's list of tools. The server has refused the headers of a call, which follow the schemas of
-        that list (MCP 2026-07-28, Transports §Client Behavior)."""
+        """Discard the cached list of the server's tools, because the server has refused the headers of a call. These
+        headers follow from the tools' schemas (MCP 2026-07-28, Transports §Client Behavior)."""
 
     def closed(self, conversation: "Conversation") -> None:
-        """Withdraw the server's requests to clients: its link is gone, so no answer can reach it."""
+        """Cancel the server's requests to clients: the link is gone, so no answer can reach the server."""
 
 
 class _HttpLink(Protocol):
@@ -78,12 +78,12 @@ class _HttpLink(Protocol):
 
 
 class Conversation:
-    """The calls of clients and the gateway's own requests to one server, over one link at a time.
+    """All that one session, or all sessions of a shared server, exchange with one server, over one link at a time.
 
-    `deadlines` are the upstream's; `unreturned`: see `Deadlines`. `users` are the sessions that have used one of its
-    links. `was_used`: this process or an earlier one has sent a call that may have changed the server's answers.
-    `era` is the protocol era that is used with the server. `frames` gets the messages to and from the server; None
-    while nobody watches. `known_lists` are the lists received from the server; None if none was.
+    `deadlines` are the server's time limits; `unreturned`: see `Deadlines`. `users` are the sessions that have used a
+    link of the conversation. `was_used` is True if any process has sent a call that may have changed later answers of
+    the server. `era` is the protocol era that the server speaks here. `frames` records all messages for an operator;
+    None if no operator watches. `known_lists` are the lists received from the server; None if none was received.
     """
 
     # Slots save one dictionary for each conversation: there are as many as there are sessions.
@@ -132,13 +132,13 @@ class Conversation:
 
     @property
     def is_process(self) -> bool:
-        """Return True if the link is a process, so that the server's work ends with the link."""
+        """Return True if the link is a child process. The server's work then ends with the link."""
         link = self.links.link
         return link is not None and link.pid is not None
 
     @property
     def is_remote(self) -> bool:
-        """Return True if the link leads to a URL, so that the server's work does not end with the gateway."""
+        """Return True if the link leads to a URL. The server's work then continues when the gateway ends."""
         link = self.links.link
         return link is not None and link.may_forget
 
@@ -154,12 +154,12 @@ class Conversation:
 
     @property
     def output_tail(self) -> Sequence[str]:
-        """Return the last lines on stderr of the server's process; without a process, those of the one before."""
+        """Return the last stderr lines of the server's present process; if there is none, of the process before."""
         return self.links.output_tail if self.links.link is None else self.links.link.output_tail
 
     @property
     def lists(self) -> Lists:
-        """Return the received pages of the server's lists, which callers extend."""
+        """Return the store of lists received from the server. Callers add the pages that they receive."""
         self.known_lists = self.known_lists or Lists(self.turned)
         return self.known_lists
 
@@ -174,19 +174,22 @@ class Conversation:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if nothing waits for the server: no call, no task, no request of the gateway's own."""
+        """Return True if there is no call, no task and no request of the gateway itself in flight."""
         return not self.has_calls and not self._own
 
     def is_open_to(self, live: LinkSession | None) -> bool:
-        """Return True if a call of that session can be sent at once: the link is open, and `join` is done for it."""
+        """Return True if a call of this session can be sent at once: the link is open, and the session has joined
+        (`join`)."""
         return self.links.is_open and live in self.users
 
     def has_nothing_but_calls(self, live: LinkSession | None) -> bool:
-        """Return True if a call of that session can be sent at once, nobody watches, and no restart is to be told."""
+        """Return True if a call of this session can be sent at once, no operator watches, and no restart must be
+        reported to it."""
         return self.is_open_to(live) and self.frames is None and not self.users.has_notice(live)
 
     def watch(self, frames: SessionFrames | None) -> None:
-        """Show an operator the messages from now on, and the last lines of stderr, by `frames`. None: stop that."""
+        """Show an operator all messages from now on, and the last stderr lines, by recording them in `frames`. None:
+        stop."""
         if frames is not None and self.frames is None:
             frames.hide(self.links.secrets())
             for line in self.output_tail:
@@ -196,10 +199,10 @@ class Conversation:
     # -- sending calls
 
     async def start(self, exchange: Exchange, params: Object, meta: Object, *, again: bool = False) -> None:
-        """Send a client's request, and open the link first if needed.
+        """Send a client's request. If there is no open link, open one first.
 
-        A link that turns out to be closed before it took the message is opened again, once: nothing was executed.
-        `again`: the request was sent before, and is not sent a third time. Raises `UpstreamUnavailable`,
+        If the link turns out to be closed before it accepts the message, it is opened again, once: nothing was
+        executed. `again`: the request was sent before, and must not be sent a third time. Raises `UpstreamUnavailable`,
         `HandshakeRefused`: nothing reached the server.
         """
         if exchange.is_over:
@@ -242,8 +245,8 @@ class Conversation:
         self.in_background(start())
 
     def fail_start(self, exchange: Exchange, error: Exception, code: int) -> None:
-        """Answer a call that `start` failed to send, where no request handler sees the error. `code` is the error code
-        for faults of the server or of its link, and for unexpected errors."""
+        """Answer a call with the error of a failed `start`. Used if no request handler sees the error. `code` is the
+        error code for faults of the server or its link, and for unexpected errors."""
         if isinstance(error, StoreUnavailable):
             error = store_unavailable()
         elif isinstance(error, StartRefused):
@@ -267,7 +270,8 @@ class Conversation:
     def _send(
         self, exchange: Exchange, number: int, frame: bytes, request: tuple[Object, Object] | None
     ) -> LinkClosed | None:
-        """Send a call over the open link. Return the reason if the link takes no message: nothing was executed then."""
+        """Send a call over the open link. Return None if it was sent. If the link does not accept it, return the
+        reason: nothing was executed."""
         link, written_at = self.links.link, monotonic()  # before the write: after it, the server may run first
         if link is None or not self.links.is_open:
             return LinkClosed("it exited")
@@ -289,12 +293,11 @@ class Conversation:
         return None
 
     def log_level_for(self, exchange: Exchange) -> str:
-        """Return the log level to set at the server before this call is sent; empty if there is none to set."""
+        """Return the log level that the server must have for this call; empty if the call needs none."""
         return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
 
     def send_fast(self, number: int, frame: bytes, call: FastCall) -> bool:
-        """Send a call on the fast path, over the link of the earlier call that it is like. If False, nothing was
-        sent."""
+        """Send a call of the fast path over the link that the earlier call used. Return False if nothing was sent."""
         link = self.links.link
         try:
             if link is None:
@@ -308,14 +311,14 @@ class Conversation:
         return True
 
     def wait(self, exchange: Exchange, event: ExchangeEvent) -> None:
-        """Keep a call in flight while its client is asked (event `ASK`), or until it is sent again (`REQUEUE`)."""
+        """Move a call from sent to waiting: its client is asked (event `ASK`), or it will be sent again (`REQUEUE`)."""
         exchange.step(event)
         self.calls.wait(exchange)
         exchange.restart_deadline()
         self._watch.begin()
 
     def end(self, exchange: Exchange) -> bool:
-        """Remove a call, and withdraw the questions to its client. Return False if it was not in flight."""
+        """Remove an ended call, and cancel the questions to its client. Return False if it was not in flight."""
         if not self.calls.end(exchange):
             return False
         if exchange.suspended is not None:
@@ -326,8 +329,8 @@ class Conversation:
         return True
 
     async def join(self, live: LinkSession | None) -> None:
-        """Record that a session uses the server, before its first message is sent. A later process can then report
-        the loss. Raises `StoreUnavailable`."""
+        """Record that a session uses the server, before the session's first message is sent. So a later gateway process
+        can report to the session that its server was restarted. Raises `StoreUnavailable`."""
         if live in self.users:
             return
         self.users.add(live)
@@ -339,7 +342,7 @@ class Conversation:
             raise
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        """Cancel a call: notify the server, and answer the client with an error."""
+        """Cancel a call: send the server `notifications/cancelled`, and answer the client with an error."""
         if self.end(exchange) and exchange.number:  # else the server does not have it
             self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
         exchange.fail(code, f"Cancelled: {reason}")
@@ -362,7 +365,7 @@ class Conversation:
             self.put(frame)
 
     def next_number(self) -> int:
-        """Return a number that no other request to the server has."""
+        """Return a new request id, unique in this conversation."""
         self._last_number += 1
         return self._last_number
 
@@ -377,8 +380,8 @@ class Conversation:
         return await answer
 
     def answer_to(self, method: str, params: bytes | None) -> asyncio.Future[Message]:
-        """Send a request of the gateway's own at once, and return a future for the answer. The future fails with
-        `LinkClosed` if the link ends first. Raises `LinkClosed` if the link is closed already."""
+        """Send a request of the gateway itself, and return a future for the answer. Raises `LinkClosed` if the link is
+        closed. If the link ends before the answer, the future fails with `LinkClosed`."""
         self.links.require()
         number = self.next_number()
         answer = self._own.expect(number)
@@ -400,7 +403,7 @@ class Conversation:
         self._send_or_drop(encode_request(self.next_number(), method, params))
 
     def notify(self, method: str, params: bytes | None) -> None:
-        """Send a notification, if there is a link and its handshake is complete."""
+        """Send a notification. Do nothing if there is no link, or its handshake is not complete."""
         if self.links.greeted is None:
             return
         try:
@@ -409,7 +412,7 @@ class Conversation:
             logger.debug("%s is not sent to server %s, which is closed", method, self.name)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Send the client's answer to a request of the server. `request_id` is the server's own id, as JSON."""
+        """Send the server a client's answer to its request. `request_id` is the server's own id, as JSON."""
         if (tasks := self.known_tasks) is not None:
             message = tasks.answer_for_server(message)
         self._send_or_drop(response_under(request_id, message))
@@ -422,7 +425,7 @@ class Conversation:
 
     @property
     def known_tasks(self) -> OwnedTasks | None:
-        """Return the tasks that the server has made over the present link; None if none are known."""
+        """Return the tasks that the server has created over the present link; None if there are none."""
         if self._tasks is not None and self._task_link is not self.links.link:
             tasks, self._tasks, self._task_link = self._tasks, None, None
             for task in tasks:
@@ -430,14 +433,14 @@ class Conversation:
         return self._tasks
 
     def own_task(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task that the server has made over the present link."""
+        """Record a task that the server has created over the present link."""
         if self.known_tasks is None:
             self._tasks, self._task_link = OwnedTasks(), self.links.link
         assert self._tasks is not None
         self._tasks.add(own_id, task)
 
     def hold_link(self) -> None:
-        """Keep the link open while the server works on a task. It stays open until `free_link` was called as often."""
+        """Keep the link open while the server works on a task. Each call needs one call of `free_link` later."""
         self._holds += 1
 
     def free_link(self) -> None:
@@ -560,8 +563,8 @@ class Conversation:
     # -- ending
 
     def finish_calls(self, reason: str) -> bool:
-        """Close the link once the calls in flight are answered. Streams of notifications end now, with `reason`. Return
-        False if no call is in flight, and nothing is to wait for."""
+        """Close the link as soon as the calls in flight are answered. End streams of notifications now, with `reason`.
+        Return False if no call is in flight: the caller can close the conversation at once."""
         calls = list(self.calls)
         if all(exchange.is_subscription for exchange in calls):
             return False
@@ -577,7 +580,8 @@ class Conversation:
                 self.fail(exchange, UPSTREAM_UNAVAILABLE, reason)
 
     async def close(self, reason: str = "the session has ended") -> None:
-        """Close for good; no part of the conversation is left on return. Idempotent. Calls in flight get `reason`."""
+        """Close the conversation and its link for good, and wait until that is done. Idempotent. Calls in flight fail
+        with `reason`."""
         self._watch.end()
         self._fail_all(list(self.calls), reason)
         await self.links.close()
@@ -586,6 +590,6 @@ class Conversation:
 
 
 def conversation_of(exchange: Exchange) -> Conversation:
-    """Return the conversation of a call that was sent. The type of `Exchange.conversation` names only a part of it."""
+    """Return the conversation of a sent call with its full type. `Exchange.conversation` has a narrower type."""
     assert exchange.conversation is not None
     return exchange.conversation  # type: ignore[return-value]  # of a call that was sent

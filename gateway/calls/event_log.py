@@ -1,12 +1,12 @@
-"""Record the events of the sessions that live here. A client gets an event at once, and the store gets it right after.
+"""Record the events of the sessions that this replica serves. The client gets an event at once, the store soon after.
 
-A reader of a session's log first waits until the store has all that was recorded before. A process that dies loses its
-last batch, and a client never more than that. `UnwrittenEvent` says that an event id belongs to such a batch.
+A reader of a session's log first waits until the store has all events recorded before. A process that dies loses at
+most its last batch, which clients may have received. `UnwrittenEvent` says that an event id is from such a batch.
 docs/adr/0030-events-behind-the-answer.md
 
-Each part of the store, for example a node of a cluster, has batches of its own. While one is written, new events gather
-for the next. Sessions whose last write has failed are retried in separate batches. So neither a part that is away nor a
-session that the store refuses delays the others.
+Each part of the store, such as a node of a cluster, has its own batches. While one batch is written, new events gather
+for the next. Sessions whose last write failed are retried in separate batches. So a part that is down, or a session
+that the store refuses, does not delay the others.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
 from transports.tasks import Tasks
 
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes of events that may wait while the store does not answer. Later events get no id, so a replay lacks them."""
+"""Maximum bytes of events that wait while the store does not answer. Later events get no id and cannot be replayed."""
 
 _RESERVED: Final = 1 << 16
-"""Event numbers that are reserved for a session in one step."""
+"""Number of event numbers that are reserved in the store at once for a session."""
 
 _LEFT: Final = StoreUnavailable("another process serves the session")
 
 _ENTRY_BYTES: Final = 256
-"""Bytes that an entry takes beside its frame and its request."""
+"""Bytes counted for an entry in addition to its frame and its request."""
 _BATCH_BYTES: Final = 4 << 20
-"""Bytes that are written together, so that a store which comes back does not get the whole backlog in one write."""
+"""Maximum bytes of a batch, so that the store does not get the whole backlog in one write after an outage."""
 _PAUSE_S: Final = 0.005
-"""Pause between two batches that nobody waits for: events of calls in quick succession cost the store less in one
-batch."""
+"""Seconds between two batches if no caller waits. Events of calls in quick succession then share a batch, which costs
+the store less."""
 _RETRY_S: Final = 0.5
-"""Pause before the retry of a session whose write has failed."""
+"""Seconds until a failed write of a session is retried."""
 _SESSION_BYTES: Final = MAX_LOG_BYTES + MAX_LOG_EVENTS * _ENTRY_BYTES
 _STOPS: Final = StoreUnavailable("the gateway stops")
 
 logger = logging.getLogger(__name__)
 
 LoggedFrame = tuple[bytes | None, bool]
-"""A frame, or None if the frame cannot be kept; and whether its stream ends with it."""
+"""The bytes of a frame (None if the frame cannot be stored), and True if it is the last of its stream."""
 
 
 class _Backlog:
-    """The events of one session that the store does not have: those of the batch under way, and those after it."""
+    """The events of one session that the store does not have: those being written, and those due after them."""
 
     __slots__ = ("_due_bytes", "_waiting", "_writing_bytes", "due", "is_given_up", "queue", "writing")
 
@@ -71,17 +71,18 @@ class _Backlog:
         return self._due_bytes - before
 
     def _trim(self) -> None:
-        """Drop the oldest events beyond the limits of the log, which would drop them at once."""
+        """Drop the oldest events beyond the limits of the log. The log would delete them anyway."""
         while len(self.due) > MAX_LOG_EVENTS or (self._due_bytes > _SESSION_BYTES and len(self.due) > 1):
             self._due_bytes -= _size(self.due.pop(0))
 
     def begin(self) -> None:
-        """Move all events that are due into the batch under way."""
+        """Move all due events into the batch that is written now."""
         self.writing, self._writing_bytes = self.due, self._due_bytes
         self.due, self._due_bytes = [], 0
 
     def end(self, failure: Exception | None) -> None:
-        """End the write under way. Failed events are due again unless they are given up: a write may be repeated."""
+        """Complete the write. If the store was unavailable, its events are due again, unless they were given up.
+        Writing an event twice is harmless."""
         written, size = self.writing, self._writing_bytes
         self.writing, self._writing_bytes = (), 0
         if failure is None:
@@ -94,7 +95,7 @@ class _Backlog:
         self.is_given_up = False
 
     def withdraw(self, event_id: str) -> None:
-        """Remove an event that waits for its write. Do nothing if the write has begun."""
+        """Remove an event that is not written yet. Do nothing if its write has begun."""
         for entry in self.due:
             if id_of_event(entry.nonce, entry.number) == event_id:
                 self.due.remove(entry)
@@ -103,8 +104,8 @@ class _Backlog:
                 return
 
     def give_up(self, failure: StoreUnavailable | None) -> None:
-        """Drop the events, and retry none. Callers that wait get `failure`; None: they may go on, as nobody needs
-        the events."""
+        """Drop the due events, and do not retry those being written. Waiting callers fail with `failure`; if None, they
+        continue, because the events are not needed any more."""
         self.due, self._due_bytes = [], 0
         self.is_given_up = True
         if failure is None:
@@ -121,7 +122,7 @@ class _Backlog:
             await told
 
     def _tell_waiting(self) -> None:
-        """Wake the callers whose events are all written."""
+        """Wake the callers of `stored` whose events are all written."""
         unwritten = self.writing or self.due
         waiting, self._waiting = self._waiting, []
         for number, told in waiting:
@@ -131,7 +132,7 @@ class _Backlog:
                 told.set_result(None)
 
     def fail(self, failure: Exception) -> None:
-        """Fail all callers that wait: the store may lack their events."""
+        """Fail all callers of `stored`, because the store may lack their events."""
         waiting, self._waiting = self._waiting, []
         for _, told in waiting:
             if not told.done():
@@ -143,7 +144,7 @@ def _size(entry: Entry) -> int:
 
 
 class _Queue:
-    """The sessions in one part of the store that have a backlog. `is_retry`: their last write has failed."""
+    """The sessions with a backlog in one part of the store. `is_retry`: their last write has failed."""
 
     __slots__ = ("due", "is_retry", "part", "wanted", "writing")
 
@@ -155,7 +156,7 @@ class _Queue:
         self.wanted = asyncio.Event()
 
     def begin(self) -> dict[str, Sequence[Entry]]:
-        """Begin the next batch: take sessions off the queue, and return their events by session id."""
+        """Begin the next batch: move sessions from `due` to `writing`. Return the events by session id."""
         size = 0
         while self.due and size < _BATCH_BYTES:
             session_id = next(iter(self.due))
@@ -165,7 +166,7 @@ class _Queue:
         return {session_id: backlog.writing for session_id, backlog in self.writing.items()}
 
     async def pause(self, *, has_failed: bool) -> None:
-        """Let events gather for a while, unless a caller waits for them. After a failed retry, pause longer."""
+        """Wait a little so that events gather, unless a caller waits for them. After a failed retry, wait longer."""
         if self.is_retry and has_failed:
             await asyncio.sleep(_RETRY_S)
             return
@@ -185,7 +186,7 @@ class EventBatches:
         self._tasks = Tasks("event log")
 
     def add(self, session_id: str, entries: Sequence[Entry]) -> None:
-        """Write these events of a session soon. Their numbers must be above those of all events added before."""
+        """Queue events of a session for writing. Their numbers must be above those of all events added before."""
         backlog = self._backlogs.get(session_id)
         if backlog is None:
             backlog = self._backlogs[session_id] = _Backlog()
@@ -204,7 +205,7 @@ class EventBatches:
             await backlog.stored()
 
     def withdraw(self, session_id: str, event_id: str) -> None:
-        """Remove an event that waits for its write. Do nothing if the write has begun."""
+        """Remove an event that is not written yet. Do nothing if its write has begun."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -213,8 +214,8 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def give_up(self, session_id: str, failure: StoreUnavailable | None = None) -> None:
-        """Drop the events of a session, and retry none. Callers that wait get `failure`; None: they may go on, as
-        nobody needs the events."""
+        """Drop the events of a session, and do not retry those being written. Waiting callers fail with `failure`; if
+        None, they continue, because the events are not needed any more."""
         backlog = self._backlogs.get(session_id)
         if backlog is not None:
             before = backlog.size
@@ -223,7 +224,7 @@ class EventBatches:
             self._leave(session_id, backlog)
 
     def _leave(self, session_id: str, backlog: _Backlog) -> None:
-        """Forget a session that has nothing left to write."""
+        """Remove a session that has no more events to write."""
         if backlog.due or backlog.queue is None:
             return
         backlog.queue.due.pop(session_id, None)
@@ -257,7 +258,7 @@ class EventBatches:
                 backlog.fail(_STOPS)
 
     async def _write_batch(self, queue: _Queue) -> bool:
-        """Write the next batch of a queue. Return True if the store did not take all of it."""
+        """Write the next batch of a queue. Return True if the write of a session has failed."""
         failures = await self._failures(queue.begin())
         batch, queue.writing = queue.writing, {}
         for session_id, backlog in batch.items():
@@ -268,7 +269,7 @@ class EventBatches:
         return bool(failures)
 
     def _end(self, session_id: str, backlog: _Backlog, failure: Exception | None) -> None:
-        """End the write of one session's events. Retry them if the store was unavailable."""
+        """Complete the write of one session's events. Queue them again if the store was unavailable."""
         if failure is not None and not isinstance(failure, StoreUnavailable):
             logger.error("event log: %d events of a session are given up: %r", len(backlog.writing), failure)
         assert backlog.queue is not None
@@ -283,7 +284,7 @@ class EventBatches:
             del self._backlogs[session_id]
 
     async def _failures(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
-        """Write a batch. Return the failures by session: events of these sessions may not be in the store."""
+        """Write a batch. Return the errors by session. The events of these sessions may or may not be in the store."""
         try:
             return await self._log.write(entries)
         except StoreUnavailable as error:
@@ -315,8 +316,8 @@ class _Numbers:
         self.number = self.end = 0
 
     def has(self, count: int, epoch: int | None) -> bool:
-        """Return True if `count` numbers are left that were reserved in `epoch`. None: the session leaves this process,
-        and numbers of any epoch will do."""
+        """Return True if `count` numbers are left that were reserved in this ownership epoch. `epoch` None: the session
+        is moving to another process, and numbers of any epoch may be used."""
         return self.end - self.number >= count and (epoch is None or epoch == self.epoch)
 
     def renew(self, reserved: Reserved, count: int, epoch: int) -> None:
@@ -325,15 +326,15 @@ class _Numbers:
         self.end = self.number + count
 
     def take(self) -> int:
-        """Return the next unused number, and use it up."""
+        """Return the next unused number, and mark it as used."""
         number = self.number
         self.number = number + 1
         return number
 
 
 class EventWriter:
-    """Records events, and writes them to `log`. `epoch_of` returns the epoch in which this process serves a session;
-    None if it does not, or no longer."""
+    """Record events, and write them to `log`. `epoch_of` returns the ownership epoch in which this process serves a
+    session; None if this process does not serve it."""
 
     def __init__(self, log: EventLog, epoch_of: Callable[[str], int | None]) -> None:
         self._log = log
@@ -347,22 +348,23 @@ class EventWriter:
     async def record(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
-        """Record events of a stream, and return their ids. The store gets them soon. An id is None if its event cannot
-        be kept. `request` is kept with the first event (`Entry`)."""
+        """Record events of a stream, and return their ids. They are written to the store soon. An id is None if the
+        event cannot be stored. `request` is stored with the first event (`Entry`)."""
         await self.make_ready(session_id, len(frames))
         return self.record_now(session_id, stream, frames, request)
 
     def record_now(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None]:
-        """Record events without waiting, and return their ids: all None if `make_ready` has reserved too few."""
+        """Record events without waiting, and return their ids. All ids are None if `make_ready` has not reserved enough
+        numbers."""
         ids = self.record_at_hand(session_id, stream, frames, request)
         return [None] * len(frames) if ids is None else ids
 
     def record_at_hand(
         self, session_id: str, stream: str, frames: Sequence[LoggedFrame], request: bytes = b""
     ) -> list[str | None] | None:
-        """Do as `record_now`, but return None, and do nothing, if `make_ready` has to reserve numbers first."""
+        """Do as `record_now`. If `make_ready` must reserve numbers first, do nothing and return None."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         if numbers is not None and numbers.has(len(frames), epoch):
             return self._add(session_id, numbers, stream, frames, request)
@@ -376,12 +378,12 @@ class EventWriter:
             self._ending.spawn(self.record(session_id, stream, [(b"", True)]))
 
     def is_ready(self, session_id: str, count: int) -> bool:
-        """Return True if `count` events can be recorded without waiting: `make_ready` would change nothing."""
+        """Return True if `count` events can be recorded without a call of `make_ready`."""
         numbers, epoch = self._numbers.get(session_id), self._epoch_of(session_id)
         return epoch is None if numbers is None else numbers.has(count, epoch) or epoch is None
 
     async def make_ready(self, session_id: str, count: int) -> None:
-        """Reserve numbers for `count` events of a session in the store, if too few are left."""
+        """Reserve event numbers in the store, if fewer than `count` are left for the session."""
         epoch = self._epoch_of(session_id)
         if epoch is None or self.is_ready(session_id, count):
             return
@@ -450,11 +452,12 @@ class EventWriter:
         return await self._log.unfinished(session_id)
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
-        """Return and remove the request kept for a stream; empty if there is none (`EventLog.take_request`)."""
+        """Return and delete the request stored for a stream; empty if there is none (`EventLog.take_request`)."""
         return await self._log.take_request(session_id, stream)
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """Yield the events of a stream after that one (`EventLog.follow`). Unwritten events follow as new ones."""
+        """Yield the events of a stream after the event `after` (`EventLog.follow`), and new events when the store has
+        them."""
         return self._log.follow(session_id, stream, after)
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
@@ -472,8 +475,8 @@ class EventWriter:
         await self._log.drop(session_id)
 
     async def release(self, session_id: str) -> None:
-        """Leave a session to another process. Return once the store has its events, or give them up if it does not
-        answer. Later events get no id."""
+        """Stop recording a session that another process takes over. Wait until the store has its events. If the store
+        does not answer, drop them. Later events get no id."""
         await self._ending.settled()
         self._numbers.pop(session_id, None)
         with contextlib.suppress(StoreUnavailable):

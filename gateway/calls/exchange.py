@@ -1,6 +1,6 @@
 """Follow one request of a client from its arrival to its end: its ids on both sides, its frames, its state.
 
-Knows neither links nor other calls. Two protocols here name what it needs of its session and of its conversation.
+This module does not know links or other calls. Two protocols here list what it uses of sessions and conversations.
 """
 
 import logging
@@ -62,8 +62,8 @@ _objects = msgspec.json.Decoder(Object)
 
 
 def fallback_id() -> str:
-    """Return an id for a call that no request of a client has made. No client knows the id, so no
-    `notifications/cancelled` can name the call. A number would not do: clients count their requests from 0 or 1."""
+    """Return a request id for a call that the gateway makes itself. Clients cannot know the id, so they cannot cancel
+    the call. It is no number, because clients count their requests from 0 or 1."""
     return f"gateway {secrets.token_hex(8)}"
 
 
@@ -100,11 +100,10 @@ class ExchangeConversation(AskingServer, Protocol):
 class Exchange(ObservedCall):
     """A client's request on its way through one conversation with a server.
 
-    `number` is its id on the upstream's side, where ids of many clients must not collide. It also serves there as the
-    progress token and the subscription id. `shape` turns the upstream's result into the client's. `context` and
-    `granted` are those of the client's request. `caller` describes a modern client to servers of the legacy era; None
-    for a legacy client. `suspended` has the questions to a modern client. `replay` has earlier answers of that client,
-    by the digest of the question.
+    `number` is the request id that the server sees, unique in the conversation. It also is the progress token and the
+    subscription id there. `shape` translates the server's result for the client. `context` and `granted` are the rights
+    of the client's request. `caller` is the declaration of a modern client; None for a legacy client. `suspended` has
+    the questions to a modern client. `replay` has earlier answers of the client, by the digest of the question.
     """
 
     # Class attributes, because most calls never need them.
@@ -151,19 +150,20 @@ class Exchange(ObservedCall):
 
     @property
     def context(self) -> Context:
-        """Return the rights of this request. Those of its session may differ: another request may have changed them."""
+        """Return the rights of this request. The session's may differ, because another request may have changed
+        them."""
         if self._context is None and self.live is not None:
             return self.live.session.context
         return self._context or _NOBODY
 
     @property
     def server(self) -> str:
-        """Return the name of the server that has the call; empty if none has."""
+        """Return the name of the server that the call was sent to; empty if it was not sent."""
         return "" if self.conversation is None or not self.number else self.conversation.name
 
     @property
     def session(self) -> Session | None:
-        """Return the record of its session; None if it has no session."""
+        """Return the record of the call's session; None if the call has no session."""
         return None if self.live is None else self.live.session
 
     @property
@@ -172,7 +172,7 @@ class Exchange(ObservedCall):
         return "legacy" if self.caller is None else "modern"  # not `Era`, whose hash is slow
 
     def count(self, failure: Failure | None) -> None:
-        """Count the call in its session; `failure` if it failed."""
+        """Count the ended call in its session. `failure` describes a call that failed; else None."""
         if self.live is not None:
             self.live.count(failure)
 
@@ -183,15 +183,15 @@ class Exchange(ObservedCall):
 
     @property
     def is_suspended(self) -> bool:
-        """Return True while a modern client owes answers to questions. No request of the client is open then."""
+        """Return True while the call waits for a modern client's answers. The client has no open request then."""
         return self.state is ASKING and self.suspended is not None
 
     def step(self, event: ExchangeEvent) -> None:
-        """Change the state. Raises `IllegalStep` if the table has no such step; then nothing has changed."""
+        """Change the state. Raises `IllegalStep`, and changes nothing, if the event is impossible in this state."""
         self.state = step(EXCHANGE, self.state, event)
 
     def move_to(self, live: ExchangeSession) -> None:
-        """Move the call to another session, which stays in use until the wire no longer uses this exchange."""
+        """Move the call to another session. That session counts as in use until `done`."""
         self.live = live
         live.exchange_begins(self)
         self.when_done(lambda: live.exchange_ended(self))
@@ -200,20 +200,21 @@ class Exchange(ObservedCall):
     # -- to the server
 
     def use_bridge(self, bridge: Bridge | None, method: str = "") -> None:
-        """Have `bridge` translate the response of a server of the other era; None: the response stays as it is. The
-        server gets requests of `method` from now on; if empty, of the client's method."""
+        """Set the bridge that translates the response of a server of the other era; None: no translation. `method` is
+        the method to send to the server; if empty, the client's method."""
         self.bridge, self.sent_method = bridge, method
 
     def forward(self, headers: Mapping[str, str]) -> None:
-        """Send these headers along, if the server is behind a URL."""
+        """Set HTTP headers of the client to send along to a server behind a URL."""
         self.forwarded = headers or None
 
     def frame(self, number: int, params: Object, meta: Object) -> bytes:
-        """Return the request as JSON for the server, with `number` as its id."""
+        """Return the request to the server as JSON, with `number` as its id."""
         return splice(encode_request(number, self.sent_method or self.method, self.encoded(number, params, meta)))
 
     async def frame_in_turns(self, number: int, params: Object, meta: Object) -> bytes:
-        """Return the request as JSON for the server. Encode large params in steps, which let other tasks run."""
+        """Return the request to the server as JSON, with `number` as its id. Large params are encoded in steps, between
+        which other tasks run."""
 
         def steps() -> Generator[None, None, bytes]:
             body = self.encoded(number, params, meta)
@@ -225,8 +226,8 @@ class Exchange(ObservedCall):
         return await run_steps_with_pauses(steps()) if is_large(params) else self.frame(number, params, meta)
 
     def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
-        """Return the encoded params and `_meta` of the request; None if both are empty. Its progress token becomes
-        `number`; the client's token is kept."""
+        """Return the params and `_meta` as JSON; None if both are empty. Replace the client's progress token by
+        `number`, and store the client's token."""
         token = meta.get("progressToken")
         if token is not None:
             self.progress_token = token.copy()  # a slice would keep the whole message in memory
@@ -237,8 +238,8 @@ class Exchange(ObservedCall):
     def sent_as(
         self, conversation: ExchangeConversation, number: int, request: tuple[Object, Object] | None, written_at: float
     ) -> None:
-        """Record that the server has the request, with `number` as its id, since `written_at` by the monotonic clock.
-        `request`: params and `_meta`, if the request may have to be sent again."""
+        """Record that the request was sent to the server at `written_at` (monotonic clock), with `number` as its id.
+        `request` has the params and `_meta`, if the request may have to be sent again; else None."""
         self.step(SEND)
         self.conversation = conversation
         self.number = number
@@ -246,8 +247,8 @@ class Exchange(ObservedCall):
         self.deadline_from = self.written_at = written_at
 
     def queue_at(self, conversation: ExchangeConversation, number: int | None = None) -> None:
-        """Record the conversation that will send the request once its link is open. `number` is set only for a call
-        that is never sent."""
+        """Record the conversation that will send the request when its link is open. Pass `number` only for a call that
+        is never sent to the server."""
         if self.state is not QUEUED:
             self.step(ExchangeEvent.REQUEUE)
         self.conversation = conversation
@@ -255,7 +256,7 @@ class Exchange(ObservedCall):
             self.number = number
 
     def take_request(self) -> tuple[Object, Object] | None:
-        """Return params and `_meta` for sending the request again; None on a second call."""
+        """Return and delete the params and `_meta` to send the request again; None if there are none left."""
         request, self.sent = self.sent, None
         return request
 
@@ -265,11 +266,12 @@ class Exchange(ObservedCall):
 
     @property
     def keeps_task_at_server(self) -> bool:
-        """Return True if a later process follows the server's task, which the end of this exchange must not cancel."""
+        """Return True if a later process follows the server's task: it must not be cancelled when this exchange
+        ends."""
         return False
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Take note of the task that the server has made of the call. The task goes on without this process."""
+        """React to a task that the server has created for the call. Subclasses override this."""
 
     # -- to the client
 
@@ -278,16 +280,16 @@ class Exchange(ObservedCall):
         self.shape, self.keeps_complete = shape, False
 
     def filter_result(self, shape: Callable[[Any, Object], Object]) -> None:
-        """Apply `shape` to the server's result, before the shape that the exchange already has."""
+        """Apply `shape` to the server's result first, then the present shape."""
         later = self.shape
         self.shape_with(shape if later is None else lambda exchange, result: later(exchange, shape(exchange, result)))
 
     def keep_complete(self) -> None:
-        """Apply the shape only to results that ask for input or are tasks. All others pass through unread."""
+        """Apply the shape only to results that ask for input or are tasks. Other results pass unchanged."""
         self.keeps_complete = True
 
     def _shaped(self, result: Object, restarted: str | None) -> Object:
-        """Return a server's result as the client gets it. Raises `Refused` if the client may not have it."""
+        """Return a server's result in the form for the client. Raises `Refused` if the client may not have it."""
         if self.shape is not None:
             result = self.shape(self, result)
         if restarted is not None:
@@ -295,23 +297,25 @@ class Exchange(ObservedCall):
         return result
 
     def _push(self, frame: Frame, replies: ReplyQueue | None = None) -> bool:
-        """Send the client a frame. `replies`: the queue of an earlier request of the client; None: the present one."""
+        """Send the client a frame. `replies` is the queue of an earlier request of the client; None: that of the
+        present request."""
         if self.live is not None and self.live.frames is not None:
             self.live.frames.to_client(frame.data)
         return (replies or self.replies).push(frame)
 
     def emit(self, frame: bytes) -> bool:
-        """Send the client a message that belongs to this call. Return False if the client does not read."""
+        """Send the client a message that belongs to this call. Return False if the client has not read earlier
+        messages."""
         return self._push(Frame(frame))
 
     def suspendable(self) -> SuspendedCall:
-        """Return the questions to the modern client of this call; none at first."""
+        """Return the object with the call's questions to its modern client. Create it if needed."""
         if self.suspended is None:
             self.suspended = SuspendedCall()
         return self.suspended
 
     def suspend(self, result: Object) -> None:
-        """Answer the client's present request with the server's questions. Later frames wait for its next request."""
+        """Answer the client's open request with the server's questions. Queue later frames for its next request."""
         self.step(ExchangeEvent.ASK)
         answered, self.replies = self.replies, ReplyQueue()
         # The server has the request, and the client may take long: free the params.
@@ -328,24 +332,24 @@ class Exchange(ObservedCall):
         shape: Callable[[Any, Object], Object] | None,
         progress_token: msgspec.Raw | None,
     ) -> None:
-        """Answer this later request of the client from now on: it continues a suspended call."""
+        """Continue a suspended call with a later request of its client, which gets all further messages."""
         self.client_id = client_id
         self.shape_with(shape)
         self.progress_token = progress_token
         self.replies.rewrite(rewritten_ids(client_id, progress_token))
 
     def resumed(self) -> None:
-        """Continue a suspended call: its client has sent the answers."""
+        """Return to the state in which the server works on the call, because its client has sent the answers."""
         if self.is_suspended:
             self.step(ExchangeEvent.RESUME)
             self.written_at = monotonic()  # time that the client took does not count as the server's
 
     def replay_answers(self, answers: Mapping[str, str]) -> None:
-        """Keep these earlier answers, by the digest of the question, for a server that asks the same again."""
+        """Store earlier answers of the client, by the digest of the question, in case a server asks the same again."""
         self.replay = answers
 
     def take_replay(self, digest: str) -> str | None:
-        """Return the earlier answer to the question with that digest, and remove it; None if there is none."""
+        """Return and delete the stored answer to the question with this digest; None if there is none."""
         known = self.replay.get(digest)
         if known is not None:
             self.replay = {asked: answer for asked, answer in self.replay.items() if asked != digest}
@@ -354,7 +358,8 @@ class Exchange(ObservedCall):
     # -- its end
 
     def finish(self, message: Message, restarted: str | None = None) -> None:
-        """Answer with the upstream's response. `restarted`: why the server was restarted before it, if it was."""
+        """Translate the server's response and send it to the client. `restarted` is the reason of a restart of the
+        server that the client must be told; None if there is none."""
         self.restarted = restarted or self.restarted
         if self.bridge is not None:
             if (bridged := self.bridge.finish(self, message)) is None:
@@ -363,7 +368,7 @@ class Exchange(ObservedCall):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """Answer with a response that is in the client's era already."""
+        """End the call with a response in the client's era: apply the shape and send it."""
         client_id = encode(self.client_id)
         restarted = self.restarted
         if isinstance(message.error, msgspec.Raw):
@@ -391,11 +396,11 @@ class Exchange(ObservedCall):
                 self._notify(outcome, result if outcome is TOOL_ERROR else b"")
 
     def fail(self, code: int, reason: str) -> None:
-        """Answer with an error of the gateway."""
+        """End the call with an error of the gateway."""
         self._fail(code, encode(error_of(code, reason, self.correlation)))
 
     def refuse(self, refused: Refused) -> None:
-        """Answer with a refusal, and all that it tells the client's program."""
+        """End the call with a refusal, including its machine-readable data."""
         self._fail(refused.code, traced_error(encode(refused.error()), self.correlation))
 
     def _fail(self, code: int, error: bytes) -> None:
@@ -405,18 +410,18 @@ class Exchange(ObservedCall):
         self._notify(Outcome.error(code), error)
 
     def cancel(self, reason: str, code: int = CANCELLED_CODE) -> None:
-        """Cancel the call: notify the server that has it, and answer the client with an error."""
+        """Cancel the call: notify the server if it was sent, and answer the client with an error."""
         if self.conversation is not None:
             self.conversation.cancel(self, reason, code)
         elif not self.is_subscription:  # it is not sent yet
             self.fail(code, f"Cancelled: {reason}")
 
     def abandon(self) -> None:
-        """End the call without an answer, because nobody waits for one."""
+        """End the call without an answer, because no client waits for one."""
         self._end(ExchangeEvent.ABANDON)
 
     def _end(self, event: ExchangeEvent) -> bool:
-        """End the exchange. Return False if it has ended before: the first end counts."""
+        """End the exchange. Return False, and do nothing, if it has ended before."""
         if self.state in OVER:
             return False
         was_suspended = self.suspended is not None and self.is_suspended
@@ -429,7 +434,7 @@ class Exchange(ObservedCall):
         return True
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when the wire no longer uses the exchange, before callbacks that were added earlier."""
+        """Add a callback that `done` calls once. The callback that was added last is called first."""
         earlier = self.ended
 
         def both() -> None:
@@ -440,7 +445,7 @@ class Exchange(ObservedCall):
         self.ended = both
 
     def done(self) -> None:
-        """Run the callbacks of `when_done`: the wire no longer uses the exchange. Idempotent."""
+        """Call the callbacks of `when_done`. Called when the wire no longer uses the exchange. Idempotent."""
         callback, self.ended = self.ended, None
         if callback is not None:
             callback()
@@ -453,7 +458,7 @@ class Exchange(ObservedCall):
         return self.method == "subscriptions/listen"
 
     def listen_for(self, wanted: Filter) -> None:
-        """Pass on only these kinds of changes to the client."""
+        """Set the kinds of changes of which the stream notifies the client."""
         self._wanted = wanted
 
     def listens_for(self, method: str) -> bool:
@@ -461,12 +466,12 @@ class Exchange(ObservedCall):
         return self.is_subscription and (self._wanted is None or self._wanted.may_have(method))
 
     def acknowledged_here(self, then: Callable[[], None]) -> None:
-        """Have the gateway acknowledge the stream, and keep the server's acknowledgement from the client. `then` is
-        called when the latter comes: the server has the subscription."""
+        """Record that the gateway itself has acknowledged the stream, so that the server's acknowledgement is not
+        forwarded. `then` is called when that acknowledgement comes."""
         self._on_acknowledged = then
 
     def takes_acknowledgement(self) -> bool:
-        """Take the server's acknowledgement of the stream. Return False if it has to be passed to the client."""
+        """Handle the server's acknowledgement of the stream. Return False if it must be forwarded to the client."""
         if self._on_acknowledged is None:
             return False
         self._on_acknowledged()

@@ -1,4 +1,4 @@
-"""Hold the reply to a request that can be answered at once."""
+"""Define a reply that is complete from the start."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from transports.reply_queue import Frame, ReplyQueue
 
 
 class ImmediateReply:
-    """A reply that is complete from the start and belongs to no event stream. `live` is the session of the request, if
-    it has one. For the log: `log_facts` are further fields of its line, and `why` is the message of an error."""
+    """A reply that is complete from the start and has no event stream. `live` is the session of the request, or None.
+    For the log line, `log_facts` are additional fields, and `why` is the message of an error."""
 
     def __init__(
         self,
@@ -46,4 +46,4 @@ class ImmediateReply:
         return (None,) * len(frames)
 
     def done(self) -> None:
-        """Do nothing: the reply holds no resources."""
+        """Do nothing: there is nothing to release."""

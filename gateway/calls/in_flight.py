@@ -1,7 +1,7 @@
-"""Track what has no answer yet in one conversation: the calls of clients and the gateway's own requests. End calls that
-are late.
+"""Track the requests of one conversation that have no answer yet: calls of clients and the gateway's own requests. End
+calls that are late.
 
-`sent` has the calls that the server has, by number; the others wait for the link or for their client
+`sent` has the calls that were sent to the server, by request id. The others wait for the link or for their client
 (`gateway.calls.lifecycles`).
 """
 
@@ -24,16 +24,16 @@ from transports.jsonrpc import Message, encode
 from transports.upstream_port import LinkClosed
 
 TICK_S: Final = 0.25
-"""Time between two checks of the calls in flight for deadlines and keepalives."""
+"""Seconds between two checks of the calls in flight, for deadlines and keepalives."""
 
 MOST_TOKENS: Final = 256
-"""Progress tokens of tasks that are kept in one conversation. Beyond it, the oldest one is forgotten."""
+"""Maximum number of stored progress tokens of tasks in one conversation. Beyond it, the oldest token is dropped."""
 
 MOST_NAMED: Final = 3
-"""Calls in flight that a log line lists by correlation id. A longer list would say nothing."""
+"""Maximum number of calls in flight that a log line lists by correlation id. A longer list would not help a reader."""
 
 _EXIT_S: Final = 1.0
-"""Seconds for a process to end after it has closed its input, so that errors say how it ended."""
+"""Seconds to wait for the exit of a process that has closed its input, so that errors can report the exit."""
 
 _LATE: Final = {
     ExchangeState.SENT: "server {!r} did not answer",
@@ -42,32 +42,32 @@ _LATE: Final = {
 
 
 class FastCall(Protocol):
-    """A call on the fast path, which skips most steps of a call like an earlier one (`gateway.relay.fast_path`)."""
+    """A call on the fast path: it repeats an earlier call and skips most steps (`gateway.relay.fast_path`)."""
 
     falls_back_at: float
-    """Time by the monotonic clock at which the call leaves the fast path if it has no answer."""
+    """Monotonic time at which the call leaves the fast path if it has no answer by then."""
 
     @property
     def progress_token(self) -> bytes:
-        """Return the client's progress token as JSON; empty if it wants no progress."""
+        """Return the client's progress token as JSON; empty if the client has sent none."""
 
     def emit(self, frame: bytes) -> None:
-        """Send the client a message that belongs to this call, with the answer or in the next turn of the loop."""
+        """Send the client a message of this call: with the answer, or in the next iteration of the event loop."""
 
     def answer(self, result: msgspec.Raw) -> bool: ...
     def fall_back(self) -> None: ...
 
 
 class TaskToken(NamedTuple):
-    """A client's token for the progress of a task, and its session, which may have ended."""
+    """A client's progress token for a task, and a weak reference to the client's session."""
 
     token: msgspec.Raw
     session: "ref[object]"
 
 
 class CallsInFlight:
-    """The calls of one conversation. They may change during an iteration. `fast` has those on the fast path, by number.
-    They leave it as soon as any code asks for the calls."""
+    """The calls of one conversation that have no answer yet. `fast` has those on the fast path, by request id. Any
+    access to `sent` takes all calls off the fast path. Calls may begin and end during an iteration."""
 
     __slots__ = ("_sent", "_tokens", "_waiting", "fast")
 
@@ -88,41 +88,41 @@ class CallsInFlight:
 
     @property
     def sent(self) -> dict[int, Exchange]:
-        """Return the calls that the server has, by number."""
+        """Return the calls that were sent to the server, by request id. Take all calls off the fast path first."""
         if self.fast:
             self.fall_back()
         return self._sent
 
     def fall_back(self, before: float = math.inf) -> None:
-        """Take the calls off the fast path whose `falls_back_at` is before that time."""
+        """Take the calls off the fast path that must leave it before this monotonic time."""
         if self.fast:
             for call in [call for call in self.fast.values() if call.falls_back_at < before]:
                 call.fall_back()
 
     def slow(self, now: float) -> Iterator[Exchange]:
-        """Iterate over the calls that are not on the fast path. Calls that are due at `now` leave it first."""
+        """Iterate over the calls that are not on the fast path. First take those off it whose time on it has passed at
+        `now`."""
         self.fall_back(now)
         return iter([*self._sent.values(), *self._waiting])
 
     def send(self, exchange: Exchange) -> None:
-        """Record that the server has the call, under the exchange's number."""
+        """Record that the call was sent to the server."""
         if self._waiting:
             self._waiting.pop(exchange, None)
         self._sent[exchange.number] = exchange
 
     def wait(self, exchange: Exchange) -> None:
-        """Record that the server does not have the call yet, or waits for more from the client."""
+        """Record that the call waits for its client, or to be sent to the server."""
         if self._sent.get(exchange.number) is exchange:
             del self._sent[exchange.number]
         self._waiting[exchange] = None
 
     def is_sent(self, exchange: Exchange) -> bool:
-        """Return True if the server has the call."""
+        """Return True if the call was sent to the server and has no answer."""
         return self._sent.get(exchange.number) is exchange
 
     def find(self, number: object) -> Exchange | None:
-        """Return the call that the server has under that number, or None. If it is on the fast path, it leaves it
-        first; other calls stay there."""
+        """Return the sent call with this request id, or None. If it is on the fast path, take it off first."""
         if not isinstance(number, int):
             return None
         if (fast := self.fast.get(number)) is not None:
@@ -130,16 +130,16 @@ class CallsInFlight:
         return self._sent.get(number)
 
     def take(self, number: object) -> Exchange | None:
-        """Remove and return the call that the server has under that number."""
+        """Remove and return the sent call with this request id; None if there is none."""
         exchange = self._sent.pop(number, None) if isinstance(number, int) else None
         if exchange is not None and exchange.makes_task:
             self._keep_token(exchange)
         return exchange
 
     def _keep_token(self, exchange: Exchange) -> None:
-        """Keep the progress token of an answered call, for a client and a server of the handshake era. It stays valid
-        as long as the call's task (MCP 2025-11-25, Progress). The end of the task is not known here, but a server
-        sends no progress after it."""
+        """Store the progress token of an answered call of a legacy client. The token stays valid as long as the call's
+        task (MCP 2025-11-25, Progress). When the task ends is not known here, but a server sends no progress after
+        that."""
         if exchange.progress_token is None or exchange.live is None or exchange.caller is not None:
             return  # a modern client gets the progress of a task with the task
         if self._tokens is None:
@@ -149,11 +149,12 @@ class CallsInFlight:
         self._tokens[exchange.number] = TaskToken(exchange.progress_token, ref(exchange.live))
 
     def of_task(self, number: object) -> TaskToken | None:
-        """Return the token for the progress of the task that this call may have made; None if it has none."""
+        """Return the progress token of the task that the call with this request id may have created; None if
+        unknown."""
         return self._tokens.get(number) if self._tokens is not None and isinstance(number, int) else None
 
     def free_memory(self) -> None:
-        """Free the memory of earlier calls if none is in flight. It adds up, as each session has it."""
+        """Free the memory that earlier calls have left, if no call is in flight. With many sessions, it adds up."""
         if not self._sent:
             self._sent = {}
         if not self.fast:
@@ -162,13 +163,14 @@ class CallsInFlight:
             self._waiting = {}
 
     def forget_tasks(self) -> None:
-        """Forget the tokens of tasks: the server is gone, and its tasks with it."""
+        """Drop the progress tokens of tasks, because the server and its tasks are gone."""
         self._tokens = None
 
     def take_only(self) -> Exchange | None:
-        """Remove and return the only call that the server has; None if it has several.
+        """Remove and return the only sent call; None if there are several or none.
 
-        An error response without an id is about a message that the server could not read: the only one sent.
+        Used for an error response without an id. It refers to a message that the server could not read: the only one
+        sent.
         """
         return self.sent.popitem()[1] if len(self.sent) == 1 else None
 
@@ -192,7 +194,7 @@ class CallWatch:
         self.ticking: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the checks: there is a call in flight."""
+        """Start the checks. Called when a call begins."""
         # One timer for all calls: one for each would cost more than the write of the call.
         if self.ticking is None:
             self.ticking = self._later()
@@ -232,7 +234,7 @@ class CallWatch:
 
 
 class OwnRequests:
-    """The gateway's own requests to a server that have no answer yet, by number."""
+    """The gateway's own requests to a server that have no answer yet, by request id."""
 
     __slots__ = ("_waiting",)
 
@@ -243,7 +245,7 @@ class OwnRequests:
         return bool(self._waiting)
 
     def expect(self, number: int) -> asyncio.Future[Message]:
-        """Return a future for the answer to request `number`."""
+        """Return a future for the answer to the request with this id."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         answer.add_done_callback(lambda _: self._settled(number))
@@ -255,8 +257,8 @@ class OwnRequests:
             self._waiting = {}  # a dict that was in use keeps its size
 
     async def end_after(self, closed: LinkClosed, number: int) -> LinkClosed:
-        """Wait for the end of a process that has closed its input, because the exit says more and is reported a moment
-        later. Return the better error. `number` must be that of no request."""
+        """Wait for the exit of a process that has closed its input. Return an error that describes the exit; if it does
+        not exit soon, return `closed`. `number` must be an unused request id."""
         end = self.expect(number)
         try:
             async with asyncio.timeout(_EXIT_S):
@@ -268,7 +270,7 @@ class OwnRequests:
         return closed
 
     def settle(self, message: Message) -> bool:
-        """Set the answer to the gateway's own request that a message answers. Return False if it answers none."""
+        """Give an answer to the future that waits for it. Return False if the message answers no such request."""
         answer = self._waiting.get(message.id) if isinstance(message.id, int) else None
         if answer is None:
             return False
@@ -277,19 +279,19 @@ class OwnRequests:
         return True
 
     def fail(self, number: object, error: Exception) -> None:
-        """Fail the request with that number, or all requests if `number` is None: no answer will come."""
+        """Fail the request with this id, or all requests if `number` is None, because no answer will come."""
         for waiting, answer in list(self._waiting.items()):
             if number in (None, waiting) and not answer.done():
                 answer.set_exception(error)
 
 
 def fields_of_line(source: LinkSource, calls: Iterable[Exchange], opened_for: str) -> dict[str, Any]:
-    """Return the fields of a log line about a server's output or exit: stderr, an exit, a line that is no message.
+    """Return the fields of a log line about a server's stderr, its exit, or a line on stdout that is no message.
 
-    A server does not say which call its line belongs to. So `correlation` is that of the only call in flight, never a
-    guess. If two or three are in flight, `correlations` lists all of them; if more, only their number is given.
-    A shared server has no session of its own: its line gets the session, if all calls in flight share one.
-    `opened_for` is the correlation id of the request for which the link is being opened; empty once it is open.
+    A server does not say which call a line belongs to. So `correlation` is set only if one call is in flight. If two or
+    three are, `correlations` lists all of them; if more, only their number is given. The line of a shared server gets a
+    session only if all calls in flight have the same. `opened_for` is the correlation id of the request for which the
+    link is being opened; empty once it is open.
     """
     flying = [call for call in calls if not call.is_subscription]
     fields: dict[str, Any] = {"server": source.name}

@@ -1,5 +1,5 @@
-"""Define the lives of an exchange, a link and a live session as tables. In these, an event leads from one state to
-another. Define the deadlines of exchanges and links. Pure."""
+"""Define the lifecycles of an exchange, a link and a live session as tables of states and events. Define the deadlines
+of exchanges and links. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Event = TypeVar("Event", bound=StrEnum)
 
 
 class IllegalStep(Exception):
-    """The lifecycle has no step for this event in this state. The state stays as it was."""
+    """The lifecycle does not have this event in this state. The state is unchanged."""
 
 
 def step(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
@@ -33,14 +33,14 @@ class ExchangeState(StrEnum):
     """The state of an exchange, which is a client's request."""
 
     QUEUED = "queued"
-    """The server does not have the request: the link is still opening, or has refused the request. The link may end the
-    exchange, `Deadlines.start_s` after its opening began."""
+    """The request is not sent: the link is still opening, or has refused the request. The link may end the exchange
+    `Deadlines.start_s` after the opening began."""
     SENT = "sent"
-    """The server has the request. The conversation may end the exchange, `Deadlines.call_s` after the last message that
-    belongs to the call."""
+    """The request was sent to the server. The conversation may end the exchange `Deadlines.call_s` after the last
+    message that belongs to the call."""
     ASKING = "asking"
-    """The client was asked something, and the call waits for the answer. The conversation may end the exchange:
-    `Deadlines.suspended_s` after a modern client was asked, `call_s` after a legacy client was."""
+    """The call waits for its client to answer a question of the server. The conversation may end the exchange after
+    `Deadlines.suspended_s` for a modern client, or `call_s` for a legacy client."""
     ANSWERED = "answered"
     """The server has answered, with a result or an error."""
     FAILED = "failed"
@@ -48,7 +48,7 @@ class ExchangeState(StrEnum):
     CANCELLED = "cancelled"
     """The client has cancelled the request, or its session has ended."""
     ABANDONED = "abandoned"
-    """The request has ended without an answer, because nobody waits for one."""
+    """The request has ended without an answer, because no client waits for one."""
 
 
 class ExchangeEvent(StrEnum):
@@ -57,9 +57,10 @@ class ExchangeEvent(StrEnum):
     SEND = "send"
     ASK = "ask"
     RESUME = "resume"
-    """The client has answered, and the server already has the call."""
+    """The client has answered the question, and the server continues the call."""
     REQUEUE = "requeue"
-    """The link has refused the request, or the server wants to be called again: it will be sent once more."""
+    """The request will be sent again: the link has refused it, or the server needs it once more, such as with
+    answers."""
     ANSWER = "answer"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -94,12 +95,13 @@ OVER: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.ABANDONED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """The time limits of one upstream's conversations, in seconds.
+    """The time limits of the conversations with one server, in seconds.
 
-    `start_s`: until a link is open, handshake included. `noise_s`: until then, after the first line that is no message
-    (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs to it.
-    `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link without calls
-    is closed; None: never. `unreturned_stop_s`: the same in a session to which its client has not come back.
+    `start_s`: until a link is open, including the handshake. `noise_s`: the same, counted from the first line that is
+    no message (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs to
+    it. `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link without
+    calls is closed; None: never. `unreturned_stop_s`: the same for a session whose client has sent only its first
+    request.
     """
 
     start_s: float
@@ -110,7 +112,8 @@ class Deadlines:
     unreturned_stop_s: float | None = None
 
     def idle_stop(self, unreturned: bool) -> float | None:
-        """Return the seconds until a link without calls is closed. `unreturned`: its client has not come back yet."""
+        """Return the seconds until a link without calls is closed. `unreturned`: the client has sent only its first
+        request."""
         return self.unreturned_stop_s if unreturned else self.idle_stop_s
 
 
@@ -136,7 +139,7 @@ class LinkState(StrEnum):
     OPEN = "open"
     CLOSING = "closing"
     ENDED = "ended"
-    """The conversation has ended. No link will follow."""
+    """The conversation has ended. No new link is opened."""
 
 
 class LinkEvent(StrEnum):
@@ -149,7 +152,7 @@ class LinkEvent(StrEnum):
     LOST = "lost"
     """The process ended, or the server has forgotten the session."""
     DISCARD = "discard"
-    """The link is not needed (idle stop), or it takes no message."""
+    """The link is closed because it is idle or accepts no message."""
     CLOSED = "closed"
     END = "end"
 
@@ -183,8 +186,8 @@ LINK: Final[Mapping[LinkState, Mapping[LinkEvent, LinkState]]] = {
         LinkEvent.END: LinkState.ENDED,
     },
 }
-"""For each state of a link, the next state by event. An opening waits for the end of the link before it, so there are
-never two links."""
+"""For each state of a link, the next state by event. A link is opened only after the one before has ended, so a
+conversation never has two."""
 
 
 # -- live sessions
@@ -194,13 +197,14 @@ class LiveState(StrEnum):
     """The state of a session on this replica."""
 
     OPENING = "opening"
-    """Streams that an earlier process left open have not been ended yet."""
+    """Event streams that an earlier process left unfinished have not been ended yet."""
     LIVE = "live"
     DRAINING = "draining"
-    """The session's streams end. Calls in flight continue."""
+    """The session's event streams end. Calls in flight continue."""
     ENDED = "ended"
     ELSEWHERE = "elsewhere"
-    """Another replica or a later process continues the session. Its sessions at servers behind URLs are kept."""
+    """Another replica or a later process continues the session. The session's own sessions at remote servers stay
+    open."""
 
 
 class LiveEvent(StrEnum):
@@ -208,7 +212,7 @@ class LiveEvent(StrEnum):
 
     RECOVER = "recover"
     UNRECOVERED = "unrecovered"
-    """The store failed during the recovery of open streams. The next request tries again."""
+    """The store failed while unfinished streams were being ended. The next request tries again."""
     DRAIN = "drain"
     END = "end"
     HAND_OVER = "hand over"

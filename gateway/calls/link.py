@@ -1,7 +1,7 @@
-"""Open the one link that a conversation has at a time when it is needed, close it when idle, replace it when lost.
+"""Manage the link of a conversation: open it when needed, close it when idle, replace it when lost.
 
-Knows nothing of calls. A link is a process, an HTTP session or an object (`transports.upstream_port.Link`). Sessions,
-shared servers and trials have their own sources of links (`LinkSource`).
+A conversation has one link at a time: a process, an HTTP session or an object (`transports.upstream_port.Link`). Links
+are made by a `LinkSource`, which differs for sessions, shared servers and trials. This module does not know calls.
 """
 
 import asyncio
@@ -36,12 +36,11 @@ _MAX_RETIRED: Final = 8
 _FEW: Final = 4
 
 JUST_S: Final = 1.0
-"""For this time a failed start is not repeated: callers that waited for it and try again at once get the same
-failure."""
+"""Seconds during which a failed start is not repeated. Callers that try again at once get the same error."""
 
 
 class _Greeting(NamedTuple):
-    """The parts of a server's answer to a handshake that the gateway reads."""
+    """The parts of a server's answer to `initialize` that the gateway uses."""
 
     result: bytes | None
     declared: Declared
@@ -65,7 +64,7 @@ class LinkSession(Protocol):
 
 
 class LinkSource(Protocol):
-    """Opens links to one server in one protocol era. Every method is called again for each link."""
+    """Opens links to one server in one protocol era. A conversation calls the methods again for each link."""
 
     @property
     def name(self) -> str:
@@ -77,29 +76,34 @@ class LinkSource(Protocol):
 
     @property
     def session(self) -> str:
-        """Return the session of the links, as logs may show it; empty if they belong to none or to many."""
+        """Return the session that the links belong to, redacted for logs; empty if they belong to no session or to
+        several."""
 
     @property
     def principal(self) -> str:
-        """Return the principal of that session, as logs show it; empty if the links belong to no session or to many."""
+        """Return the principal of the links' session, as logs show it; empty if they belong to no session or to
+        several."""
 
     @property
     def frames(self) -> SessionFrames | None:
-        """Return the recorder of the links' session for an operator; None if nobody watches, or for many sessions."""
+        """Return the recorder of messages for an operator; None if no operator watches, or the links serve several
+        sessions."""
 
     @property
     def is_gateway(self) -> bool:
         """Return True if the server is a gateway whose reports of restarts reach the client."""
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return the secret values in the options of a link and in the server's configuration: nobody may see them."""
+        """Return the secret values in the link's options and the server's configuration. They must be hidden in all
+        output."""
 
     @property
     def quotes_output(self) -> bool:
-        """Return True if errors quote the server's output to clients."""
+        """Return True if clients may see the server's output in errors."""
 
     async def resources(self) -> LinkResources:
-        """Return the resources that the session gives to the next link. Raises `UpstreamUnavailable`."""
+        """Return the resources for the next link: its options and folders from the session. Raises
+        `UpstreamUnavailable`."""
 
     async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
         """Return a new link. Raises `UpstreamUnavailable`."""
@@ -108,20 +112,25 @@ class LinkSource(Protocol):
         """Return the params of `initialize`; None in the modern era, which has no handshake."""
 
     def known_handshake(self) -> bytes | None:
-        """Return the `initialize` result of an earlier link to the server, for a link that resumes a session there."""
+        """Return the `initialize` result of an earlier link. Used by a link that resumes a session at a remote
+        server."""
 
     def replay(self) -> list[bytes]:
-        """Return the messages that follow a handshake: the notification, log level and subscriptions of the session."""
+        """Return the messages to send after a handshake: `notifications/initialized`, the log level and the
+        subscriptions."""
 
     async def record_use(self, live: LinkSession) -> bool:
-        """Record that a session uses the server, before its first message is sent. A later process can then report
-        the loss. Return True if an earlier process has recorded it already. Raises `StoreUnavailable`."""
+        """Record that a session uses the server, before its first message is sent. So a later gateway process can
+        report that the server was restarted. Return True if an earlier process has already recorded it. Raises
+        `StoreUnavailable`."""
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record the session id for a later link to resume with; empty: there is none. Raises `StoreUnavailable`."""
+        """Store the id of the session at the remote server, for later links to resume; empty: there is none. Raises
+        `StoreUnavailable`."""
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
-        """Log an opened link. `correlation` is the id of the request that it was opened for."""
+        """Log that a link was opened. `took_s` is in seconds; `correlation` is the id of the request that needed the
+        link."""
 
     def answered(self) -> None:
         """Count a link whose server has answered for the first time."""
@@ -144,13 +153,13 @@ class LinkUser(LinkEvents, Protocol):
     def put(self, frame: bytes) -> None: ...
 
     def restarted(self, reason: str) -> None:
-        """Take note that the present link replaces an earlier one."""
+        """React to a new link that replaces a lost one. `reason` is the reason of the loss."""
 
     def stopped(self) -> None:
-        """Take note that the link was closed because nothing needed it."""
+        """React to the closing of an idle link."""
 
     def turned(self) -> None:
-        """Take note that the link has opened, or is open no longer."""
+        """React to the opening or closing of the link."""
 
 
 class LinkLifecycle:
@@ -201,24 +210,25 @@ class LinkLifecycle:
 
     @property
     def greeted(self) -> Link | None:
-        """Return the present link if its handshake is complete: a client's notifications may follow. Else None."""
+        """Return the link if its handshake is complete, so that notifications may be sent; else None."""
         return self.link if self.link is self._greeted else None
 
     @property
     def greeting(self) -> _Greeting:
-        """Return the server's answer to the last handshake. It is decoded once."""
+        """Return the server's answer to the last handshake, decoded."""
         if self._greeting.result is not (result := self.initialize_result):
             self._greeting = _Greeting(result, Declared.of(capabilities_json(result)), server_info_of(result))
         return self._greeting
 
     def secrets(self) -> set[str]:
-        """Return the secret values in the options of the present or the next link: nobody may see them."""
+        """Return the secret values in the options of the present or next link. They must be hidden in all output."""
         return self._source.secrets(self.resources.given)
 
     # -- opening
 
     async def ready(self) -> None:
-        """Wait until the link is open. Callers share one opening. A cancelled caller does not end it.
+        """Wait until the link is open. If it is absent, open it, once for all callers. Cancelling a caller does not
+        stop that.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused: the server cannot be used.
@@ -291,7 +301,8 @@ class LinkLifecycle:
         self.start_idle_timer()
 
     def answered(self) -> None:
-        """Record the first answer over the present link. A link without a handshake is open before its server runs."""
+        """Record the first answer over this link. Without a handshake, an open link does not prove that the server
+        works."""
         self.has_answered = True
         self._source.answered()
 
@@ -329,13 +340,13 @@ class LinkLifecycle:
             self._step(LinkEvent.FAILED)
 
     def log_level_is(self, level: str) -> None:
-        """Record the log level that was set at the server. A new link starts without one."""
+        """Record the log level that was set at the server. It does not outlast the link."""
         self.log_level = level
 
     # -- losing
 
     def lost(self, reason: str = "") -> str:
-        """Record that the link has ended, by itself or because it was closed. Return the reason for clients."""
+        """Record that the link has ended or was closed. Return the reason to report to clients."""
         self._keep_output_tail()
         if self.link is not None and self.is_open and not self.has_answered:
             self._source.failed(f"server {self._source.name!r} ended before its first answer")
@@ -348,7 +359,8 @@ class LinkLifecycle:
         return self.quoted(reason)
 
     def forgotten(self, link: Link) -> None:
-        """Drop a link whose session the server no longer knows. It takes no message but may still answer calls."""
+        """Stop using a link whose session the remote server has dropped. It may still deliver answers to earlier
+        calls."""
         if link is not self.link:
             return
         self.link = self._greeted = None
@@ -358,7 +370,7 @@ class LinkLifecycle:
         self._step(LinkEvent.LOST)
 
     def discard(self) -> None:
-        """Close an open link that is no longer needed, in the background."""
+        """Close an open link in the background."""
         if self.state is not LinkState.OPEN:
             return
         self._step(LinkEvent.DISCARD)
@@ -390,13 +402,13 @@ class LinkLifecycle:
     # -- idling
 
     def stop_idle_after(self, idle_stop_s: float | None) -> None:
-        """From now on close the link after that many seconds without calls. None: never."""
+        """Set the seconds without calls after which the link is closed. None: never."""
         self._idle_stop_s = idle_stop_s
         self._end_timer()
         self.start_idle_timer()
 
     def start_idle_timer(self) -> None:
-        """Start the idle time after which the link is closed, unless a call is in flight."""
+        """Start or restart the idle time after which the link is closed. Do nothing while a call is in flight."""
         if self._idle is not None:  # a running timer goes on and checks this time when it ends: cheaper for each call
             self._idle_since = monotonic()
         elif self._idle_stop_s is not None and self.link is not None and not self._user.has_calls:
@@ -422,7 +434,7 @@ class LinkLifecycle:
             self.start_idle_timer()
 
     def stop_early(self, share: float) -> None:
-        """Close the link in the background if it was without calls for this share of its idle time."""
+        """Close the link in the background if it has been idle for this share (0 to 1) of its idle time."""
         if self._idle is None or self._idle_stop_s is None or self.state is not LinkState.OPEN:
             return
         if self._user.is_idle and monotonic() - self._idle_since >= share * self._idle_stop_s:
@@ -433,7 +445,7 @@ class LinkLifecycle:
     # -- ending
 
     async def close(self) -> None:
-        """Close the link for good; nothing of it is left on return. Idempotent."""
+        """Close the link for good, and wait until it is closed. Idempotent."""
         self._step(LinkEvent.END)
         self._end_timer()
         if (opening := self._tasks.running(_OPENING)) is not None:
@@ -456,8 +468,8 @@ async def _end(detached: _Detached) -> None:
 
 
 class LinkUsers:
-    """The sessions that use a conversation, and the restart of its server that each has yet to hear of. None stands for
-    requests without a session."""
+    """The sessions that use a conversation, and the restarts of its server that are not reported to them yet. The user
+    None stands for requests without a session."""
 
     # A tuple while there are few: most conversations have one user, and there are as many conversations as sessions.
 
@@ -498,30 +510,31 @@ class LinkUsers:
         self.changed()
 
     def notify(self, live: LinkSession, reason: str) -> None:
-        """Report a reason with the next result of one session, unless another reason waits already."""
+        """Report `reason` with the next result of one session, unless another reason is waiting to be reported."""
         if self._notices is None:
             self._notices = {}
         self._notices.setdefault(live, reason)
         live.changed()
 
     def changed(self) -> None:
-        """Invalidate what was decided on calls of the sessions: their next calls decide anew."""
+        """Invalidate the decisions cached for calls of the sessions."""
         for live in self._users:
             if live is not None:
                 live.changed()
 
     def free_memory(self) -> None:
-        """Have the sessions free the memory of earlier calls."""
+        """Free the memory that earlier calls of the sessions have left."""
         for live in self._users:
             if live is not None:
                 live.free_memory()
 
     def has_notice(self, live: LinkSession | None) -> bool:
-        """Return True if the session's next result has to report a restart."""
+        """Return True if the session's next result must report a restart of the server."""
         return self._notices is not None and live in self._notices
 
     def take_notice(self, live: LinkSession | None) -> str | None:
-        """Return why the server was restarted, for the session's next result, and forget it; None if it was not."""
+        """Return and delete the reason of a restart that the session's next result must report; None if there is
+        none."""
         if self._notices is None:
             return None
         reason = self._notices.pop(live, None)

@@ -11,15 +11,15 @@ Listed = Tools | Names
 
 
 _LATE_BYTES: Final = 1 << 20
-"""Size up to which a list is kept for answers that cannot wait for a slow server."""
+"""Maximum size of a list that is stored for answers that cannot wait for a slow server."""
 
 
 class Lists:
-    """Received lists, by the method of the list. A server may list different items to each session.
+    """Received lists, by the list's method. A server may send each session a different list.
 
-    `late` has the items of lists that came too late for the answer that needed them. `passed` has names from the pages
-    that clients have requested, which may not be all. `announced` has the kinds for which the server has ever announced
-    a change. `on_change` is called when a list differs from the one before, or is not known any more.
+    `late` has the items of lists that came too late for the answer that needed them. `passed` has the names in pages
+    that clients have requested, which may not be the whole list. `announced` has the kinds for which the server has
+    ever announced a change. `on_change` is called when a list becomes different or unknown.
     """
 
     __slots__ = ("_on_change", "announced", "asked_at", "changed", "known", "late", "passed")
@@ -34,13 +34,14 @@ class Lists:
         self.passed: dict[str, Names] = {}
 
     def keep(self, method: str, found: Listed) -> None:
-        """Keep a list that the server has sent."""
+        """Store a complete list from the server."""
         if self.known.get(method) is not found:
             self.known[method] = found
             self._on_change()
 
     def ask(self, method: str) -> None:
-        """Record that a list is requested: a change announced from now on is a change of the list to come."""
+        """Record that a list is being requested. Only a change that the server announces after this makes the answer
+        outdated."""
         if method in self.changed:
             self.changed.discard(method)
             self._on_change()

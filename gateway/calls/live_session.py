@@ -1,6 +1,6 @@
-"""Hold what this replica has of a session beside its record: conversations, exchanges, questions, subscriptions.
+"""Store a session's state on this replica, beside its record: conversations, exchanges, questions, subscriptions.
 
-The gateway's one dictionary of sessions by id is here.
+`LiveSessions` is the gateway's only dictionary of sessions by id.
 """
 
 import asyncio
@@ -36,47 +36,47 @@ _LEFT: Final = "the session's client has left, and its servers are stopped"
 _KEPT_FAILURES: Final = 5
 
 MOST_WATCHED: Final = 8
-"""Sessions that operators may watch at the same time."""
+"""Maximum number of sessions that operators watch at the same time."""
 
 WATCHED_S: Final = 600.0
-"""Seconds after which a watch ends by itself."""
+"""Seconds after which the watch of a session ends, unless it is extended."""
 
 _NONE: Final[Set[Exchange]] = frozenset()
 
 AskModern = Callable[["LiveSession", Conversation, Message, Exchange | None], None]
-"""Puts a legacy server's request to the modern client whose call it belongs to (`gateway.bridge.suspended_calls`). The
-call is given if the request names it."""
+"""A function that sends a legacy server's request to the modern client of the call that it belongs to. The call is an
+argument if the request names it (`gateway.bridge.suspended_calls`)."""
 
 
 Happened = Callable[[Session, TimelineEntry], None]
-"""Keeps an entry in the timeline of a session."""
+"""A function that adds an entry to the timeline of a session."""
 
 
 def ignored(session: Session, entry: TimelineEntry) -> None:
-    """Keep nothing: there is no timeline."""
+    """Do nothing. Used if timelines are off."""
 
 
 class ReturnWatch(Protocol):
-    """Waits for the client of a session to send a second request."""
+    """Waits for the second request in a session, which shows that its client uses the session again."""
 
     @property
     def is_waiting(self) -> bool:
-        """Return True if only the session's first request has come yet."""
+        """Return True if the session has had only its first request."""
 
 
 class SessionPath(Protocol):
-    """Keeps decisions on the calls of a session, for a connection that repeats such calls."""
+    """Caches the decision on calls of a session, for a connection that repeats such calls."""
 
     def let_go(self) -> None:
-        """Drop all decisions of the session, which has ended."""
+        """Drop all references to the session, because it has ended."""
 
 
 class LiveSession(Usage):
-    """One session, alive on this replica.
+    """The state of one session on this replica.
 
-    `frames` gets the messages of the session; None while nobody watches. `version` changes with everything that
-    decisions on its calls rest on: its life, its record, its links, who watches. `renewals` counts the contexts that it
-    had before the present one.
+    `frames` records the session's messages for an operator; None if no operator watches. `version` is raised when
+    anything changes that decisions on its calls depend on: its state, its record, its links, its watcher. `renewals`
+    counts how often the session's context was replaced.
     """
 
     # Slots save one dictionary for each: there are as many as there are sessions.
@@ -121,18 +121,18 @@ class LiveSession(Usage):
 
     @property
     def has_suspended(self) -> bool:
-        """Return True if a call waits for the client's answer to a question."""
+        """Return True if a call is suspended until the client answers a question."""
         return self._questions is not None and self._questions.has_suspended
 
     @property
     def exchanges(self) -> Set[Exchange]:
-        """Return the calls in flight. Calls on the fast path leave it first."""
+        """Return the calls in flight. Take all calls off the fast path first."""
         for conversation in self.every_conversation():
             conversation.calls.fall_back()
         return _NONE if self._exchanges is None else self._exchanges
 
     def every_conversation(self) -> list[Conversation]:
-        """Return the open conversations, and those that only finish calls of a former context."""
+        """Return the present conversations, and those that only finish calls of an earlier context."""
         return [*self.conversations.values(), *(self._finishing or ())]
 
     def exchange_begins(self, exchange: Exchange) -> None:
@@ -147,18 +147,18 @@ class LiveSession(Usage):
             self._exchanges.discard(exchange)
 
     def free_memory(self) -> None:
-        """Free the memory of earlier calls if none is in flight."""
+        """Free the memory that earlier calls have left, if no call is in flight."""
         self._exchanges = self._exchanges or None
 
     @property
     def questions(self) -> Questions:
-        """Return the questions of servers to the client."""
+        """Return the questions of servers to the client. Create the object if needed."""
         if self._questions is None:
             self._questions = Questions(self.send_to_client, self._question_noted)
         return self._questions
 
     def _question_noted(self, exchange: Exchange | None, method: str, outcome: str, took_s: float) -> None:
-        """Keep the outcome of a question in the timeline. `took_s`: seconds since it was asked."""
+        """Add the outcome of a question to the timeline. `took_s` is the seconds since it was sent to the client."""
         server, correlation = ("", "") if exchange is None else (exchange.server, exchange.correlation)
         at, took_s = round(time() - took_s, 3), round(took_s, 3)
         entry = TimelineEntry(at, "question", server, method, outcome, took_s, correlation=correlation)
@@ -166,30 +166,31 @@ class LiveSession(Usage):
 
     @property
     def suspended(self) -> dict[str, Exchange]:
-        """Return the calls that have asked a modern client something, by name. Do not change the result."""
+        """Return the calls that were suspended for a modern client, by the name in `requestState`; some may have ended.
+        Do not change the result."""
         return {} if self._questions is None else self._questions.suspended
 
     def in_flight_as(self, client_id: object) -> list[Exchange]:
-        """Return the calls under that id: several, if the client used the id again while its first call was in flight.
+        """Return the calls with this request id of the client. Usually there is at most one.
 
-        JSON-RPC asks a client not to, but clients that share a session (`session.reattach`) cannot know. Each of the
-        calls is answered, and a cancellation ends all of them.
+        A client should not use an id twice at the same time, but clients that share a session (`session.reattach`)
+        cannot know each other's ids. Each of these calls is answered, and a cancellation ends all of them.
         """
         return [exchange for exchange in self.exchanges if exchange.client_id == client_id]
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if another replica or a later process continues the session, whose remote sessions are kept."""
+        """Return True if another replica or a later process continues the session."""
         return self.state is LiveState.ELSEWHERE
 
     @property
     def recovered(self) -> bool:
-        """Return True if no stream of an earlier process is left open."""
+        """Return True if all streams that an earlier process has left unfinished were handled."""
         return self.state is not LiveState.OPENING
 
     @property
     def draining(self) -> asyncio.Event:
-        """Return the event that is set once the session's streams have to end."""
+        """Return an event that is set when the session's streams must end."""
         if self._draining is None:
             self._draining = asyncio.Event()
             if self.state is LiveState.DRAINING or self.ended:
@@ -206,27 +207,27 @@ class LiveSession(Usage):
             self._outbox.stop()
 
     def count(self, failure: Failure | None) -> None:
-        """Count an answered call, and keep the last failures."""
+        """Count an answered call. Store the failure, if it failed; only the last failures are kept."""
         self.calls += 1
         if failure is not None:
             self.failed += 1
             self.failures = (*self.failures[1 - _KEPT_FAILURES :], failure)
 
     def drain(self) -> None:
-        """Tell the session's streams to end. Calls in flight continue."""
+        """End the session's event streams. Calls in flight continue."""
         if not self.ended:
             self._step(LiveEvent.DRAIN)
 
     def hand_over(self) -> None:
-        """Leave the session to another replica, or to a later process."""
+        """Record that another replica or a later process continues the session."""
         self._step(LiveEvent.HAND_OVER)
 
     def changed(self) -> None:
-        """Invalidate what was decided on calls of the session: the next call decides anew."""
+        """Invalidate the decisions cached for calls of the session."""
         self.version += 1
 
     def hold_path(self, path: SessionPath) -> None:
-        """Keep a weak reference to a fast path of the session, whose `let_go` is called when the session ends."""
+        """Register a fast path by a weak reference. Its `let_go` is called when the session ends."""
         if self._paths is None:
             self._paths = set()
         self._paths.add(weakref.ref(path, self._paths.discard))
@@ -240,22 +241,22 @@ class LiveSession(Usage):
     # -- who watches
 
     def watched_by(self, frames: SessionFrames | None) -> None:
-        """Show an operator the messages of the session and of its links from now on, by `frames`. None: stop that."""
+        """Start to record the messages of the session and its links in `frames`, for an operator. None: stop."""
         self.frames = frames
         self.changed()
         for conversation in self.every_conversation():
             conversation.watch(frames)
 
     def client_sent(self, message: Message | None) -> None:
-        """Show a message of the client to the operator, if one watches."""
+        """Record a message of the client, if an operator watches."""
         if self.frames is not None and message is not None:
             self.frames.from_client(message)
 
     # -- to the client
 
     def send_to_client(self, frame: bytes) -> bool:
-        """Put a message on the standalone stream, where it waits for the client to read it. Return False if the message
-        is dropped: too much waits for the store already, or the session has ended."""
+        """Queue a message on the standalone stream. Return False if it is dropped, because too many messages wait for
+        the store or the session has ended."""
         if self.ended:
             return False
         if self.frames is not None:
@@ -265,8 +266,8 @@ class LiveSession(Usage):
         return self._outbox.put(frame)
 
     async def recover(self) -> None:
-        """End the streams that an earlier process has left open: their clients come back for the rest. A stream whose
-        request is kept stays open (`LostStreams`)."""
+        """End the streams that an earlier process has left unfinished, so that their clients get an error when they
+        come back. A stream whose request is stored stays open, because its call can be repeated (`LostStreams`)."""
         if self.recovered:
             return
         self.recover_nothing()
@@ -280,15 +281,15 @@ class LiveSession(Usage):
             raise
 
     def recover_nothing(self) -> None:
-        """Record that no earlier process has left streams of the session open."""
+        """Record that there are no unfinished streams of an earlier process."""
         if self.state is LiveState.OPENING:
             self._step(LiveEvent.RECOVER)
 
     def ask(
         self, conversation: Conversation, message: Message, exchange: Exchange | None, *, is_named: bool = False
     ) -> None:
-        """Send the client a server's request, in the way of the client's era. A modern client may call in a legacy
-        session, but cannot answer a request. `is_named`: the server's request names its call."""
+        """Send the client a server's request, in the form of the client's era. A modern client in a legacy session
+        cannot answer a request, and gets it as a result. `is_named`: the server's request names the call."""
         is_modern = exchange is not None and exchange.caller is not None
         if self.session.era != Era.MODERN and not is_modern:
             self.questions.ask(conversation, message, exchange)
@@ -296,17 +297,17 @@ class LiveSession(Usage):
             self._ask_modern(self, conversation, message, exchange if is_named else None)
 
     def withdraw_questions(self, exchange: Exchange) -> None:
-        """Withdraw the questions that the client was asked as results of a call, which is over."""
+        """Cancel the questions that a server has asked in results of this call, which has ended."""
         if self._questions is not None:
             self._questions.withdraw_for(exchange)
 
     def link_closed(self, conversation: Conversation) -> None:
-        """Withdraw the requests of a server whose link is gone, so that it gets no answers."""
+        """Cancel the questions of a server whose link is gone, because the answers cannot reach it."""
         if self._questions is not None:
             self._questions.closed(conversation)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
-        """Replace the cached record of the session. `is_read`: the store has just returned it."""
+        """Replace the cached record of the session. `is_read`: it was read from the store just now."""
         if session is not self.session and not session.is_but_used(self.session):
             self.changed()
         self.session = session
@@ -317,29 +318,29 @@ class LiveSession(Usage):
 
     @property
     def is_unreturned(self) -> bool:
-        """Return True if the client has opened the session and not come back yet."""
+        """Return True if the session has had only its first request."""
         return self.return_watch is not None and self.return_watch.is_waiting
 
     def watch_return(self, watch: ReturnWatch | None) -> None:
-        """Wait for the session's client to come back, by this watch. None: wait no longer."""
+        """Set the watch for the second request of the session's client. None: stop waiting for it."""
         self.return_watch = watch
         self.changed()
 
     def client_returned(self) -> None:
-        """Use the idle time of a session in use for its links from now on: the client has come back."""
+        """Give the links their normal idle time, because the client has sent a second request."""
         for conversation in self.conversations.values():
             conversation.links.stop_idle_after(conversation.deadlines.idle_stop_s)
 
     # -- its end
 
     async def renew(self, *, finish_calls: bool) -> None:
-        """Close the links, whose servers have the session's former context. The next call opens new ones. With
-        `finish_calls`, servers answer the calls that they have before they stop."""
+        """Close the links, because their servers were given an earlier context of the session. The next call opens new
+        links. With `finish_calls`, servers first answer the calls in flight."""
         self.renewals += 1
         await self._stop_servers("context", _RENEWED, finish_calls=finish_calls)
 
     async def stop_servers(self) -> None:
-        """Close the links, because the client has left. It may come back."""
+        """Close the links, because the client has disconnected. The session continues if it comes back."""
         await self._stop_servers("idle_stop", _LEFT)
 
     async def _stop_servers(self, why: str, reason: str, *, finish_calls: bool = False) -> None:
@@ -354,10 +355,10 @@ class LiveSession(Usage):
         await asyncio.gather(*(c.close(reason) for c in conversations), return_exceptions=True)
 
     async def close(self, *, over: bool = True, taken_over: bool = False) -> None:
-        """End everything that this replica holds of the session. No process of it is left on return.
+        """Close the session on this replica, and wait until all its processes have ended.
 
-        `over` False: the gateway stops and the session continues. Its recorded streams stay for a later process.
-        `taken_over`: another replica has taken it over, so the outcome of calls in flight is unknown.
+        `over` False: the gateway stops and the session continues, so recorded streams stay in the store. `taken_over`:
+        another replica has taken the session over, so the outcome of calls in flight is unknown.
         """
         self._step(LiveEvent.END if over else LiveEvent.HAND_OVER)
         reason = "the session has ended" if over else "the gateway stops"
@@ -384,7 +385,7 @@ class LiveSession(Usage):
             await self.leave_events()
 
     async def leave_events(self) -> None:
-        """Write what was recorded here to the store, for the process that serves the session next."""
+        """Write all recorded events to the store, for the process that serves the session next."""
         await self._events.release(self.session.id)
 
 
@@ -414,14 +415,14 @@ class LiveSessions:
         return self._live.get(session_id)
 
     def epoch_of(self, session_id: str, replica: str) -> int | None:
-        """Return the epoch in which this replica serves the session. None if it does not, or if the record names
-        another owner than `replica` ("" without a cluster)."""
+        """Return the ownership epoch in which this replica serves the session. None if it does not serve it, or its
+        record names another owner than `replica` (empty without a cluster)."""
         live = self._live.get(session_id)
         return live.session.epoch if live is not None and live.session.owner == replica else None
 
     def of(self, session: Session, *, new_process: str = "") -> LiveSession:
-        """Return the live session of a record, and use that record from now on. `new_process`: why the session's
-        servers have new processes here, if it has used them before."""
+        """Return the live session of a record, and replace its cached record. If there is none, create it.
+        `new_process`: why the session's servers get new processes here, if the session has used them before."""
         live = self._live.get(session.id)
         if live is None:
             live = self._live[session.id] = LiveSession(session, self._events, self._ask_modern, self._happened)
@@ -431,7 +432,7 @@ class LiveSessions:
         return live
 
     def of_new(self, session: Session) -> LiveSession:
-        """Return the live session of a new record. No earlier process can have left streams of it open."""
+        """Return the live session of a new record, which cannot have streams of an earlier process."""
         live = self.of(session)
         live.recover_nothing()
         return live
@@ -442,7 +443,7 @@ class LiveSessions:
         self._named[alias] = live
 
     def named(self, alias: str) -> LiveSession | None:
-        """Return the session that was last found in the store by that alias; None if there is none."""
+        """Return the session that the store last found under this alias; None if there is none here."""
         return self._named.get(alias)
 
     def in_use(self, session_id: str) -> bool:
@@ -451,7 +452,8 @@ class LiveSessions:
         return live is not None and live.is_busy
 
     def remove(self, session_id: str) -> LiveSession | None:
-        """Remove a session before it is closed, so that no request finds it any more."""
+        """Remove and return a session that is about to be closed, so that requests do not find it; None if there is
+        none."""
         live = self._live.pop(session_id, None)
         if live is not None:
             live.changed()
@@ -460,18 +462,18 @@ class LiveSessions:
         return live
 
     def hand_over(self, live: LiveSession) -> None:
-        """Remove a session that another replica serves from now on. It starts no more calls, and has to be closed."""
+        """Remove a session that another replica serves from now on. The caller must close it."""
         live.hand_over()
         self.remove(live.session.id)
 
 
 def live_session_of(exchange: Exchange) -> LiveSession | None:
-    """Return the live session of an exchange, whose own type names only what the exchange needs of it."""
+    """Return the live session of an exchange with its full type. `Exchange.live` has a narrower type."""
     return exchange.live  # type: ignore[return-value]  # nothing else implements `ExchangeSession`
 
 
 class FrameWatches:
-    """The sessions of this replica that operators watch: few, and not for long."""
+    """The sessions of this replica that operators watch at the moment."""
 
     def __init__(self) -> None:
         self._watched: dict[LiveSession, asyncio.TimerHandle] = {}
@@ -495,7 +497,7 @@ class FrameWatches:
         return True
 
     def stop(self, live: LiveSession) -> None:
-        """Stop watching a session, and forget what was seen."""
+        """Stop watching a session, and delete the recorded messages."""
         if (timer := self._watched.pop(live, None)) is not None:
             timer.cancel()
         live.watched_by(None)

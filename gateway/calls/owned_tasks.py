@@ -1,4 +1,4 @@
-"""Find the session that a task of a server belongs to. A server's messages name its tasks only by its own ids. No I/O.
+"""Find the session of a task that a server has created. The server's messages name a task only by its own id. No I/O.
 
 In MCP 2025-11-25 both sides send messages about tasks, also outside of calls. A server that many sessions share sends
 the messages about all their tasks over one link.
@@ -18,11 +18,11 @@ RELATED: Final = "io.modelcontextprotocol/related-task"
 
 
 class OwnedTask:
-    """One task: its session, and the handle by which the session's client knows it. The handle is empty if the client
-    does not know of the task, because the gateway follows the task for its call.
+    """One task of a server: its session, and the handle (task id) that the session's client uses. The handle is empty
+    if the client does not know the task, because the gateway waits for it on behalf of a call.
 
-    `result_call` is the client's `tasks/result` that waits for the task. `seen` gets the task whenever the server sends
-    it. `lost` is called when the link is gone.
+    `result_call` is the client's `tasks/result` call in flight, or None. `seen` is called with each state of the task
+    that the server sends. `lost` is called when the link is gone.
     """
 
     __slots__ = ("handle", "live", "lost", "result_call", "seen")
@@ -42,7 +42,7 @@ class OwnedTask:
         self.lost = lost
 
     def await_result(self, call: Exchange) -> None:
-        """Send the server's questions from now on to this call, with which the client waits for the result."""
+        """Send the server's questions to this call from now on. The client waits for the task's result with it."""
         self.result_call = call
 
         def no_more() -> None:
@@ -52,12 +52,13 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Return params that name the task by its handle; without the name if the client does not know the task."""
+        """Return params that name the task by its handle. If the client does not know the task, remove its name."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property
     def stream(self) -> Exchange | None:
-        """Return the call on whose stream messages about the task reach the client; None: the session's own stream."""
+        """Return the call whose stream carries messages about the task to the client; None: the session's standalone
+        stream."""
         call = self.result_call
         return None if call is None or call.is_over else call
 
@@ -74,7 +75,7 @@ class OwnedTasks:
         return iter(tuple(self._tasks.values()))
 
     def add(self, own_id: str, task: OwnedTask) -> None:
-        """Record a task. A task of another session with the same id is lost: its server has forgotten it."""
+        """Record a task. If another task has the same id, the server has dropped it: call its `lost`."""
         earlier = self._tasks.get(own_id)
         self._tasks[own_id] = task
         if earlier is not None:
@@ -84,7 +85,7 @@ class OwnedTasks:
         return self._tasks.get(own_id)
 
     def discard(self, own_id: str, handle: str) -> None:
-        """Forget the task with that id, if it still has that handle: the id may be another task's by now."""
+        """Remove the task with this id, if it has this handle. The server may have given the id to another task."""
         task = self._tasks.get(own_id)
         if task is not None and task.handle == handle:
             del self._tasks[own_id]
@@ -94,7 +95,7 @@ class OwnedTasks:
         return next((own for own, task in self._tasks.items() if task.handle == handle), None)
 
     def answer_for_server(self, message: Message) -> Message:
-        """Replace the handle by the server's own id in a client's answer to a question about a task."""
+        """In a client's answer to a question about a task, replace the handle by the server's own id."""
         if not isinstance(message.result, msgspec.Raw):
             return message
         try:
@@ -108,7 +109,7 @@ class OwnedTasks:
 
 
 def related_id(params: Object) -> str:
-    """Return the id of the task that params or a result belong to; empty if there is none."""
+    """Return the task id in the `_meta` of params or of a result; empty if there is none."""
     meta = meta_of(params)
     if RELATED not in meta:
         return ""
@@ -118,14 +119,14 @@ def related_id(params: Object) -> str:
 
 
 def with_related(params: Object, task_id: str) -> Object:
-    """Return params or a result with the task of that id named in `_meta`."""
+    """Return params or a result with this task id in `_meta`."""
     meta = meta_of(params)
     related = msgspec.json.decode(meta.get(RELATED, b"{}"), type=Object) | {"taskId": msgspec.Raw(encode(task_id))}
     return params | {"_meta": msgspec.Raw(encode(meta | {RELATED: msgspec.Raw(encode(related))}))}
 
 
 def without_related(params: Object) -> Object:
-    """Return params or a result without a task in `_meta`."""
+    """Return params or a result without a task id in `_meta`."""
     meta = meta_of(params)
     if RELATED not in meta:
         return params

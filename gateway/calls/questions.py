@@ -1,7 +1,7 @@
-"""Keep the questions of servers to the client of one session, in both eras: each question's place, and their limits.
+"""Track the questions (requests such as `elicitation/create`) of servers to the client of one session, and limit them.
 
-A legacy client gets a question as a request, on the stream of the question's call or on the session's own stream. A
-modern client gets it as the result of the call. The call is then suspended until the client comes back
+A legacy client gets a question as a request, on the stream of the call or on the session's own stream. A modern client
+gets it in a result of the call, which is then suspended until the client answers with another request
 (`gateway.bridge.suspended_calls` decides which call, and when).
 """
 
@@ -20,24 +20,25 @@ from transports.jsonrpc import Message, Object, encode, encode_notification, enc
 from transports.reply_queue import MAX_QUEUED_BYTES
 
 MAX_QUESTIONS: Final = 256
-"""Questions of one session that may wait for a legacy client."""
+"""Maximum number of open questions of one session to a legacy client."""
 
 MAX_SUSPENDED: Final = 64
-"""Calls of one session that may wait for a modern client."""
+"""Maximum number of suspended calls of one session."""
 
 MAX_QUESTIONS_OF_CALL: Final = 32
-"""Questions of one call that may wait for a modern client."""
+"""Maximum number of open questions of one call to a modern client."""
 
 MAX_SERVER_ID_BYTES: Final = 1_024
-"""Largest id of a server's request, and largest progress token, as JSON. Both are kept while the client is asked."""
+"""Maximum size of the request id and of the progress token of a server's request, as JSON. Both are stored until the
+client answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ClientRequest:
-    """A question that a legacy client was sent as a request.
+    """A question that was sent to a legacy client as a request.
 
-    `server_id` is the id of the server's request as JSON; empty for a question that came as the result of a call
-    (MCP 2026-07-28). `answered` gets the client's response.
+    `server_id` is the id of the server's request as JSON; empty for a question in the result of a call (MCP
+    2026-07-28). `answered` is called with the client's response.
     """
 
     server: AskingServer
@@ -50,8 +51,9 @@ class _ClientRequest:
 
 
 class Questions:
-    """The questions to the client of one session. `send` puts a frame on the session's own stream. `noted` gets the
-    call of a question (None: it belongs to none), the method, the outcome, and the seconds since the question."""
+    """The open questions to the client of one session. `send` sends a frame on the session's own stream. `noted` is
+    called with the call of a question (or None), the method, the outcome, and the seconds since the question was
+    sent."""
 
     __slots__ = ("_last", "_noted", "_open", "_send", "_unclear", "suspended")
 
@@ -70,7 +72,7 @@ class Questions:
     # -- to a legacy client
 
     def ask(self, server: AskingServer, message: Message, exchange: Exchange | None) -> None:
-        """Send the client a server's request, on the stream of its call or on the session's own stream."""
+        """Send a server's request to the legacy client, on the stream of its call or on the session's own stream."""
         server_id = encode(message.id)
         if len(self._open) >= MAX_QUESTIONS:
             server.refuse(server_id, UNREAD, "Too many requests already wait for this client.")
@@ -88,8 +90,8 @@ class Questions:
     def ask_for_result(
         self, exchange: Exchange, method: str, params: Object | None, answered: Callable[[Message], None]
     ) -> None:
-        """Send the client a question that came as the result of a call, with or without params. Cancel the call if the
-        client cannot be asked."""
+        """Send a legacy client a question that came in the result of a call. Cancel the call if that is impossible.
+        `answered` is called with the response."""
         conversation = exchange.conversation
         assert conversation is not None
         if len(self._open) >= MAX_QUESTIONS:
@@ -111,7 +113,8 @@ class Questions:
         return True
 
     def _with_progress_token(self, params: Object | None) -> tuple[Object | None, msgspec.Raw | None]:
-        """Put the number of the next question into params as progress token. Return the params and the old token."""
+        """Replace the server's progress token in params by the id of the next request. Return the params and the
+        server's token."""
         if params is None:
             return None, None
         meta = meta_of(params)
@@ -128,7 +131,7 @@ class Questions:
         return params | {"_meta": msgspec.Raw(encode(meta | {"progressToken": own}))}, token
 
     def answered(self, message: Message) -> bool:
-        """Pass on the client's response to the server that asked. Return False if no server waits for it."""
+        """Forward a client's response to the server that asked. Return False if the question is not open."""
         question = self._open.pop(message.id, None) if isinstance(message.id, int) else None
         if question is None:
             return False
@@ -139,7 +142,8 @@ class Questions:
         return True
 
     def asker(self, number: object) -> tuple[AskingServer, msgspec.Raw] | None:
-        """Return the server that asked the question with that number, and its own progress token."""
+        """Return the server whose question was sent with this request id, and the server's own progress token. None if
+        there is no such question or token."""
         question = self._open.get(number) if isinstance(number, int) else None
         if question is None or question.progress_token is None:
             return None
@@ -149,11 +153,11 @@ class Questions:
 
     @property
     def has_suspended(self) -> bool:
-        """Return True if a call waits for the client's answer."""
+        """Return True if a call is suspended until the client answers."""
         return any(exchange.is_suspended for exchange in self.suspended.values())
 
     def suspend(self, exchange: Exchange, question: InputRequest) -> bool:
-        """Add a question to those of its call. Return False if no more may wait."""
+        """Add a question for a modern client to its call. Return False if the limits are reached."""
         # The table also has calls that have ended, only so that their clients find them.
         waiting = sum(1 for other in self.suspended.values() if other.is_suspended and other is not exchange)
         held = sum(other.suspended.size for other in self.suspended.values() if other.suspended is not None)
@@ -184,7 +188,8 @@ class Questions:
     # -- their end, in both eras
 
     def withdraw(self, server: AskingServer, params: Object) -> None:
-        """Notify the client that the server has cancelled a request, by the id that the client knows."""
+        """Cancel a question, because the server has cancelled its request. A legacy client is notified with the id that
+        it knows."""
         server_id = bytes(params.get("requestId", b""))
         if not server_id:
             return
@@ -194,14 +199,14 @@ class Questions:
                 self._cancel(number, question, params)
 
     def withdraw_for(self, exchange: Exchange) -> None:
-        """Withdraw the questions that came as results of this call, which is over."""
+        """Cancel the questions from results of this call, which has ended."""
         for number, question in list(self._open.items()):
             if question.exchange is exchange and not question.server_id:
                 self._cancel(number, question, {})
 
     def closed(self, server: AskingServer) -> None:
-        """Withdraw the requests of a server whose link is gone, so that it gets no answers. A question that came as the
-        result of a call stays: the answer goes to the server's next process."""
+        """Cancel the requests of a server whose link is gone. Keep the questions from results of calls: their answers
+        are sent to the server's next process."""
         self._withdraw_suspended(server, None)
         for number, question in list(self._open.items()):
             if question.server is server and question.server_id:
@@ -220,7 +225,7 @@ class Questions:
             self._send(frame)
 
     def end(self, reason: str) -> None:
-        """Refuse all open requests of servers, and forget the suspended calls: the session is over."""
+        """Refuse all open requests of servers, and remove the suspended calls, because the session has ended."""
         for question in self._open.values():
             if question.server_id:
                 question.server.refuse(question.server_id, UNREAD, f"{reason.capitalize()}.")
@@ -232,7 +237,7 @@ class Questions:
 
 
 def give_up(exchange: Exchange) -> None:
-    """Answer the server in place of a modern client that did not answer in time, and cancel the call."""
+    """Answer the questions of a suspended call whose modern client did not answer in time, and cancel the call."""
     assert exchange.suspended is not None and exchange.conversation is not None
     exchange.suspended.give_up()
     reason = "the client did not send its answers in time"

@@ -1,7 +1,7 @@
-"""Find the call or the session that a server's own requests and notifications belong to, and pass them on.
+"""Find the call or session of a server's own requests and notifications, and forward them.
 
-On stdio neither requests nor log messages name their call. The process of one session has one client. In a shared
-process a message goes to a session only if it can belong to no other.
+On stdio, requests and log messages do not name their call. If a process serves one session, they belong to it. If it
+serves several, a message goes to a session only if it cannot belong to another.
 """
 
 import logging
@@ -42,8 +42,8 @@ _TOOLS_CHANGED: Final = next(row for row in CHANGES.values() if row.kind == "too
 
 
 class _Router(ABC):
-    """Passes on a server's own messages (`gateway.calls.conversation.Router`). Subclasses find the call or the session.
-    `on_change` is called with each notification of the server that something has changed."""
+    """Forwards a server's own messages (`gateway.calls.conversation.Router`). Subclasses find the call or the session.
+    `on_change` is called when the server notifies that a list or resource has changed."""
 
     __slots__ = ("_on_change",)
 
@@ -87,8 +87,8 @@ class _Router(ABC):
     def _place(
         self, conversation: Conversation, message: Message, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None, Message]:
-        """Return the session and the call that a message belongs to, and the message as its client gets it. A message
-        about a task (MCP 2025-11-25) goes to the session of the task. Its task id becomes the one that this session
+        """Return the session and the call that a message belongs to, and the message for the client. A message about a
+        task (MCP 2025-11-25) belongs to the session of the task, and the task id is replaced by the one that the client
         knows."""
         own_id = "" if message.params is msgspec.UNSET else related_id(message.params_object())
         if not own_id:
@@ -184,8 +184,8 @@ class _Router(ABC):
     def _meant(
         self, conversation: Conversation, stream: int | str | None
     ) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session and the call of a message that came on that stream; without a call's stream, those that
-        `_addressee` finds."""
+        """Return the session and the call of the stream on which a message came. If it is not the stream of a call,
+        return those of `_addressee`."""
         exchange = conversation.calls.find(stream)
         if exchange is None or exchange.is_subscription:
             return self._addressee(conversation)
@@ -193,19 +193,19 @@ class _Router(ABC):
 
     @abstractmethod
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
-        """Return the session and, if it is clear, the call that a message without a call's id belongs to."""
+        """Return the session of a message that names no call; also the call, if only one is possible."""
 
     @abstractmethod
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
-        """Return the sessions to notify of a change of lists or resources."""
+        """Return the sessions that get notifications of changed lists and resources."""
 
     @abstractmethod
     def _wants(self, live: LiveSession, uri: object) -> bool:
-        """Return True if a legacy session has subscribed to that resource."""
+        """Return True if a legacy session must be notified of changes of this resource."""
 
 
 class IsolatedRouter(_Router):
-    """Passes on the messages of a process that serves one session."""
+    """Forwards the messages of a process that serves one session."""
 
     __slots__ = ("_live",)
 
@@ -227,7 +227,7 @@ class IsolatedRouter(_Router):
 
 
 class SharedRouter(_Router):
-    """Passes on the messages of a process that serves many sessions, or belongs to none."""
+    """Forwards the messages of a process that serves several sessions, or none."""
 
     is_shared = True
 
@@ -254,14 +254,14 @@ def _is_about_task_of(exchange: Exchange, conversation: Conversation, message: M
 
 
 def _frame(message: Message) -> bytes:
-    """Return a notification as JSON, with the server's params, or without if it had none."""
+    """Return a notification as JSON, with the server's params if it has any."""
     params = None if message.params is msgspec.UNSET else splice(message.params)
     return encode_notification(str(message.method), None if params == b"null" else params)
 
 
 def _to_subscriptions(conversation: Conversation, live: LiveSession, method: str, params: Object) -> None:
-    """Pass on an extension's notification that belongs to no call, on those open streams of a modern client that have
-    declared the extension."""
+    """Forward an extension's notification that belongs to no call. It goes to those open streams of a modern client
+    whose requests have declared the extension."""
     for subscription in live.subscriptions:
         subscription.pass_on(method, params)
     for exchange in tuple(conversation.calls.sent.values()):
@@ -297,7 +297,8 @@ def _progress(conversation: Conversation, params: Object) -> None:
 
 
 def _task_progress(conversation: Conversation, number: object, params: Object) -> None:
-    """Pass on the progress of a task. The call that has made the task is answered already, or waits for the task."""
+    """Forward the progress of a task. The call that has created the task was answered already, or waits for the
+    task."""
     tasks, token = conversation.known_tasks, conversation.calls.of_task(number)
     task = None if tasks is None else tasks.get(related_id(params))
     stream, live = None if task is None else task.stream, None if token is None else token.session()
@@ -318,7 +319,7 @@ def _progress_frame(params: Object, token: msgspec.Raw) -> bytes:
 
 
 def _task_status(conversation: Conversation, params: Object) -> None:
-    """Pass on the state of a task (MCP 2025-11-25, Tasks) to its session. Drop it if the task is unknown."""
+    """Forward the state of a task (MCP 2025-11-25, Tasks) to its session. Do nothing if the task is unknown."""
     own_id = msgspec.json.decode(params.get("taskId", b"null"))
     tasks = conversation.known_tasks
     task = None if tasks is None or not isinstance(own_id, str) else tasks.get(own_id)
@@ -341,8 +342,8 @@ def _live_of(task: OwnedTask) -> LiveSession:
 
 
 def _end_subscription(conversation: Conversation, params: Object) -> None:
-    """End a subscription that its server has cancelled, the only request a server may cancel (MCP 2026-07-28,
-    Cancellation). The client gets the result of a stream that ended gracefully."""
+    """End a subscription that its server has cancelled: the only request that a server may cancel (MCP 2026-07-28,
+    Cancellation). The client's stream ends with a result."""
     number = decode_id(params.get("requestId", msgspec.Raw(b"null")))
     exchange = conversation.calls.find(number)
     if exchange is not None and exchange.is_subscription:
@@ -350,8 +351,9 @@ def _end_subscription(conversation: Conversation, params: Object) -> None:
 
 
 def _relay_subscribed(conversation: Conversation, method: str, params: Object) -> bool:
-    """Pass on a notification of a subscription, under the client's own subscription id. Return False for other
-    messages. Leave out what the client has not subscribed to (MCP 2026-07-28, Subscriptions §Opening a Stream)."""
+    """Forward a notification of a subscription, with the client's own subscription id. Drop changes to which the client
+    has not subscribed (MCP 2026-07-28, Subscriptions §Opening a Stream). Return False if the message is no such
+    notification."""
     meta = meta_of(params)
     if SUBSCRIPTION_ID not in meta:
         return False

@@ -1,5 +1,7 @@
-"""Record the newest messages between the client, the gateway and the servers of a session, and the servers' lines on
-stderr. This is for an operator who watches the session: without credentials, and bounded."""
+"""Record the newest messages of a session, and its servers' stderr lines, for an operator who watches the session.
+
+Credentials are removed, and the memory is limited.
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -15,7 +17,7 @@ from transports.jsonrpc import InvalidMessage, Message, encode, parse
 MOST_FRAMES: Final = 500
 MOST_LINES: Final = 500
 MOST_KEPT_CHARS: Final = 1 << 20
-"""Characters kept in the bodies of one session together, and in its lines together."""
+"""Maximum characters of all recorded message bodies of one session; the same for its lines."""
 
 _MOST_LINE: Final = 500
 _MOST_NAME: Final = 200
@@ -33,8 +35,8 @@ _OPPOSITE: Final[dict[str, Direction]] = {
 
 
 class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One recorded message. `number` grows with time. `method` is that of the request, also for its response. `size` is
-    the length of params, result or error in bytes, and `body` is the part of them that may be shown."""
+    """One recorded message. `number` increases. `at` is in seconds since 1970. The `method` of a response is that of
+    its request. `size` is the length of params, result or error in bytes, and `body` is the part that may be shown."""
 
     number: int
     at: float
@@ -48,8 +50,8 @@ class SeenFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StderrLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a server's stderr, cut to a limit. `number` grows with time. `at` is 0 if the line was written before
-    the watch began."""
+    """One line of a server's stderr, shortened. `number` increases. `at` is in seconds since 1970; 0 if the line was
+    written before the watch began."""
 
     number: int
     server: str
@@ -78,8 +80,8 @@ class _Ring(Generic[Item]):
             self._chars -= self._length(self._items.popleft())
 
     def behind(self, after: int, limit: int) -> tuple[list[Item], int]:
-        """Return the newest items, or the oldest after number `after` unless that is 0; at most `limit`. Also return
-        the number of later items that are not kept any more."""
+        """Return at most `limit` items: the oldest after number `after`, or the newest if `after` is 0. Also return how
+        many items after `after` were dropped already."""
         if limit <= 0:
             return [], 0
         if not after:
@@ -90,8 +92,8 @@ class _Ring(Generic[Item]):
 
 
 class SessionFrames:
-    """The messages and lines that an operator sees of a session. `by` is the operator, `ends_at` the end of the watch
-    in seconds since the epoch."""
+    """The messages and lines of a session that an operator sees. `by` is the operator. `ends_at` is the end of the
+    watch in seconds since 1970."""
 
     def __init__(self, session_id: str, by: str, clock: Callable[[], float] = time) -> None:
         first = int(clock() * 1000)  # larger than every number of an earlier watch
@@ -106,17 +108,17 @@ class SessionFrames:
         self._bodies.hide((session_id,))
 
     def extend(self, by: str, ends_at: float) -> None:
-        """Watch until `ends_at`, for the operator `by`."""
+        """Set the end of the watch, and the operator who watches."""
         self.by, self.ends_at = by, ends_at
 
     def hide(self, values: Iterable[str]) -> None:
-        """Hide these values from now on: they are secret."""
+        """Replace these secret values in everything that is recorded from now on."""
         self._bodies.hide(values)
 
     # -- messages
 
     def from_client(self, message: Message) -> None:
-        """Record a message of the client. It counts once, however many parts of the gateway handle it."""
+        """Record a message from the client. Do nothing if the same message was recorded already."""
         if any(message is one for one in self._latest):
             return
         if len(_body_of(message)) <= _SMALL_BYTES and _is_small(message):
@@ -128,7 +130,7 @@ class SessionFrames:
         self._note("gateway to client", "", _read(frame))
 
     def refused(self, message: Message, refused: Refused) -> None:
-        """Record that the client's message was refused, if it is a message of this session."""
+        """Record the refusal of a client's message, if the message was recorded here."""
         if any(message is one for one in self._latest):
             error = msgspec.Raw(encode(refused.error()))
             self._note("gateway to client", "", Message(jsonrpc="2.0", id=message.id, error=error))
@@ -172,7 +174,7 @@ class SessionFrames:
     # -- stderr
 
     def line(self, server: str, text: str, *, is_earlier: bool = False) -> None:
-        """Record a line that a server has written. `is_earlier`: it was written before the watch began."""
+        """Record a stderr line of a server. `is_earlier`: it was written before the watch began."""
         shown = self._bodies.text(text, _MOST_LINE)
         at = 0.0 if is_earlier else round(self._clock(), 3)
         self.lines.add(StderrLine(number=self.lines.next_number, server=server, text=shown, at=at))

@@ -1,4 +1,5 @@
-"""Merge the requests of several sessions or calls into one state of a server process that they share. Pure."""
+"""Combine the subscriptions and log levels of several sessions or calls for the server process that they share.
+Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,9 +15,10 @@ _CAPABILITY: Final = "logging"
 
 
 def params_for_shared(method: str, params: Object, others: Sequence[Session]) -> Object | None:
-    """Return the params for sending a session's request to a process that it shares. None if it must not be sent.
+    """Return the params with which a session's request is sent to a shared process. None if it must not be sent.
 
-    A subscription stays while one of the `others` has it. The log level is the lowest that any session has set.
+    An unsubscription is not sent while one of the `others` is subscribed. The log level becomes the lowest of all
+    sessions.
     """
     if method == "resources/unsubscribe":
         uri = msgspec.json.decode(params.get("uri", b"null"))
@@ -30,9 +32,9 @@ def params_for_shared(method: str, params: Object, others: Sequence[Session]) ->
 
 
 def is_lower(level: str, present: str, initialize_result: bytes | None) -> bool:
-    """Return True if a legacy server must be set to that log level for a call. A modern client asks for a level with
-    each call. A server has one level for all calls: the lowest that any of them requested. `present` is that level,
-    empty before the first. Messages are filtered for each call."""
+    """Return True if a legacy server must be set to this log level for a call. Each call of a modern client has its own
+    level, but a server has one level for all calls: the lowest requested so far (`present`, empty before the first).
+    Messages are filtered later for each call."""
     if level not in LOG_LEVELS or _CAPABILITY not in capabilities_of(initialize_result):
         return False
     return not present or LOG_LEVELS.index(level) < LOG_LEVELS.index(present)

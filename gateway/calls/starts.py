@@ -1,7 +1,7 @@
-"""Limit the starts of servers: the wait for the first answer, the pause after a failed start, and the quote of the
+"""Limit the starts of servers: the wait for the first answer, the delay after a failed start, and the quote of the
 server's output in errors.
 
-The lines of the output are redacted where they are read (`transports.upstream.stdio`), before anything is cut off.
+Secrets were removed from the output when it was read (`transports.upstream.stdio`), before lines were shortened.
 """
 
 import asyncio
@@ -11,19 +11,19 @@ from typing import Final
 
 FIRST_S: Final = 1.0
 MOST_S: Final = 60.0
-"""The longest pause: a server that comes back after a long outage is found within this time."""
+"""Maximum delay. A server that is up again after a long outage is noticed within this time."""
 
 _MOST_CHARS: Final = 200
 _QUOTED: Final = "; its last output: "
 
 MOST_LINES: Final = 40
-"""Enough for a Python traceback that passes through a framework, with the exception that caused it."""
+"""Number of lines of output that are stored: enough for a long Python traceback with its cause."""
 _MOST_KEPT_CHARS: Final = 8 << 10
 
 
 class Backoff:
-    """The failures in a row of one server. It is tried again after a second, then after twice as long each time. A
-    success makes a new object. Times are seconds of a monotonic clock."""
+    """The consecutive failures of one server, and the delay before the next attempt: a second, doubled after each
+    failure. A success replaces the object. Times are in seconds by the monotonic clock."""
 
     __slots__ = ("count", "failed_at", "reason")
 
@@ -49,10 +49,10 @@ class Backoff:
 
 
 class FirstAnswerTimeout:
-    """Limits the wait for a server's first answer. One wait at a time.
+    """Limits the wait for a server's first answer. It serves one wait at a time.
 
-    `noise_s` is the limit from a server's first line that is no message. After a banner an answer follows, but a
-    program that is no MCP server never answers.
+    `noise_s` is the limit from the first line that is no message. An MCP server that prints a banner answers soon after
+    it; another program never answers.
     """
 
     __slots__ = ("_noise_s", "_timeout", "is_noisy")
@@ -73,7 +73,7 @@ class FirstAnswerTimeout:
             self._timeout = None
 
     def noise(self) -> None:
-        """Shorten the limit: the server has written a line that is no message."""
+        """Shorten the limit, because the server has written a line that is no message."""
         timeout = self._timeout
         if timeout is None or self.is_noisy or (until := timeout.when()) is None:
             return
@@ -83,7 +83,7 @@ class FirstAnswerTimeout:
             timeout.reschedule(sooner)
 
     def late(self, server: str, seconds: float) -> str:
-        """Return the reason for the client why the start has timed out."""
+        """Return the text of the timeout error for the client."""
         if self.is_noisy:
             return (
                 f"server {server!r} writes lines to stdout that are not MCP messages, and did not answer within "
@@ -93,7 +93,7 @@ class FirstAnswerTimeout:
 
 
 def newest(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
-    """Return the last lines, at most `most` and 8 KiB together. The last line is always included."""
+    """Return the last lines: at most `most`, and 8 Ki characters together. The last line is always included."""
     left, found = _MOST_KEPT_CHARS, list[str]()
     for line in reversed(lines[-most:]):
         left -= len(line)
@@ -111,5 +111,5 @@ def with_output_tail(reason: str, lines: Sequence[str]) -> str:
 
 
 def without_output_tail(reason: str) -> str:
-    """Return the reason without the server's output: the same text for all sessions whose processes fail alike."""
+    """Return the reason without the server's output, so that it is the same for all processes that fail alike."""
     return reason.partition(_QUOTED)[0]

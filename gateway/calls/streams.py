@@ -1,5 +1,5 @@
-"""Name the event streams of a session and their events, and write to the standalone stream. End the streams that a dead
-process has left open."""
+"""Name the event streams of a session and their events, write to the standalone stream, and end streams that a dead
+process has left unfinished."""
 
 import asyncio
 import base64
@@ -18,25 +18,26 @@ from transports.reply_queue import MAX_QUEUED_BYTES
 from transports.tasks import Tasks
 
 MAX_MESSAGES: Final = 256
-"""Messages for the standalone stream that may wait while the store does not answer."""
+"""Maximum number of messages for the standalone stream that wait for the store."""
 
 KEPT_BYTES: Final = 64 << 10
-"""Size of the largest request that the store keeps so that the call can be repeated."""
+"""Maximum size of a request that is stored so that its call can be repeated."""
 
 UNKNOWN: Final = "The gateway that served this session ended without an answer; whether the call took effect is unknown"
 
 _RETRY_S: Final = 0.5
-"""Pause after a failure of the store."""
+"""Seconds between a failure of the store and the next attempt."""
 
 _MOST_NAMED_BYTES: Final = 256
-"""Longest id of a call, as JSON, that becomes part of the names of its events."""
+"""Maximum size of a call's request id, as JSON, that becomes part of its event ids."""
 
 STANDALONE: Final = "standalone"
 """The name of the stream that belongs to no call. A legacy client reads it with GET."""
 
 
 def stream_of_call(session: Session, number: int, upstream: str, client_id: RequestId) -> str:
-    """Return the name of a call's stream. The epoch makes it unique if several processes have served the session."""
+    """Return the name of a call's stream. The epoch in it makes it unique across the processes that have served the
+    session."""
     return f"{session.epoch}/{number}/{upstream}/{encode(client_id).decode()}"
 
 
@@ -46,9 +47,8 @@ def call_of_stream(stream: str) -> bytes | None:
 
 
 def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None]:
-    """Return the ids by which a client knows the events of a stream: the log's ids, with the id of the stream's call
-    added. So the call gets an answer even if the process dies after it has sent the event, before the store has it.
-    None stays None."""
+    """Return the event ids for the client: each is the log's id with the request id of the call added. By the request
+    id, a call can be answered even if the process dies before the store has the event. None stays None."""
     call = call_of_stream(stream)
     if call is None or len(call) > _MOST_NAMED_BYTES:
         return list(event_ids)
@@ -57,18 +57,19 @@ def event_names(event_ids: Iterable[str | None], stream: str) -> list[str | None
 
 
 def event_name(event_id: str, stream: str) -> str:
-    """Return the id by which a client knows one event of a stream: the log's id, with the id of its call added."""
+    """Return the event id for the client: the log's id with the request id of the call added."""
     (name,) = event_names([event_id], stream)
     return name or event_id
 
 
 def id_in_log(name: str) -> str:
-    """Return the log's id of an event that a client names."""
+    """Return the log's part of an event id that a client has sent."""
     return name.partition(".")[0]
 
 
 def call_of_event(name: str) -> RequestId | None:
-    """Return the id of the call that an event belongs to; None if the name has none. A client may have made it up."""
+    """Return the request id in an event id that a client has sent; None if it has none. The client may have forged
+    it."""
     encoded = name.partition(".")[2]
     try:
         call = decode_id(msgspec.Raw(base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)))
@@ -78,10 +79,10 @@ def call_of_event(name: str) -> RequestId | None:
 
 
 class Outbox:
-    """Appends messages for the standalone stream of one session to the log, in order. Waits while the store is
+    """Append messages for the standalone stream of one session to the log, in order. Retry while the store is
     unavailable.
 
-    At most `MAX_MESSAGES` messages of `MAX_QUEUED_BYTES` bytes together wait.
+    At most `MAX_MESSAGES` messages with `MAX_QUEUED_BYTES` bytes together are queued.
     """
 
     __slots__ = ("_bytes", "_events", "_is_stopped", "_session_id", "_tasks", "_waiting")
@@ -95,7 +96,7 @@ class Outbox:
         self._tasks = Tasks("standalone stream")
 
     def put(self, frame: bytes) -> bool:
-        """Add a message. Return False if the message is dropped, because too much waits already."""
+        """Queue a message. Return False if it is dropped, because the queue is full or stopped."""
         is_full = self._waiting and self._bytes + len(frame) > MAX_QUEUED_BYTES
         if self._is_stopped or is_full or len(self._waiting) >= MAX_MESSAGES:
             return False
@@ -114,18 +115,18 @@ class Outbox:
                 self._bytes -= len(self._waiting.popleft())
 
     def stop(self) -> None:
-        """Start no further append. Messages that wait are dropped."""
+        """Append no more messages. Drop those in the queue."""
         self._is_stopped = True
 
     async def close(self) -> None:
-        """Stop, and wait for the append that is under way. Idempotent."""
+        """Stop, and wait for the append in progress. Idempotent."""
         self.stop()
         await self._tasks.close(wait_s=_RETRY_S)
 
 
 class KeptCall(msgspec.Struct, frozen=True, array_like=True):
-    """A `tools/call` as the store keeps it: the endpoint, and the client's params. It has no rights: when it is
-    repeated, the rights of the client that asks for its answer count."""
+    """A stored `tools/call`: the endpoint, and the client's params. It has no rights of its own. When it is repeated,
+    it gets the rights of the client that asks for its answer."""
 
     endpoint: str
     params: Object
@@ -137,8 +138,8 @@ class KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LostStreams:
-    """The streams of one session that an earlier process has left open, and whose requests are kept. Their calls are
-    made again once their clients come back. Each stream waits for its client, or goes on here."""
+    """The unfinished streams of one session that a dead process has left, and whose requests are stored. A stream waits
+    until its client comes back. Then this process sends its call again."""
 
     __slots__ = ("_going_on", "_has_failed", "_looked", "_waiting")
 
@@ -149,7 +150,7 @@ class LostStreams:
         self._has_failed = False
 
     async def look(self, events: EventStreams, session_id: str) -> bool:
-        """Find the open streams, and end those whose requests are not kept. Return False if none is left open then.
+        """Find the unfinished streams, and end those whose requests are not stored. Return False if none is left.
         Raises `StoreUnavailable`."""
         try:
             for stream, is_kept in (await events.unfinished(session_id)).items():
@@ -166,19 +167,18 @@ class LostStreams:
         return bool(self._waiting or self._going_on)
 
     async def looked(self) -> None:
-        """Wait until `look` has found all streams that an earlier process left open. Raises `StoreUnavailable` if it
-        could not."""
+        """Wait until `look` has ended. Raises `StoreUnavailable` if it has failed."""
         await self._looked.wait()
         if self._has_failed:
             raise StoreUnavailable("the streams that an earlier process has left open could not be found")
 
     def wait(self, stream: str) -> None:
-        """Have a stream wait for its client."""
+        """Mark a stream as waiting for its client."""
         self._going_on.discard(stream)
         self._waiting.add(stream)
 
     def go_on(self, stream: str) -> bool:
-        """Have a waiting stream go on here from now on. Return False if the stream does not wait."""
+        """Mark a waiting stream as continued by this process. Return False if it was not waiting."""
         if stream not in self._waiting:
             return False
         self._waiting.discard(stream)
@@ -186,7 +186,7 @@ class LostStreams:
         return True
 
     def newest_of(self, call: RequestId) -> str | None:
-        """Return the last stream of a call, by the id that its client has given it; None if there is none."""
+        """Return the last unfinished stream of the call with this request id; None if there is none."""
         own = encode(call)
         streams = (stream for stream in self._waiting | self._going_on if call_of_stream(stream) == own)
         # The later of two streams of a call has the greater epoch, or the greater number.
@@ -203,15 +203,15 @@ class LostStreams:
 async def end_lost(
     events: EventStreams, session_id: str, stream: str, request_id: bytes, reason: str = UNKNOWN
 ) -> None:
-    """End a stream that an earlier process has left open. `request_id` is the id of its call, as JSON."""
+    """End an unfinished stream of an earlier process with an error. `request_id` is the id of its call, as JSON."""
     error = {"code": OUTCOME_UNKNOWN, "message": reason}
     await events.append(session_id, stream, encode_error(request_id, error))
     await events.finish(session_id, stream)
 
 
 async def answer_lost(events: EventStreams, session: Session, call: RequestId) -> str:
-    """Answer a call whose process gave the client an event and died before the store had it. Return the name of the
-    answer's stream. It has nothing else: a client that asks again gets another stream."""
+    """Write an error for a call whose process died after it sent the client an event that the store does not have.
+    Return the name of the new stream, which has only this error. Each attempt of the client gets a new stream."""
     stream = stream_of_call(session, 0, secrets.token_hex(4), call)
     await end_lost(events, session.id, stream, encode(call))
     return stream

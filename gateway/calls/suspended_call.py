@@ -1,6 +1,6 @@
-"""Hold the questions of one call to its modern client, and the client's answers.
+"""Define a suspended call: its questions to a modern client, and the client's answers.
 
-Knows neither calls nor how many questions may wait (`gateway.calls.questions`). No I/O.
+This module knows neither calls nor the limits for questions (`gateway.calls.questions`). No I/O.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from transports.reply_queue import Frame
 
 
 class AskingServer(Protocol):
-    """The server that has asked a client a question. It gets the answer and the answer's progress."""
+    """A server that has sent a client a question. It gets the answer, and progress notifications about the question."""
 
     def answer(self, request_id: bytes, message: Message) -> None:
         """Send the client's answer to the server. `request_id` is the server's own id, as JSON."""
@@ -39,20 +39,22 @@ class AskingServer(Protocol):
 
 
 class MovingQuestion(Protocol):
-    """A server's request that names no call. It is asked under each call that it may belong to, one after the other."""
+    """A server's request that does not name its call. It is asked in one possible call after the other until it is
+    answered."""
 
     def take(self) -> bool:
-        """Stop waiting for the answer. Return True if the server still waited for it."""
+        """Mark the request as answered. Return True if the server was still waiting."""
 
     def move(self) -> bool:
-        """Ask under the next call. Return False if no call is left, or the server no longer waits."""
+        """Ask the question in the next possible call. Return False if there is none, or the server is not waiting any
+        more."""
 
 
 class InputRequest:
-    """A question that a modern client gets as an entry of `inputRequests`, now or later.
+    """A question for a modern client, which gets it as an entry of `inputRequests`.
 
     `server_id` is the id of the server's request, as JSON. `params` is None if the request has none. `size` is in
-    bytes. Identical questions have the same `digest`. `moving` is the request if it may belong to other calls too.
+    bytes. Identical questions have the same `digest`. `moving` is set if the question may belong to several calls.
     """
 
     __slots__ = ("_moving", "digest", "method", "params", "server", "server_id", "size")
@@ -76,24 +78,25 @@ class InputRequest:
 
     @property
     def with_params(self) -> Mapping[str, Object]:
-        """Return the member `params` of the entry; empty if the server's request has none."""
+        """Return the `params` member of the entry; an empty dictionary if the server's request has no params."""
         return {} if self.params is None else {"params": self.params}
 
     def answer(self, response: msgspec.Raw) -> None:
-        """Send the client's response to the server."""
+        """Send the client's result to the server."""
         self.answer_as(Message(jsonrpc="2.0", id=0, result=response))
 
     def answer_as(self, message: Message) -> None:
-        """Send the client's response, even an error, to the server. Only the first answer to a request counts."""
+        """Send the client's response, a result or an error, to the server. Only the first response to a request is
+        sent."""
         if self._moving is None or self._moving.take():
             self.server.answer(self.server_id, message)
 
     def move(self) -> bool:
-        """Ask under the next call to which the question may belong. Return False if there is none."""
+        """Ask the question in the next call that it may belong to. Return False if there is none."""
         return self._moving is not None and self._moving.move()
 
     def give_up(self) -> None:
-        """Answer the server in place of a client that did not answer."""
+        """Answer the server, because the client did not answer."""
         if self.method == "elicitation/create":
             self.answer(msgspec.Raw(b'{"action":"cancel"}'))
         elif self._moving is None or self._moving.take():
@@ -101,18 +104,19 @@ class InputRequest:
 
 
 def question_digest(method: str, params: Object) -> str:
-    """Return a digest that identical questions share, so that an earlier answer can be repeated."""
+    """Return a digest of a question. Identical questions have the same digest, so that an earlier answer can be
+    reused."""
     plain = {key: value for key, value in params.items() if key not in ("_meta", "elicitationId")}
     text = msgspec.json.encode([method, msgspec.json.decode(encode(plain))], order="sorted")
     return hashlib.sha256(text).hexdigest()[:24]
 
 
 class SuspendedCall:
-    """The questions of one call to its modern client, in rounds.
+    """The questions of one call to its modern client, in rounds. A round ends when the client answers.
 
-    `call` names the call in the gateway's `requestState`. `turn` counts the rounds; a state is valid for one round.
-    `until` is the end of the round by the monotonic clock. `answers` are those of earlier rounds, by the digest of the
-    question.
+    `call` names the call in the gateway's `requestState`. `turn` increases at the start and the end of each round, and
+    a state is valid for one turn only. `until` is the monotonic time at which the round ends. `answers` has the answers
+    of earlier rounds, by the digest of the question.
     """
 
     def __init__(self) -> None:
@@ -142,12 +146,13 @@ class SuspendedCall:
         self.is_gathering = False
 
     def ask_until(self, until: float) -> None:
-        """Begin a round, which the client may answer until that time by the monotonic clock."""
+        """Begin a round. The client may answer until the monotonic time `until`."""
         self.turn += 1
         self.until = until
 
     def take_answers(self, responses: Object) -> None:
-        """Send the client's answers to the server, and end the round: states sealed for it become invalid."""
+        """Send the client's answers to the server, and end the round. A `requestState` from the round is then
+        invalid."""
         self.turn += 1
         for key, question in list(self.questions.items()):
             if key in responses:
@@ -156,27 +161,28 @@ class SuspendedCall:
                 question.answer(responses[key])
 
     def take_error(self, key: str, error: Message) -> None:
-        """Send the client's error in answer to one question to the server, and end the round."""
+        """Send the server the client's error response to one question, and end the round."""
         question = self.questions.pop(key, None)
         if question is not None:
             self.turn += 1
             question.answer_as(error)
 
     def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
-        """Drop the server's request with that id, as JSON; all of its requests if `server_id` is None."""
+        """Remove the question with this id of the server (JSON), or all questions of the server if `server_id` is
+        None."""
         for key, question in list(self.questions.items()):
             if question.server is server and server_id in (None, question.server_id):
                 del self.questions[key]
 
     def give_up(self) -> None:
-        """Answer all questions in place of a client that did not send its answers."""
+        """Answer all open questions, because the client did not answer."""
         for question in self.questions.values():
             question.give_up()
         self.questions.clear()
 
     def call_ended(self) -> None:
-        """Move the questions that may belong to another call there, and give up the others: the call is over. An answer
-        on its way still counts. Idempotent: no question moves twice."""
+        """Handle the end of the call: ask its questions in other calls that they may belong to, and give up the rest.
+        Idempotent."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -203,10 +209,10 @@ class SuspendedCall:
 
 
 def rewritten_ids(client_id: RequestId, progress_token: msgspec.Raw | None) -> Callable[[Frame], Frame | None]:
-    """Return a function that rewrites the ids in frames that were queued while the client had no request open.
+    """Return a function that rewrites frames which were queued while the client had no open request.
 
-    Queued frames carry the id and the progress token of the client's earlier request, which is closed. The function
-    returns a frame with those of the later request; None for progress that the later request does not want.
+    Such frames have the request id and progress token of the client's earlier request. The function replaces both by
+    those of the later request. It returns None for a progress notification if the later request has no token.
     """
 
     def change(frame: Frame) -> Frame | None:

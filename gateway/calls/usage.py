@@ -1,13 +1,13 @@
-"""Count the present uses of a session: its calls and streams, and the memory that they hold. Pure."""
+"""Count the open calls and streams of a session, and the memory of their requests. Pure."""
 
 from typing import Self
 
 
 class Usage:
-    """Counts the uses of one session. The idle time of a session counts from the end of its last use.
+    """Counts the uses (open calls and streams) of one session. Its idle time starts when the last use ends.
 
-    Only `in_use`, `begin_use` and their ends change `busy` (uses that have not ended), `held_bytes` (large request
-    bodies of calls in flight), `open_streams` (standalone streams) and `movable` (uses that another replica continues).
+    `busy` counts the uses, `held_bytes` the bytes of large request bodies, `open_streams` the standalone streams, and
+    `movable` the uses that another replica can continue. Only `in_use`, `begin_use` and their ends change them.
     """
 
     # A base class, so that a session needs no second object for it.
@@ -21,10 +21,10 @@ class Usage:
         self._was_used = False  # since `take_use`
 
     def in_use(self, *, held: int = 0, is_stream: bool = False, is_movable: bool = False) -> "Use":
-        """Count one more use, until it is released.
+        """Begin a use, and return it. The caller must release it.
 
-        `held`: bytes of a request body that stay in memory as long as the use. `is_stream`: the use is a standalone
-        stream. `is_movable`: the use goes on at another replica that takes the session over; a stream always does.
+        `held`: bytes of a request body that stay in memory during the use. `is_stream`: the use is a standalone stream.
+        `is_movable`: if another replica takes the session over, it continues the use; always true for a stream.
         """
         is_movable |= is_stream
         self.busy += 1
@@ -34,7 +34,7 @@ class Usage:
         return Use(self, held, is_stream, is_movable)
 
     def begin_use(self) -> None:
-        """Count one more use, which holds no memory. It ends with one `end_use`."""
+        """Begin a use without memory. The caller must call `end_use` once."""
         self.busy += 1
 
     def end_use(self) -> None:
@@ -44,17 +44,17 @@ class Usage:
 
     @property
     def is_busy(self) -> bool:
-        """Return True if a use is under way."""
+        """Return True if the session has a call or stream."""
         return self.busy > 0
 
     @property
     def is_movable(self) -> bool:
-        """Return True if every use under way can go on at another replica."""
+        """Return True if another replica can continue all present uses."""
         return self.busy == self.movable
 
     def take_use(self) -> bool:
-        """Return True if the session is in use, or was since the last call of this method. Then the store has to
-        restart the session's idle time."""
+        """Return True if the session is in use, or was since this method was last called. Then the caller restarts the
+        idle time in the store."""
         was_used, self._was_used = self._was_used or self.is_busy, False
         return was_used
 
@@ -64,7 +64,7 @@ class Usage:
 
 
 class Use:
-    """One use of a session, from its beginning until `release`. It is also a context manager."""
+    """One use of a session: a call or a stream, until `release`. Also a context manager."""
 
     __slots__ = ("_held", "_is_movable", "_is_stream", "_usage")
 
