@@ -1,1 +1,2 @@
-"""Handle tasks: calls that go on after their client was answered with a handle. The gateway or a server makes them."""
+"""Handle tasks: calls that continue after their client was answered with a task id (handle). The gateway or a server
+creates them."""

@@ -6,8 +6,9 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABIL
 
 
 class UnknownTask(Refused):
-    """Refuses a request about a task that the client may not see. The id is forged or expired, or of another principal,
-    endpoint or server, or its session has ended. One answer for all reveals nothing about the tasks of others."""
+    """Refuses a request about a task that the client may not see: its id is forged, expired, or of another
+    principal, endpoint or server, or its session has ended. The answer is the same for all, to reveal nothing about
+    other tasks."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -19,8 +20,8 @@ class UnknownTask(Refused):
 
 
 def tasks_not_declared(what: str) -> Refused:
-    """Return the refusal of a request that needs the extension of tasks but does not declare it (ext-tasks, Protocol
-    Errors). `what` is a clause that names the reason for the need."""
+    """Return the refusal of a request for which the client must declare the tasks extension, but does not (ext-tasks,
+    Protocol Errors). `what` is a clause for the message: the reason why the extension is needed."""
     return Refused(
         400,
         MISSING_CAPABILITY,
@@ -30,7 +31,7 @@ def tasks_not_declared(what: str) -> Refused:
 
 
 def unreadable_task(server: str) -> Refused:
-    """Return the error for a server's task whose own id is missing, empty or too long for a handle."""
+    """Return the error for a task of a server whose id is missing, empty or too long for a handle."""
     return Refused(
         200,
         OUTCOME_UNKNOWN,
@@ -45,7 +46,7 @@ def task_is_over(status: str) -> Refused:
 
 
 def no_task_of(tool: str) -> Refused:
-    """Return the refusal to make a task of a call, because its tool forbids it (MCP 2025-11-25, Tasks §Tool-Level
+    """Return the refusal to run a call as a task, because its tool forbids tasks (MCP 2025-11-25, Tasks §Tool-Level
     Negotiation)."""
     return Refused(
         200,
@@ -56,5 +57,5 @@ def no_task_of(tool: str) -> Refused:
 
 
 def too_many_tasks() -> Refused:
-    """Return the refusal to make a task, because its session or principal has as many tasks as it may have."""
+    """Return the refusal to create a task, because its session or principal has the maximum number of tasks."""
     return Refused(429, TOO_OFTEN, "Too many tasks are stored: wait until some have expired.", reason="too_many_tasks")

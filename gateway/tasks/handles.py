@@ -1,6 +1,6 @@
-"""Sign and read handles, the ids of tasks for clients. A handle names the session and the server of its task. Pure.
+"""Sign and read handles: the ids of tasks that clients see. A handle names the task's session and server. Pure.
 
-A handle can be decoded by anybody, but only the gateway can make one. Its sender must be the principal of the session.
+Anyone can decode a handle, but only the gateway can sign one. It is valid only from the principal of the session.
 """
 
 import base64
@@ -16,19 +16,19 @@ from session_store.session import redact
 from session_store.tokens import Macs, is_canonical
 
 MAX_ID_CHARS: Final = 512
-"""Limit on the characters of a server's own task id. A task with a longer one cannot be named in a header."""
+"""Maximum characters of a server's own task id. A longer one would make the handle too long for an HTTP header."""
 
 _MAX_TEXT: Final = 6_144
-"""Limit on the characters of a handle. The longest handle that is signed fits."""
+"""Maximum characters of a handle. No handle that the gateway signs is longer."""
 
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{43}")
 
 
 class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
-    """The task that a handle names.
+    """The contents of a handle, the id of a task for clients.
 
-    `kind`: `made` is a task of the gateway, and `id` names its record; `relayed` is a task of the server, and `id` is
-    the server's own. `endpoint` is where the call was made that became the task.
+    `kind`: `made` for a task of the gateway, whose record has the id `id`; `relayed` for a task of a server, which gave
+    it the id `id`. `endpoint` is the endpoint to which the client sent the call.
     """
 
     kind: Literal["made", "relayed"]
@@ -39,7 +39,7 @@ class TaskHandle(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> str:
-        """Return the name of the record of a made task (`Task.name`)."""
+        """Return the name of the stored record (`Task.name`) of a task that the gateway has created."""
         return task_name(self.session_id, self.id)
 
     @property
@@ -52,17 +52,17 @@ _decoder: Final = msgspec.msgpack.Decoder(TaskHandle)
 
 
 class TaskHandles:
-    """Signs handles with the first key of a ring, and reads those of all its keys.
+    """Signs handles with the first key of a key ring, and reads handles signed with any of its keys.
 
-    The form is base64url, a dot, and the signature as base64url: safe in headers and URLs. A task has one handle as
-    long as the first key stays.
+    A handle is base64url, a dot, and the signature as base64url: safe in headers and URLs. A task keeps its handle
+    until the first key changes.
     """
 
     def __init__(self, ring: KeyRing) -> None:
         self._macs = Macs(ring, Purpose.TASK)
 
     def sign(self, handle: TaskHandle) -> str:
-        """Return the handle as text, for clients. Raises `ValueError`: `handle.id` is empty, or longer than
+        """Return the signed text of a handle, for clients. Raises `ValueError`: `handle.id` is empty or longer than
         `MAX_ID_CHARS`."""
         if not 0 < len(handle.id) <= MAX_ID_CHARS:
             raise ValueError(f"the id of a task must have 1 to {MAX_ID_CHARS} characters")
@@ -70,11 +70,11 @@ class TaskHandles:
         return f"{content}.{_base64url(self._macs.of(content.encode()))}"
 
     def of_record(self, task: Task) -> str:
-        """Return the handle of a task that the gateway has made."""
+        """Return the handle of a task that the gateway has created."""
         return self.sign(TaskHandle("made", task.session_id, task.endpoint, task.server, task.id))
 
     def read(self, text: str) -> TaskHandle | None:
-        """Return the task that a handle names. None: the text was not signed with a key of this ring."""
+        """Return the contents of a handle. None if it was not signed with a key of this ring."""
         if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) or not is_canonical(text):
             return None
         content, _, signature = text.partition(".")
@@ -83,10 +83,10 @@ class TaskHandles:
         return _decoded(content)  # None: another version of the gateway signed it
 
     def read_at(self, text: str, endpoint: str) -> TaskHandle:
-        """Return the task that a handle names, for a client at that endpoint.
+        """Return the contents of a handle that a client has sent to this endpoint.
 
         Raises:
-            UnknownTask: the text is no valid handle, or the task's call was made at another endpoint.
+            UnknownTask: the text is not a valid handle, or the task belongs to another endpoint.
         """
         handle = self.read(text)
         if handle is None:
@@ -99,7 +99,8 @@ class TaskHandles:
 
 
 def claimed(text: str) -> TaskHandle | None:
-    """Return the task that a handle names, unverified: for operators, who may see every task. None: no handle."""
+    """Return the contents of a handle without verifying the signature, for operators, who may see every task. None if
+    the text is not a handle."""
     return None if len(text) > _MAX_TEXT or not _HANDLE.fullmatch(text) else _decoded(text.partition(".")[0])
 
 

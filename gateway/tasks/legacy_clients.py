@@ -1,7 +1,7 @@
 """Handle the tasks of legacy clients (MCP 2025-11-25, Tasks): calls with `params.task`, and requests about tasks.
 
-Messages about a server's task pass unchanged, except that the gateway's handle replaces the server's task id for the
-client. `gateway.tasks.requested_tasks` has the tasks that the gateway makes.
+Messages about a server's task are forwarded with one change: the server's task id is replaced by the gateway's handle.
+Tasks that the gateway creates are in `gateway.tasks.requested_tasks`.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode,
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 _LIST_S: Final = 10.0
-"""Time that a server may take to list its tasks."""
+"""Seconds that a server may take to list its tasks."""
 
 _MADE: Final = ""
-"""A name in cursors, in place of a server's: the tasks that the gateway has made."""
+"""Stands for the tasks of the gateway in a cursor, in the place of a server's name."""
 
 _MOST_LISTED: Final = 1_024
-"""Limit on the tasks of one server's page that are passed to the client."""
+"""Maximum number of tasks that are forwarded from one page of a server."""
 
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, TimeoutError)
 
 
 class LegacyTasks:
-    """Handles the calls of legacy clients that ask for tasks, and their requests about tasks."""
+    """Handles calls of legacy clients that request a task, and their requests about tasks."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class LegacyTasks:
         self._endpoints = endpoints
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer:
-        """Answer a call that asks for a task, which the gateway or the server makes. A server without tasks may answer
-        with an ordinary result. Raises the errors of `CallIntake.accept` and `RequestedTasks.begin`."""
+        """Answer a call that requests a task. The gateway or the server creates the task; a server without tasks may
+        send an ordinary result. Raises the errors of `CallIntake.accept` and `RequestedTasks.begin`."""
         live = live_session_of(exchange)
         if live is not None:
             await self._intake.admit(live, request)  # the call counts before anything is asked or stored for it
@@ -77,7 +77,7 @@ class LegacyTasks:
         return await self._intake.accept_counted(exchange, request, who, request.params, [])
 
     async def call(self, request: Request, who: RequestContext, resolved: Resolved) -> Answer:
-        """Answer a request about tasks. `resolved` is the session that the request carries.
+        """Answer a request about tasks. `resolved` is the session of the request.
 
         Raises:
             Refused: the task is unknown, or no server here has tasks.
@@ -123,11 +123,11 @@ class LegacyTasks:
     # -- tasks/list
 
     async def _list(self, request: Request, who: RequestContext, resolved: Resolved) -> dict[str, Any]:
-        """Return a page of tasks: first those that the gateway has made for the principal, then those of the session at
-        each server in turn. Servers that the session has not used are not asked.
+        """Return a page of tasks: first those that the gateway has created for the principal, then those of the session
+        at each server. Servers that the session has not used are not asked.
 
         Raises:
-            Refused: no server lists its tasks, or the cursor was not made by the gateway.
+            Refused: no server lists its tasks, or the gateway did not issue the cursor.
         """
         live, used = resolved.live, self._listing(request.endpoint, resolved)
         [(name, cursor), *others] = (cursor_of(request.params) or {_MADE: ""}).items()
@@ -149,8 +149,8 @@ class LegacyTasks:
         return {"tasks": tasks}
 
     def _listing(self, path: str, resolved: Resolved) -> dict[str, tuple[ConfiguredUpstream, Conversation]]:
-        """Return the servers that list tasks and that the session has used, by name. Raises `Refused`: neither a
-        server nor the gateway has tasks for this session."""
+        """Return the servers, by name, that list tasks and have an open link for the session. Raises `Refused`: neither
+        the gateway nor a server has tasks for this session."""
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
         for name, upstream in self._endpoints[path].servers(resolved.context).items():
@@ -183,7 +183,7 @@ class LegacyTasks:
         page: dict[str, Any],
         endpoint: str,
     ) -> list[Any]:
-        """Return the tasks of a server's page that belong to the session, with handles as their ids."""
+        """Return the tasks in a server's page that belong to the session, with handles as ids."""
         listed = page.get("tasks")
         named: list[Any] = []
         is_own = conversation.is_process and not upstream.settings.shared

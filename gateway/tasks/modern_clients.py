@@ -1,7 +1,7 @@
-"""Give modern clients tasks for their calls, and answer `tasks/get`, `tasks/update` and `tasks/cancel`.
+"""Turn calls of modern clients into tasks, and answer `tasks/get`, `tasks/update` and `tasks/cancel`.
 
-A task's id names its session and its server. A client needs only the id, and the credential of the principal that made
-the call. So no answer contains the session's token: ids may be kept where such a token must not be.
+A task's id names its session and its server. To use it, a client needs only the id and a credential of the principal
+that made the call. No answer contains the session's token, because ids may be stored where a token must not be.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -29,8 +29,8 @@ from transports.jsonrpc import Object, encode, encode_result
 
 
 class ModernTasks:
-    """Gives modern clients tasks for their calls, and answers their requests about tasks. `maker` is None if no tasks
-    are made (`gateway.tasks.enabled`). Requests about earlier tasks are still answered then."""
+    """Turns calls of modern clients into tasks, and answers requests about tasks. `maker` is None if tasks are off
+    (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""
 
     def __init__(
         self,
@@ -53,29 +53,30 @@ class ModernTasks:
 
     @property
     def exchange(self) -> type[Exchange]:
-        """Return the class of exchange (call of a client) for clients that declare the extension of tasks."""
+        """Return the class of the exchanges of clients that declare the tasks extension."""
         return Exchange if self._maker is None else TaskExchange
 
     def created(self, exchange: Exchange, result: Object, endpoint: str, *, is_declared: bool) -> Object:
-        """Return the `CreateTaskResult` for the client, from the one that a server has sent or the gateway has made.
-        `is_declared`: the client declares the extension of tasks.
+        """Return the `CreateTaskResult` for the client, from that of a server or of the gateway. `is_declared`: the
+        client declares the tasks extension.
 
         Raises:
-            Refused: the client cannot have the server's task. The task is cancelled then.
+            Refused: the client must not get the server's task. The task is cancelled.
         """
         if isinstance(exchange, TaskExchange) and exchange.work is not None:
             return result
         return self._relayed.created(exchange, result, endpoint, is_declared=is_declared)
 
     def declared(self, discovery: bytes) -> bytes:
-        """Return a `server/discover` result that declares the extension of tasks, unless no tasks are made."""
+        """Return a `server/discover` result that declares the tasks extension. If tasks are off, return it
+        unchanged."""
         return discovery if self._maker is None else declaring_tasks(discovery)
 
     async def answer(
         self, exchange: Exchange, request: Request, headers: HeaderList, accepting: Awaitable[Answer]
     ) -> Answer:
-        """Return the reply to a call of a client that declares the extension of tasks. `accepting` sends the call to
-        its server. Raises the errors of `accepting`."""
+        """Return the reply to a call of a client that declares the tasks extension. `accepting` sends the call to its
+        server. Raises the errors of `accepting`."""
         if self._maker is None or not isinstance(exchange, TaskExchange):
             return await accepting
         return await self._maker.answer(exchange, request, headers, accepting, lambda: self._tool(exchange, request))
@@ -95,7 +96,7 @@ class ModernTasks:
         """Answer a `tasks/get`, `tasks/update` or `tasks/cancel`.
 
         Raises:
-            Refused: the client does not declare the extension of tasks, or the task is unknown.
+            Refused: the client does not declare the tasks extension, or the task is unknown.
             OwnedByPeer: another replica owns the session of the task.
             StoreUnavailable: the store does not answer.
         """
@@ -116,7 +117,7 @@ class ModernTasks:
         return ImmediateReply(encode_result(encode(id_of(message_of(request))), result), log_facts=handle.log_facts)
 
     async def _ask(self, request: Request, who: RequestContext, handle: TaskHandle) -> bytes:
-        """Return the result of a request about a task that the gateway has made."""
+        """Return the result of a request about a task that the gateway has created."""
         match message_of(request).method:
             case "tasks/get":
                 return await self._made.get(handle, text_of(request.params, "taskId"), who)

@@ -1,6 +1,6 @@
-"""Notify streams of clients about the tasks that the gateway makes (ext-tasks, Task Status Notifications).
+"""Notify clients' streams about the tasks that the gateway has created (ext-tasks, Task Status Notifications).
 
-The replica that has the stream reads a task's record whenever it has changed. Each notification is the whole task.
+The replica that serves the stream reads a task's record after each change. Each notification has the whole task.
 """
 
 import asyncio
@@ -35,18 +35,17 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _MAX_EARLY: Final = 256
-"""Limit on the frames that wait for the acknowledgement."""
+"""Maximum number of frames that wait for the acknowledgement."""
 
 _AGAIN_S: Final = 1.0
-"""Time after a failure of the store until the tasks of a stream are read again."""
+"""Seconds between a failure of the store and the next attempt."""
 
 
 class TaskStream(Exchange):
     """A client's `subscriptions/listen` that names tasks.
 
-    Its first frame, the acknowledgement, names the tasks that it will notify of, and the other subscriptions that the
-    servers accept. Earlier frames wait until both are known. A stream only about tasks ends once nothing notifies of
-    them any more.
+    Its first frame, the acknowledgement, names the tasks and the other subscriptions that are accepted. Other frames
+    wait until both are known. A stream that is only about tasks ends when no source is left that notifies of them.
     """
 
     _is_all_tasks = False
@@ -59,7 +58,7 @@ class TaskStream(Exchange):
 
     @property
     def is_acknowledged(self) -> bool:
-        """Return True if all of the first frame is known, so that it is sent."""
+        """Return True if the acknowledgement is complete, so that it can be sent."""
         return self._acknowledgement is not None and self._accepted is not None
 
     def emit(self, frame: bytes) -> bool:
@@ -74,22 +73,23 @@ class TaskStream(Exchange):
         return True
 
     def accept(self, handles: Sequence[str]) -> None:
-        """Set the handles of the tasks that the client will be notified of."""
+        """Set the handles of the tasks of which the client will be notified."""
         self._accepted = handles
         self._begin()
 
     def followed(self) -> None:
-        """Record that one more source (a server, or a session's records) notifies of tasks, until `unfollowed`."""
+        """Add a source of notifications about tasks: a server, or the records of a session. It counts until
+        `unfollowed`."""
         self._followers += 1
         self._was_followed = True
 
     def unfollowed(self) -> None:
-        """Record that one source of notifications has ended. If it was the last, a stream only about tasks ends."""
+        """Remove a source of notifications about tasks. If it was the last, a stream that is only about tasks ends."""
         self._followers -= 1
         self._end_if_silent()
 
     def about_nothing_else(self) -> None:
-        """Record that the client wants only notifications of tasks."""
+        """Record that the client wants no notifications but those about tasks."""
         self._is_all_tasks = True
 
     def _end_if_silent(self) -> None:
@@ -97,7 +97,8 @@ class TaskStream(Exchange):
             self.finish(Message(jsonrpc="2.0", id=0, result=msgspec.Raw(ENDED)))
 
     def _begin(self) -> bool:
-        """Send the first frame, once known, and the frames that waited for it. False: the client does not read."""
+        """If the acknowledgement is complete, send it and the frames that wait for it. Return False if the client does
+        not read."""
         if self._acknowledgement is None or self._accepted is None:
             return True
         early, self._early = self._early, ()
@@ -115,14 +116,14 @@ def _with_tasks(acknowledgement: bytes, handles: Sequence[str]) -> bytes:
 
 def task_notification(task: Object, handle: str, client_id: int | str) -> bytes:
     """Return a `notifications/tasks` for a client. `task` is the whole task, `handle` its id for the client, and
-    `client_id` the id of the client's `subscriptions/listen`."""
+    `client_id` the request id of the client's `subscriptions/listen`."""
     meta = meta_of(task) | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}
     params = task | {"taskId": msgspec.Raw(encode(handle)), "_meta": msgspec.Raw(encode(meta))}
     return encode_notification("notifications/tasks", splice(encode(params)))
 
 
 class TaskNotices:
-    """Notifies streams of tasks, from the tasks' records in the store."""
+    """Notifies streams about tasks, by reading the tasks' records in the store."""
 
     def __init__(self, made: MadeTasks, store: TaskStore, bus: Bus) -> None:
         self._made = made
@@ -131,8 +132,8 @@ class TaskNotices:
         self._tasks = Tasks("notices of tasks")
 
     async def follow(self, stream: TaskStream, tasks: Mapping[str, TaskHandle], who: RequestContext) -> list[str]:
-        """Notify a stream of tasks, given by the texts of their handles, until the stream ends. The first notification
-        of each task is its present state. Return the handles of the tasks that this client may see.
+        """Notify a stream about these tasks, by the texts of their handles, until it ends. The first notification has
+        the present state of each task. Return the handles of the tasks that this client may see.
 
         Raises:
             Refused: 429, a session of these tasks gets too many requests.
@@ -159,7 +160,7 @@ def _cancel(following: asyncio.Task[None]) -> None:
 
 
 class _Following:
-    """Notifies a stream of the tasks of one session. `texts` has their handles, by id."""
+    """Notifies a stream about tasks of one session. `texts` has their handles, by task id."""
 
     def __init__(self, stream: TaskStream, session_id: str, texts: Mapping[str, str]) -> None:
         self._stream = stream
@@ -170,7 +171,7 @@ class _Following:
         self._wake = asyncio.Event()
 
     async def run(self, store: TaskStore, bus: Bus) -> None:
-        """Notify the stream until all tasks are over or deleted. An outage of the store only delays that."""
+        """Notify the stream until all tasks have ended or are deleted. If the store fails, try again later."""
         try:
             await self._run(store, bus)
         except Exception:
@@ -191,7 +192,8 @@ class _Following:
                 await asyncio.sleep(_AGAIN_S)
 
     def _receive(self, data: bytes | None) -> None:
-        """Record the id of a task that has changed. None: messages were perhaps lost, so any task may have changed."""
+        """Receive the id of a task that has changed. None: messages may have been lost, so that any task may have
+        changed."""
         self._changed |= self._texts.keys() if data is None else {data.decode()} & self._texts.keys()
         if self._changed:
             self._wake.set()

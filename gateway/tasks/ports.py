@@ -1,4 +1,4 @@
-"""Define what tasks need of higher rooms: the sending of calls, and the servers of an endpoint (`gateway.relay`)."""
+"""Define the interfaces of `gateway.relay` that tasks use: sending calls, and the servers of an endpoint."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +16,8 @@ from transports.jsonrpc import Object
 
 
 class CallIntake(Protocol):
-    """Accepts the calls of clients (`gateway.relay.call.Intake`, which names the errors of each method)."""
+    """Accepts the calls of clients. Implemented by `gateway.relay.call.Intake`, which lists the errors of each
+    method."""
 
     async def accept(
         self,
@@ -28,40 +29,43 @@ class CallIntake(Protocol):
         *,
         server: str = "",
     ) -> Answer:
-        """Count a call, send it to its server, and return the answer to come. `headers` are for the client. `server` is
-        the server's name; empty if the call itself tells it."""
+        """Count a call and send it to its server. Return the reply that will deliver the answer, with the response
+        headers `headers`. `server` is the server's name; if empty, the params of the call determine it."""
 
     async def accept_counted(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> Answer:
-        """Send a call that was already counted to its server, and return the answer to come."""
+        """Send a call that was counted already. Return the reply that will deliver the answer."""
 
     def begin(
         self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
     ) -> tuple[Answer, Object]:
-        """Begin to answer a counted call that no server gets. Return its reply, and the `_meta` for a server."""
+        """Begin the reply to a counted call that is not sent to a server. Return it, and the `_meta` that a server
+        would get."""
 
     async def admit(self, live: LiveSession, request: Request) -> None:
-        """Count a call, before work is done for it. Raises `Refused`: 429, too many; 404, the session has ended."""
+        """Count a call before any work is done for it. Raises `Refused`: 429, too many calls; 404, the session has
+        ended."""
 
     async def count(self, live: LiveSession) -> None:
-        """Count a message of a session that is no call. Raises `Refused`: 429, too many; 404, the session has ended."""
+        """Count a message other than a call in a session. Raises `Refused`: 429, too many; 404, the session has
+        ended."""
 
     def waiting(
         self, live: LiveSession, request: Request, exchange: Exchange | None = None
     ) -> AbstractContextManager[None]:
-        """Return a context manager that keeps a waiting request in flight, for its client to cancel if `exchange` is
-        given. Raises `Refused`: 429, too many calls are in flight."""
+        """Return a context manager in which a request counts as in flight. With `exchange`, the client can cancel it.
+        Raises `Refused`: 429, too many calls are in flight."""
 
 
 class Endpoint(Protocol):
-    """Knows the servers behind one URL of the gateway (`gateway.relay.endpoint.Endpoint`)."""
+    """The servers behind one URL of the gateway (`gateway.relay.endpoint.Endpoint`)."""
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
-        """Return the servers that a session with this context sees here, by name."""
+        """Return the servers of the endpoint that a session with this context sees, by name."""
 
     def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
-        """Return the server of that name. None: a session with this context sees no such server here."""
+        """Return the server with this name. None if this endpoint has none that a session with this context sees."""
 
     def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
-        """Return the tool that a call of a client of that era names, as far as known without a request to a server."""
+        """Return what is known of the called tool without a request to its server. `client` is the client's era."""

@@ -1,7 +1,8 @@
-"""Relay the tasks that servers make: give them ids for clients, and keep their sessions and links alive.
+"""Relay tasks that servers create: give them ids for clients, and keep their sessions and links alive.
 
-A task keeps its session and the link (connection) to its server, until it is over or its time to live has passed. Its
-state is known only from the messages that pass. So a task that nobody asks for stays until its time to live has passed.
+A task keeps its session and the link (connection) to its server alive, until it has ended or its time to live has
+passed. The gateway knows its state only from the messages that it forwards. So a task that no client asks for stays
+until its time to live has passed.
 """
 
 import asyncio
@@ -38,37 +39,39 @@ from transports.reply_queue import ReplyQueue
 logger = logging.getLogger(__name__)
 
 Shape = Callable[[Exchange, Object], Object]
-"""A function that turns a server's result into the client's."""
+"""A function that translates a server's result for the client."""
 
 MAX_KEPT: Final = 64
-"""Limit on the tasks that keep one session alive. Beyond it, the oldest are still known, but keep nothing alive."""
+"""Maximum number of tasks that keep one session alive. Beyond it, the oldest are still known, but keep nothing
+alive."""
 
 MAX_KNOWN: Final = 256
-"""Limit on the tasks of one session that are known here. The oldest one is forgotten."""
+"""Maximum number of known tasks of one session. Beyond it, the oldest is forgotten."""
 
 _MOST_S: Final = 86_400.0
-"""Longest time that a task keeps its session, also without a time to live: the default life of a session."""
+"""Maximum seconds that a task keeps its session alive, even without a time to live: the default lifetime of a
+session."""
 
 
 class KnownState(StrEnum):
-    """The states of a server's task, as this replica knows it."""
+    """The state of a server's task on this replica."""
 
     FOUND = "found"
-    """It is found by its handle, but keeps nothing alive: it is over, or too many others are kept."""
+    """It can be found by its handle, but keeps nothing alive: it has ended, or the limit is reached."""
     KEPT = "kept"
-    """It works, and keeps its session and its link alive."""
+    """It is working, and keeps its session and its link alive."""
     FORGOTTEN = "forgotten"
 
 
 class KnownEvent(StrEnum):
-    """The events of a server's task that is known here."""
+    """An event of a server's task on this replica."""
 
     KEEP = "keep"
-    """Its server says that it works."""
+    """The server has reported that the task is working."""
     RELEASE = "release"
-    """It is over, or a later one is kept in its place."""
+    """The task has ended, or a newer one is kept in its place."""
     FORGET = "forget"
-    """Its time to live has passed, or its session or its link is gone, or too many others are known."""
+    """Its time to live has passed, its session or link is gone, or too many other tasks are known."""
 
 
 _S, _E = KnownState, KnownEvent
@@ -81,7 +84,8 @@ KNOWN: Final[Mapping[KnownState, Mapping[KnownEvent, KnownState]]] = {
 
 
 class _KnownTask:
-    """A server's task in one session, known by the server's own id. It holds its session and link while it is kept."""
+    """A server's task in one session, with the server's own id. In the state `KEPT`, it keeps its session and link
+    alive."""
 
     __slots__ = ("_live", "_own_id", "_timer", "_use", "link", "owned", "since", "state")
 
@@ -97,12 +101,12 @@ class _KnownTask:
 
     @property
     def is_of_link(self) -> bool:
-        """Return True if the server still has this task under its id, over the same link."""
+        """Return True if the server still knows this task by its id: the link over which it was created is open."""
         tasks = self.link.known_tasks
         return tasks is not None and tasks.get(self._own_id) is self.owned
 
     def step(self, event: KnownEvent) -> None:
-        """Take a step in the table `KNOWN`. Hold the session and the link while the task is kept."""
+        """Change the state by the table `KNOWN`. In the state `KEPT`, keep the session and the link alive."""
         before, self.state = self.state, step(KNOWN, self.state, event)
         if self.state is KnownState.KEPT and before is not KnownState.KEPT:
             self._use = self._live.in_use(is_movable=not self.link.is_process)
@@ -118,27 +122,27 @@ class _KnownTask:
                 tasks.discard(self._own_id, self.owned.handle)
 
     def forget_at(self, timer: asyncio.TimerHandle) -> None:
-        """Let `timer` forget the task. It replaces an earlier timer."""
+        """Set the timer after which the task is forgotten, and cancel the earlier timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
 
 
 class KnownTasks:
-    """Keeps the known tasks of servers, by session and handle."""
+    """Stores the known tasks of servers, by session and handle."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[LiveSession, dict[TaskHandle, _KnownTask]] = WeakKeyDictionary()
 
     def owned(self, live: LiveSession, handle: TaskHandle) -> OwnedTask | None:
-        """Return the task of that session with that handle. None: it is not known here."""
+        """Return the task of this session with this handle. None if it is not known here."""
         known = self._known.get(live, {}).get(handle)
         return None if known is None else known.owned
 
     def is_reachable(self, upstream: ConfiguredUpstream, live: LiveSession, handle: TaskHandle) -> bool:
-        """Return True if requests about the task may be sent to its server. A server that sessions share may give the
-        same id again after a restart, to a task of any session. There a task is reached only if this session made it,
-        in the present process of the server."""
+        """Return True if requests about the task may be sent to its server. After a restart, a shared server may give
+        the same id to a task of another session. So its task must be known here, in this session and over the present
+        link."""
         if not upstream.settings.shared:
             return True
         known = self._known.get(live, {}).get(handle)
@@ -154,8 +158,8 @@ class KnownTasks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record the state of a task that its server has sent over that link. A `state` of None could not be read, and
-        is ignored. `text` is the handle of the task's client. `is_new`: the server has just made the task."""
+        """Record the state of a task that its server has sent over this link. `text` is the handle that the client has.
+        `state` None: the state is unreadable, and is ignored. `is_new`: the server has just created the task."""
         if state is None or live.ended:
             return
         tasks = self._known.setdefault(live, {})
@@ -197,7 +201,7 @@ class KnownTasks:
             kept[0].step(KnownEvent.RELEASE)
 
     def over(self, live: LiveSession, handle: TaskHandle) -> None:
-        """Release the session and link of a task that is over: its client has the result."""
+        """Stop keeping the session and link of a task alive, because its client has got the result."""
         known = self._known.get(live, {}).get(handle)
         if known is not None:
             known.step(KnownEvent.RELEASE)
@@ -214,7 +218,7 @@ class KnownTasks:
 
 
 class RelayedTasks:
-    """Gives the tasks of servers their handles, and sends the requests of clients about these tasks to the servers."""
+    """Gives handles to the tasks of servers, and sends clients' requests about these tasks to the servers."""
 
     def __init__(
         self, handles: TaskHandles, calls: CallIntake, endpoints: Mapping[str, Endpoint], *, result_meta: bool
@@ -246,8 +250,8 @@ class RelayedTasks:
         }
 
     def created_legacy(self, exchange: Exchange, result: Object, endpoint: str) -> Object:
-        """Return a legacy server's result. If it is a task (MCP 2025-11-25, Tasks), its id is the client's handle.
-        Raises `Refused`: the task has no usable id."""
+        """Return a legacy server's result. If it describes a new task (MCP 2025-11-25, Tasks), the task's id is
+        replaced by the client's handle. Raises `Refused`: the task has no usable id."""
         if "task" not in result:
             return result
         task = decode_object(result["task"], "task")
@@ -259,7 +263,7 @@ class RelayedTasks:
     def _named(
         self, exchange: Exchange, task: Object, endpoint: str, state: TaskState | None, cancellation: bytes
     ) -> str:
-        """Return the handle of a task that the exchange's server has just made. If it cannot have a handle, cancel it
+        """Return the handle of a task that the exchange's server has just created. If its id is unusable, cancel it
         with the params `cancellation`, and raise `Refused`."""
         live, link = live_session_of(exchange), conversation_of(exchange)
         assert live is not None
@@ -278,8 +282,8 @@ class RelayedTasks:
     async def ask(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str, shape: Shape
     ) -> Answer:
-        """Send a request about a task to the server that has made it, in the session of the task. `text` is the handle
-        that the client has sent. `shape` turns the server's result into the client's.
+        """Send a request about a task to the server that has created it, in the session of the task. `text` is the
+        handle that the client has sent. `shape` translates the server's result for the client.
 
         Raises:
             Refused: the task is unknown or cannot be reached, or the request is refused by `CallIntake.accept`.
@@ -312,7 +316,7 @@ class RelayedTasks:
         return await self._calls.accept(exchange, request, who, params, [], server=handle.server)
 
     def answer_shape(self, handle: TaskHandle, text: str) -> Shape:
-        """Return the function that turns a server's answer about a task into the client's, and records the task's
+        """Return a function that translates a server's answer about a task for the client, and records the task's
         state. `text` is the handle that the client has."""
         own = msgspec.Raw(encode(text))
 
@@ -325,15 +329,16 @@ class RelayedTasks:
         return shaped
 
     def note(self, exchange: Exchange, handle: TaskHandle, text: str, task: Object, ttl: str = "ttlMs") -> None:
-        """Record the state of a task from a message of its server. `ttl` is the key of the time to live in it."""
+        """Record the state of a task from a message of its server. `ttl` is the key of the task's time to live in the
+        message."""
         if (live := live_session_of(exchange)) is not None:
             self.known.note(live, conversation_of(exchange), handle, text, state_of(task, ttl))
 
     def handle_for(
         self, live: LiveSession, link: Conversation, endpoint: str, own_id: str, *, is_own: bool
     ) -> str | None:
-        """Return the handle of a task that a server lists. None: the session must not see the task. `is_own`: all tasks
-        that this server lists belong to the session."""
+        """Return the handle of a task in a server's list. None if the session must not see the task. `is_own`: all
+        tasks in the list belong to the session."""
         handle = TaskHandle("relayed", live.session.id, endpoint, link.name, own_id)
         owned = self.known.owned(live, handle)
         if owned is not None:

@@ -1,6 +1,6 @@
-"""Make tasks for the calls of 2025-11-25 clients that ask for one, and answer these clients' requests about them.
+"""Create tasks for calls of 2025-11-25 clients that request one, and answer these clients' requests about the tasks.
 
-Decides which calls can become tasks, and answers in the form of MCP 2025-11-25, Tasks. The tasks themselves are run as
+This module decides which calls can become tasks, and answers in the form of MCP 2025-11-25, Tasks. The tasks are run as
 for modern clients (`gateway.tasks.made`).
 """
 
@@ -39,16 +39,16 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 _UNAVAILABLE: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed)
 
 _LEAST_S: Final = 60.0
-"""Least time for which an outcome is kept, unless the settings allow less. A client may ask for too little time to
-fetch it."""
+"""Minimum seconds for which an outcome is stored, unless the settings allow less. Clients may request too little time
+to fetch it."""
 
 _NULL: Final = b"null"
 _NUMBER: Final = frozenset(b"-0123456789")
 
 
 class RequestedTasks:
-    """Makes tasks for clients that ask for them, and answers requests about these tasks. `maker` is None if no tasks
-    are made (`gateway.tasks.enabled`). Requests about earlier tasks are still answered then."""
+    """Creates tasks for clients that request them, and answers requests about these tasks. `maker` is None if tasks are
+    off (`gateway.tasks.enabled`); requests about existing tasks are answered nevertheless."""
 
     def __init__(
         self,
@@ -78,13 +78,14 @@ class RequestedTasks:
         return self._maker is not None and live.session.client.protocol_version == VERSION
 
     def declared(self, handshake: bytes) -> bytes:
-        """Return an `initialize` result that says that tools can be called as tasks; unchanged if they cannot."""
+        """Return an `initialize` result that declares that tools can be called as tasks; unchanged if they cannot."""
         if self._maker is None or version_of(handshake) != VERSION or "tools" not in capabilities_of(handshake):
             return handshake
         return declaring_legacy_tasks(handshake)
 
     def offer(self, exchange: Exchange, endpoint: str) -> None:
-        """Make the result of a `tools/list` say which tools are offered as tasks, if the client can use that."""
+        """Mark, in the result of a `tools/list`, the tools that are offered as tasks. Do nothing if the client cannot
+        use tasks."""
         live = live_session_of(exchange)
         if live is not None and self.is_for(live):
             exchange.filter_result(lambda made, result: self._with_offers(made, result, endpoint))
@@ -97,8 +98,8 @@ class RequestedTasks:
         return result | {"tools": msgspec.Raw(encode(shown))}
 
     def _with_offer(self, exchange: Exchange, raw: msgspec.Raw, path: str) -> msgspec.Raw:
-        """Return a listed tool, marked as callable as a task if the settings offer that and the server says nothing of
-        it."""
+        """Return a listed tool. Mark it as callable as a task if the settings offer this and the server does not say
+        anything about it."""
         tool = decode_object(raw, "a tool")
         execution = decode_object(tool.get("execution", msgspec.Raw(b"{}")), "execution")
         called = self._endpoints[path].called(exchange, Era.LEGACY, tool)
@@ -110,8 +111,8 @@ class RequestedTasks:
     # -- a call that asks for a task
 
     async def begin(self, exchange: Exchange, request: Request, who: RequestContext) -> Answer | None:
-        """Make a task of a counted call that asks for one, send the call, and answer with the handle. None: the gateway
-        makes no task, so the call has to be sent to its server as it is.
+        """Create a task for a counted call that requests one, send the call, and answer with the handle. Return None if
+        the gateway creates no task, so that the call must be sent to its server unchanged.
 
         Raises:
             Refused: there are too many tasks, or the tool forbids them, is unknown or not allowed.
@@ -146,8 +147,8 @@ class RequestedTasks:
         return ImmediateReply(encode_result(encode(exchange.client_id), encode(shaped)), log_facts=facts)
 
     async def _tool(self, live: LiveSession, exchange: Exchange, request: Request, correlation: str) -> Called | None:
-        """Return the tool of a call of which the gateway makes a task. None: it makes none. Raises `Refused`: neither
-        the gateway nor the server can make one."""
+        """Return the tool of a call if the gateway must create a task for it; else None. Raises `Refused`: neither the
+        gateway nor the server can create a task."""
         endpoint = self._endpoints[request.endpoint]
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
         upstream = endpoint.server(tool.server, exchange.context)
@@ -172,11 +173,12 @@ class RequestedTasks:
     async def call(
         self, request: Request, who: RequestContext, resolved: Resolved, handle: TaskHandle, text: str
     ) -> Answer:
-        """Answer a request about a task that the gateway has made. `resolved` is the session that the request carries.
+        """Answer a request about a task that the gateway has created. `resolved` is the session of the request.
 
         Raises:
-            Refused: the task is unknown or, when it is to be cancelled, over; 429, its session sends too many requests.
-            OwnedByPeer: another replica has to cancel it.
+            Refused: the task is unknown, or it has ended and cannot be cancelled; 429, its session sends too many
+                requests.
+            OwnedByPeer: another replica must cancel it.
             StoreUnavailable: the store does not answer.
         """
         message = message_of(request)
@@ -224,7 +226,7 @@ class RequestedTasks:
 
 
 def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
-    """Return True if a server makes tasks itself for clients of 2025-11-25."""
+    """Return True if a server itself creates tasks for clients of 2025-11-25."""
     declared = capabilities_of(upstream.handshake).get("tasks")
     requests = declared.get("requests") if isinstance(declared, dict) else None
     tools = requests.get("tools") if isinstance(requests, dict) else None
@@ -232,7 +234,8 @@ def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:
-    """Return the seconds to keep the outcome. `raw` is `params.task`. Raises `InvalidMessage`: it cannot be read."""
+    """Return the seconds for which the outcome is stored. `raw` is `params.task`. Raises `InvalidMessage`: it cannot be
+    read."""
     asked = decode_object(raw, "params.task")
     ttl = bytes(asked.get("ttl", _NULL))
     if ttl == _NULL:

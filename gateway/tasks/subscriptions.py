@@ -1,7 +1,7 @@
 """Serve the `subscriptions/listen` of modern clients with `taskIds`: subscribe to the tasks at their servers.
 
-Each server notifies of its own tasks, in the session that made them. If a task's session is unknown here, or its server
-does not notify, this replica cannot follow the task. The acknowledgement leaves such tasks out: clients poll them.
+Each server notifies of its own tasks, in the session in which it has created them. If the task's session is not on this
+replica, or its server sends no notifications, the task is left out of the acknowledgement, and clients poll it.
 """
 
 import asyncio
@@ -41,21 +41,21 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_S: Final = 2.0
-"""Time that the acknowledgement waits for servers. It leaves out the tasks of slower ones."""
+"""Seconds that the acknowledgement waits for servers. It leaves out the tasks of slower servers."""
 
 _STREAM_CLOSED: Final = "the client closed the stream"
 
 _UNFOLLOWED: Final = (UpstreamUnavailable, HandshakeRefused, LinkClosed, StoreUnavailable)
 
 Named = dict[str, tuple[TaskHandle, str]]
-"""The tasks at one server, by the server's own id: each the decoded handle, and its text."""
+"""Tasks at one server, by the server's own id. Each value is the decoded handle and its text."""
 
 MAX_LISTENED: Final = 64
-"""Limit on the tasks that one stream notifies of."""
+"""Maximum number of tasks of which one stream notifies."""
 
 
 class TaskSubscriptions:
-    """Keeps the subscriptions at servers for one client's stream. They end with the stream."""
+    """Owns the subscriptions at servers for one client's stream. They end with the stream."""
 
     def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
         self._stream = stream
@@ -65,7 +65,8 @@ class TaskSubscriptions:
         self._is_ended = False
 
     async def join(self, live: LiveSession, upstream: ConfiguredUpstream, tasks: Named, correlation: str) -> list[str]:
-        """Subscribe to tasks of one session at one server. Return the handles of those that it acknowledges in time."""
+        """Subscribe to tasks of one session at one server. Return the handles of those that the server acknowledges in
+        time."""
         honoured: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
         def receive(frame: Frame) -> None:
@@ -105,7 +106,8 @@ class TaskSubscriptions:
         return []
 
     def _accepted(self, part: Exchange, tasks: Named, params: Object) -> list[str]:
-        """Return the handles of the tasks that a server acknowledges. If any, the stream counts it as a source."""
+        """Return the handles of the tasks that a server acknowledges. If there are any, add the server as a source to
+        the stream."""
         accepted = decode_object(params.get("notifications", msgspec.Raw(b"{}")), "notifications")
         own_ids = msgspec.json.decode(accepted.get("taskIds", b"[]"), type=list[str])
         handles = [tasks[own][1] for own in own_ids if own in tasks]
@@ -115,7 +117,7 @@ class TaskSubscriptions:
         return handles
 
     def _ended(self, part: Exchange) -> None:
-        """Record that a server's subscription is over, or never began."""
+        """Record that a server's subscription has ended or could not be opened."""
         if part in self._open:
             self._open.remove(part)
         if part in self._notifying and not self._is_ended:
@@ -123,7 +125,7 @@ class TaskSubscriptions:
             self._stream.unfollowed()
 
     def end(self) -> None:
-        """Cancel the subscriptions: the client's stream is over."""
+        """Cancel the subscriptions, because the client's stream has ended."""
         self._is_ended = True
         for part in tuple(self._open):
             part.cancel(_STREAM_CLOSED)
@@ -151,8 +153,8 @@ class TaskListening:
         """Answer a `subscriptions/listen` that names tasks.
 
         Raises:
-            Refused: the client does not declare the extension of tasks, or `taskIds` is no array of strings.
-            OwnedByPeer: another replica owns the session of the client, or that of its tasks.
+            Refused: the client does not declare the tasks extension, or `taskIds` is not an array of strings.
+            OwnedByPeer: another replica owns the session of the client or of its tasks.
             StoreUnavailable: the store does not answer.
         """
         if not declares_tasks(request.meta):
@@ -189,7 +191,8 @@ class TaskListening:
         return answer
 
     def _named(self, raw: msgspec.Raw, endpoint: str) -> dict[str, TaskHandle]:
-        """Return the tasks with valid handles, by their texts. Raises `Refused`: 400, `raw` is no array of strings."""
+        """Return the decoded handles that are valid, by their texts. Raises `Refused`: 400, `raw` is not an array of
+        strings."""
         try:
             texts = msgspec.json.decode(raw, type=list[str])
         except msgspec.MsgspecError:
@@ -203,7 +206,7 @@ class TaskListening:
         return named
 
     async def _session(self, tasks: Mapping[str, TaskHandle], request: Request, who: RequestContext) -> Resolved:
-        """Return the session that the request carries, else that of the first task that has one, else a new one."""
+        """Return the session of the request; else that of the first task that has one; else a new session."""
         resolved = await self._resolver.resume(request, who)
         for handle in tasks.values() if resolved is None else ():
             if (resolved := await self._session_of(handle, who)) is not None:
@@ -222,7 +225,8 @@ class TaskListening:
         request: Request,
         who: RequestContext,
     ) -> list[str]:
-        """Subscribe to tasks at all their servers. Return the handles of those that will be notified of."""
+        """Subscribe to tasks at all their servers. Return the handles of the tasks of which the client will be
+        notified."""
         places: dict[tuple[LiveSession, ConfiguredUpstream], Named] = {}
         for text, handle in tasks.items():
             try:

@@ -1,4 +1,4 @@
-"""Build what clients of both eras get about a task that the gateway has made. Pure: no I/O."""
+"""Encode the tasks that the gateway has created, for clients of both eras. Pure: no I/O."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,7 +14,7 @@ from session_store import Task
 from transports.jsonrpc import Message, Object, encode
 
 ACKNOWLEDGEMENT: Final = b'{"resultType":"complete"}'
-"""The result of `tasks/update` and `tasks/cancel` for modern clients."""
+"""The result of `tasks/update` and `tasks/cancel` for modern clients, as JSON."""
 
 VERSION: Final = "2025-11-25"
 """The only legacy protocol version with tasks."""
@@ -56,7 +56,7 @@ def task_result(task: Task, handle: str) -> bytes:
 
 
 def declaring_tasks(discovery: bytes) -> bytes:
-    """Return a `server/discover` result that declares the extension of tasks, even if the servers do not."""
+    """Return a `server/discover` result that declares the tasks extension, whether the servers declare it or not."""
     result = object_of(discovery)
     capabilities = object_of(result.get("capabilities"))
     extensions = {TASKS: msgspec.Raw(b"{}")} | object_of(capabilities.get("extensions"))
@@ -65,13 +65,13 @@ def declaring_tasks(discovery: bytes) -> bytes:
 
 
 def _modern(result: bytes) -> bytes:
-    """Return the result of a call with a `resultType`, which results in the legacy form lack."""
+    """Return a call's result with a `resultType` added, which results in the legacy form do not have."""
     members = object_of(result)
     return result if "resultType" in members else encode({"resultType": "complete"} | members)
 
 
 def iso_time(at: float) -> str:
-    """Return a time in seconds since the epoch as ISO 8601, in UTC, to the millisecond."""
+    """Return a time in seconds since 1970 as ISO 8601, in UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -98,7 +98,7 @@ def created_legacy_result(task: Task, handle: str) -> Object:
 
 
 def legacy_outcome(task: Task, handle: str) -> Message:
-    """Return the answer to `tasks/result` about a task that is over: the result or error of its call."""
+    """Return the response to `tasks/result` about an ended task: the result or error of its call."""
     if task.status == "completed":
         result = legacy_result("tools/call", msgspec.json.decode(task.result, type=Object))
         return Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(with_related(result, handle))))
@@ -107,7 +107,8 @@ def legacy_outcome(task: Task, handle: str) -> Message:
 
 
 def declaring_legacy_tasks(handshake: bytes) -> bytes:
-    """Return an `initialize` result that says that tools can be called as tasks, even if the servers do not say it."""
+    """Return an `initialize` result that declares that tools can be called as tasks, whether the servers declare it or
+    not."""
     result = object_of(handshake)
     capabilities = object_of(result.get("capabilities"))
     tasks = object_of(capabilities.get("tasks"))

@@ -1,1 +1,1 @@
-"""Make and run the gateway's own tasks, for calls to servers that make none."""
+"""Create and run the gateway's own tasks, for calls to servers that create none."""

@@ -1,6 +1,7 @@
-"""Continue tasks whose gateway is gone: follow the task that the server has made of the call, or send the call again.
+"""Continue tasks whose replica is gone: follow the task that the server has created for the call, or send the call
+again.
 
-`gateway.tasks.made.recovery` decides which of the two may be done.
+`gateway.tasks.made.recovery` decides which of the two is allowed.
 """
 
 import logging
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskContinuation:
-    """Makes this replica run a task that no replica runs. If several try, one succeeds. `calls` sends a call as if its
+    """Takes over tasks that no replica runs. If several replicas try, only one succeeds. `calls` sends a call as if its
     client had sent it."""
 
     def __init__(
@@ -67,8 +68,9 @@ class TaskContinuation:
     # -- the server's own task
 
     async def follow(self, task: Task, session: Session, call: StoredCall, lost: Callable[[RunningTask], None]) -> bool:
-        """Follow the task that a server has made of the call. False: this server cannot be reached from here. `lost` is
-        called if the server has forgotten that task. The call is then still in flight here, and `lost` has to end it.
+        """Follow the task that a server has created for the call. Return False if the server cannot be reached from
+        here. `lost` is called if the server no longer knows its task. It must end or repeat the call, which is still in
+        flight.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -115,7 +117,8 @@ class TaskContinuation:
     # -- the call
 
     async def run_again(self, task: Task, session: Session, call: StoredCall) -> None:
-        """Send the call again. The record says so first: if this replica dies as well, it is not sent a third time.
+        """Send the call again. First record this in the store, so that the call is not sent a third time if this
+        replica dies.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -129,7 +132,8 @@ class TaskContinuation:
             self._tasks.spawn(self._send(running, call))
 
     async def run_instead(self, running: RunningTask, call: StoredCall) -> None:
-        """Send the call again for a task in flight here, whose server has forgotten its own task. Record it first."""
+        """Send the call of a running task again, because its server no longer knows its own task. Store this fact
+        first."""
         exchange, task = running.exchange, running.task
         if exchange.is_over:  # it was cancelled meanwhile
             return
@@ -172,7 +176,7 @@ class TaskContinuation:
     def _exchange(
         self, task: Task, live: LiveSession, call: StoredCall, caller: ClientDeclaration | None
     ) -> TaskExchange:
-        """Return an exchange (call of a client) for the stored call of a task. No request of a client waits for it."""
+        """Return an exchange for the stored call of a task. No client waits for it."""
         if call.is_legacy:
             return RequestedExchange.of(live, call.context, handle=self._handles.of_record(task))
         return TaskExchange(
@@ -185,8 +189,8 @@ class TaskContinuation:
         )
 
     async def _take(self, changed: Task, exchange: TaskExchange) -> RunningTask | None:
-        """Write the changed record of a task, so that this replica runs it with that exchange. None: another replica
-        has written the record first."""
+        """Take a task over by writing its changed record, and run it with this exchange. None if another replica was
+        first."""
         changed = replace(changed, updated_at=self._table.clock())
         await self._table.names.add(changed.name)
         if not await self._table.store.replace(changed):
@@ -203,7 +207,7 @@ class TaskContinuation:
 
 
 def _again(task: Task) -> dict[str, Any]:
-    """Return the changed fields of a task that runs again."""
+    """Return the fields of a task's record that change when the call is sent again."""
     runs = task.runs + 1
     status = after(task.status, TaskEvent.RUN_AGAIN)
     return {"runs": runs, "status": status, "answers": b"", "message": message_of(runs), "upstream_id": ""}

@@ -1,7 +1,7 @@
-"""Answer the requests of clients about tasks that the gateway has made.
+"""Answer clients' requests about tasks that the gateway has created.
 
-Any replica answers about a task that is over, from the store alone. Other requests go to the replica that runs the
-task: the owner of the session, or the replica that takes the session over from a dead owner.
+Any replica can answer about an ended task, from the store. Other requests go to the replica that runs the task: the
+owner of the session, or the replica that takes the session over from a dead owner.
 """
 
 import asyncio
@@ -33,24 +33,25 @@ from transports.inbound_port import Refused
 from transports.jsonrpc import INVALID_PARAMS, Object, decode_object, encode
 
 _STORED_S: Final = 10.0
-"""Time that a request about a task waits until its outcome is stored."""
+"""Seconds that a request waits until the outcome of its task is stored."""
 
 PAGE: Final = 64
 """Number of records read for a page. A page has fewer tasks, or none, if some have expired or are hidden."""
 
 _ELSEWHERE: Final = "/"
-"""The first character of a cursor into the principal's other sessions. The name of a task follows. Cursors into the
-session itself begin otherwise."""
+"""First character of a cursor in the tasks of the principal's other sessions; a task's name follows. A cursor in the
+tasks of the session itself begins with another character."""
 
 _FIRST: Final = (0.0, "")
 
 MaySee = Callable[[Task, Session | None, RequestContext], bool]
-"""A function that returns True if the credential of a request may use the tool of a task today. It gets the task's
-session; None if that has ended."""
+"""A function that returns True if the credential of a request may use the task's tool now, so that the request may see
+the task. It is called with the task, its session (None if it has ended) and the sender."""
 
 
 class TaskVisibility:
-    """Decides by a request's credential, as for a call, whether it may see a task. `endpoints` are by path."""
+    """Decides if a request may see a task: its credential must allow calls of the task's tool. `endpoints` are by URL
+    path."""
 
     def __init__(self, rules: ContextRules, endpoints: Mapping[str, Endpoint], policy: Policy) -> None:
         self._rules = rules
@@ -59,7 +60,7 @@ class TaskVisibility:
 
     def may_see(self, task: Task, session: Session | None, who: RequestContext) -> bool:
         """Return True if a request of the task's principal may see the task. `session` is the task's session. If it has
-        ended (None), the workspace that its client had announced counts no more."""
+        ended (None), the workspace that its client announced does not count."""
         try:
             if session is None:
                 context = self._rules.context(who.principal, who.claims, "")
@@ -74,10 +75,10 @@ class TaskVisibility:
 
 
 async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved:
-    """Return the session of a task, for a request of a client of that era.
+    """Return the session of a task, for a request from a client of this era.
 
     Raises:
-        Refused: the task is unknown, because its session is, or the session cannot be used now.
+        Refused: the session or the task is unknown, or the session cannot be used now.
         OwnedByPeer: another replica owns the session.
         StoreUnavailable: the store does not answer.
     """
@@ -88,8 +89,8 @@ async def session_of(handle: TaskHandle, who: RequestContext, resolver: SessionR
 
 
 async def found_session(session_id: str, who: RequestContext, resolver: SessionResolver, era: Era) -> Resolved | None:
-    """Return the session of that id; None if there is none, or it belongs to another principal. Raises the errors of
-    `session_of`, except that of an unknown task."""
+    """Return the session with this id; None if there is none or it belongs to another principal. Otherwise raises as
+    `session_of`."""
     try:
         return await resolver.resume_by_id(session_id, who, era)
     except Refused as refused:
@@ -99,8 +100,8 @@ async def found_session(session_id: str, who: RequestContext, resolver: SessionR
 
 
 class MadeTasks:
-    """Answers requests about the made tasks of all sessions. A task is unknown to the requests of other principals, and
-    to those whose credential may not use the task's tool."""
+    """Answers requests about the tasks that the gateway has created, for all sessions. To other principals, and to
+    credentials that may not use its tool, a task is unknown."""
 
     def __init__(
         self,
@@ -134,20 +135,20 @@ class MadeTasks:
         return task_result(await self.current(handle, who, counts=True), text)
 
     async def count(self, session_id: str) -> None:
-        """Count one request about tasks against the rate of their session. The caller has checked that its sender is
-        the session's principal: otherwise others could use up that rate. Raises `Refused`: 429, too many requests."""
+        """Count a request about tasks against the rate of their session. The caller must have checked that the sender
+        is the session's principal, because others could use up the rate. Raises `Refused`: 429, too many requests."""
         await self._rates.call(session_id)
 
     async def counted(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task as it stands, and count the request unless the task is unknown to it. Raises the
-        errors of `get`, but never `OwnedByPeer`."""
+        """Return the record of a task, and count the request if it may see the task. Raises the errors of `get`, except
+        `OwnedByPeer`."""
         task = await self.find(handle, who)
         await self.count(task.session_id)
         return task
 
     async def current(self, handle: TaskHandle, who: RequestContext, *, counts: bool = False) -> Task:
-        """Return the record of a task. If its owner is gone, first decide on the task. An outcome is stored before it
-        is returned, so that every replica returns it from then on. `counts`: count the request.
+        """Return the record of a task. If its owner is gone, recover the task first. If it has ended, wait until the
+        outcome is stored, so that every replica gives the same answer. `counts`: count the request.
 
         Raises the errors of `get`; `StoreUnavailable` also if the outcome is not stored in time.
         """
@@ -164,7 +165,8 @@ class MadeTasks:
         return await self.find(handle, who) if running is None else await self._stored(running, handle, who)
 
     async def _stored(self, running: RunningTask, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task that runs here. An outcome is stored first. Raises the errors of `current`."""
+        """Return the record of a task that runs here. If it has ended, wait until the outcome is stored. Raises the
+        errors of `current`."""
         if (told := running.record.told) is not None:
             return told
         try:
@@ -175,8 +177,8 @@ class MadeTasks:
         return await self.find(handle, who)  # the stored outcome may differ: no room for it, or another replica's
 
     async def update(self, handle: TaskHandle, params: Object, who: RequestContext) -> bytes:
-        """Pass the client's answers (`inputResponses`) to the task, and return the acknowledgement. Answers without a
-        waiting question are ignored. Raises the errors of `get`."""
+        """Pass the client's answers (`inputResponses`) to the task, and return the acknowledgement. Ignore answers to
+        questions that are not open. Raises the errors of `get`."""
         responses = decode_object(params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
         running = await self._running(handle, who)
         if running is not None:
@@ -184,7 +186,7 @@ class MadeTasks:
         return ACKNOWLEDGEMENT
 
     async def cancel(self, handle: TaskHandle, who: RequestContext) -> bytes:
-        """Cancel the call of a task, if it still works, and return the acknowledgement. Raises the errors of `get`."""
+        """Cancel the call of a task that has not ended, and return the acknowledgement. Raises the errors of `get`."""
         running = await self._running(handle, who)
         if running is not None:
             running.cancel("the client has cancelled the task")
@@ -194,8 +196,8 @@ class MadeTasks:
         """Cancel the call of a task, and return the cancelled task.
 
         Raises the errors of `get`, and:
-            Refused: the task is over already.
-            StoreUnavailable: another replica runs the task by now.
+            Refused: the task has already ended.
+            StoreUnavailable: another replica has taken the task over.
         """
         running = await self._running(handle, who)
         if running is None or running.task.is_over:
@@ -209,10 +211,10 @@ class MadeTasks:
         return task
 
     async def page(self, session: Session, endpoint: str, who: RequestContext, after: str) -> tuple[list[Task], str]:
-        """Return a page of the tasks that `get` finds (MCP 2025-11-25, Tasks), and the cursor for the next page; empty
-        if none follows. First come the session's tasks, oldest first, then those of the principal's other sessions, by
-        name. Anonymous clients share one principal, and get only the tasks of their session. The tasks have no outcome
-        here (`TaskStore`). `after` is the cursor, empty at first. The request is not counted.
+        """Return a page of the tasks that this client may see, and the cursor of the next page; empty after the last
+        (MCP 2025-11-25, Tasks). The session's own tasks come first, oldest first, then those of the principal's other
+        sessions, by name. Anonymous clients share one principal, so they get only the tasks of their session. The tasks
+        are without outcome (`TaskStore`). `after` is the cursor, empty for the first page. The request is not counted.
 
         Raises:
             Refused: `after` is no valid cursor.
@@ -241,8 +243,8 @@ class MadeTasks:
         return await self.seen(heads, endpoint, who), more
 
     async def seen(self, heads: Iterable[Task], endpoint: str, who: RequestContext) -> list[Task]:
-        """Return the tasks among `heads` that were made at that endpoint and that this request may see. The request is
-        not counted. Raises `StoreUnavailable`."""
+        """Return the tasks among `heads` that belong to this endpoint and that the request may see. The request is not
+        counted. Raises `StoreUnavailable`."""
         own = [task for task in heads if (task.principal, task.endpoint) == (who.principal, endpoint)]
         ids = sorted({task.session_id for task in own})
         sessions = dict(zip(ids, await asyncio.gather(*map(self._sessions.peek, ids)), strict=True))
@@ -250,33 +252,33 @@ class MadeTasks:
         return [self._told(task.name) or task for task in seen]  # a task that works here has a newer version
 
     def _told(self, name: str) -> Task | None:
-        """Return the last record that clients were told of a task that runs on this replica. None: it does not run
-        here, so the store has its newest record."""
+        """Return the newest record of a task that runs on this replica, as clients may see it. None if the store has
+        it: the task does not run here or has ended."""
         running = self._table.get(name)
         return None if running is None else running.record.told
 
     def _run_here(self, name: str) -> RunningTask | None:
-        """Return the running task of that name, if this replica still owns it. After another replica has taken the task
-        over, its call can still be in flight here, but tells nothing of the task's outcome."""
+        """Return the running task with this name, if this replica still owns it; else None. After another replica has
+        taken the task over, its call may still be in flight here, but does not determine the outcome any more."""
         running = self._table.get(name)
         return None if running is None or running.record.is_lost else running
 
     async def _running(self, handle: TaskHandle, who: RequestContext) -> RunningTask | None:
-        """Count the request, and return the running task. If no replica runs it, take it over. None: it is over."""
+        """Count the request, and return the running task. If no replica runs it, take it over. None if it has ended."""
         task = await self.counted(handle, who)
         if task.is_over:
             return None
         return self._run_here(task.name) or await self._here(task, await self._sessions.peek(task.session_id), who)
 
     async def find(self, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the record of a task as it stands, without an outcome that is not stored. The request is not counted.
-        Raises the errors of `get`, but never `OwnedByPeer`."""
+        """Return the record of a task, without an outcome that is not stored yet. The request is not counted. Raises
+        the errors of `get`, except `OwnedByPeer`."""
         told = self._told(handle.name)
         task = told or await self._table.store.get(handle.session_id, handle.id)
         return await self.checked(task, handle, who)
 
     async def checked(self, task: Task | None, handle: TaskHandle, who: RequestContext) -> Task:
-        """Return the task's record, if there is one and this request may see it. Otherwise raise `Refused`."""
+        """Return the record if this request may see the task. Otherwise, or if `task` is None, raise `UnknownTask`."""
         reason = "unknown task" if task is None else "task of another principal"
         if task is not None and (task.principal, task.endpoint) == (who.principal, handle.endpoint):
             if self._may_see(task, await self._sessions.peek(task.session_id), who):
@@ -286,7 +288,7 @@ class MadeTasks:
         raise UnknownTask()
 
     async def _here(self, task: Task, session: Session | None, who: RequestContext) -> RunningTask | None:
-        """Return the running task. If no replica runs it, first decide on it. None: it does not run here then."""
+        """Return the running task. If no replica runs it, recover it first. None if it does not run here after that."""
         if session is not None and not self._recovery.is_here(session):
             found = await found_session(session.id, who, self._resolver, Era(session.era))
             session = None if found is None else found.live.session
@@ -296,7 +298,7 @@ class MadeTasks:
 
 
 def _place_of(after: str) -> tuple[float, str]:
-    """Decode a cursor: the creation time and id of a task. Raises `Refused`: the gateway has not made it."""
+    """Decode a cursor: the creation time and id of a task. Raises `Refused`: the cursor is invalid."""
     try:
         place: tuple[float, str] = msgspec.json.decode(after, type=tuple[float, str])
     except msgspec.MsgspecError:

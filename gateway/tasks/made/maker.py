@@ -1,7 +1,7 @@
-"""Make tasks of slow calls: the client gets a handle, and the call goes on.
+"""Turn slow calls into tasks: the client gets a handle (task id), and the call continues.
 
-A task is stored before its handle is sent. If the store cannot be written, or the client has as many tasks as it may
-have, the call stays an ordinary call.
+A task is stored before its handle is sent. If the store cannot be written, or the client has the maximum number of
+tasks, the call remains an ordinary call.
 """
 
 import asyncio
@@ -34,32 +34,32 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _GONE_AFTER_S: Final = 0.05
-"""Time after which a stored task expires if no client got its handle."""
+"""Seconds after which a stored task expires if its client did not get the handle."""
 
 ToolOf = Callable[[], Called]
-"""A function that returns the tool of a call, as far as it is known now."""
+"""A function that returns what is known of the called tool at the moment."""
 
 
 class ReplyState(StrEnum):
     """The states of the reply to a call that can become a task."""
 
     SENDING = "sending"
-    """The client gets nothing yet: the call is on its way to its server."""
+    """The call is being sent to its server. The client has no answer yet."""
     ACCEPTED = "accepted"
-    """The client gets the call's own reply. A slow call may still become a task."""
+    """The call was sent, and its own reply goes to the client. A slow call may still become a task."""
     TASK = "task"
-    """The client gets the handle of the task."""
+    """The client was answered with the handle of a task."""
     REFUSED = "refused"
-    """The client gets an error: the call was not sent."""
+    """The call was not sent, and the client gets an error."""
 
 
 class ReplyEvent(StrEnum):
     """The events of a call that can become a task."""
 
     ACCEPT = "accept"
-    """It was sent. Its reply goes to the client, or to its task."""
+    """The call was sent. Its reply goes to the client, or to the task."""
     REFUSE = "refuse"
-    """It could not be sent. The error goes to the client, or to its task."""
+    """The call could not be sent. The error goes to the client, or to the task."""
     MAKE_TASK = "make task"
 
 
@@ -74,10 +74,11 @@ REPLY: Final[Mapping[ReplyState, Mapping[ReplyEvent, ReplyState]]] = {
 
 
 class TaskableReply:
-    """Passes the reply of a call to the HTTP layer, until the call becomes a task (`transports.inbound_port.Answer`).
+    """Forwards the reply of a call to the HTTP layer, unless the call becomes a task
+    (`transports.inbound_port.Answer`).
 
-    `answered` is set once the client can be answered: the call was accepted or refused, or is a task. The running task
-    then gets the reply of the call, and has to end it.
+    `answered` is a future that is done when the client can be answered: the call was sent or refused, or is a task. If
+    it is a task, the running task gets the call's own reply, and must end it.
     """
 
     def __init__(self, exchange: TaskExchange, headers: HeaderList) -> None:
@@ -98,11 +99,11 @@ class TaskableReply:
 
     @property
     def is_gone(self) -> bool:
-        """Return True if the client has left, or has its answer, or gets an error: then it is too late for a task."""
+        """Return True if it is too late for a task: the client has disconnected, or has got a result or an error."""
         return self._is_done or self._state is ReplyState.REFUSED or self.replies.abandoned or self.replies.is_closed
 
     def begin_after(self, seconds: float, begin: Callable[[], object]) -> None:
-        """Call `begin` after that time, unless the reply is done by then."""
+        """Call `begin` after `seconds`, unless the reply has ended by then."""
 
         def due() -> None:
             self._timer = None  # or `begin` and this reply would keep each other in memory
@@ -111,7 +112,7 @@ class TaskableReply:
         self._timer = asyncio.get_running_loop().call_later(seconds, due)
 
     def accepted(self, inner: Answer) -> None:
-        """Take `inner`, the reply of the call, which was sent to its server."""
+        """Record that the call was sent to its server. `inner` is the call's own reply."""
         self._step(ReplyEvent.ACCEPT)
         self._inner = inner
         if self._hold is not None:
@@ -119,7 +120,7 @@ class TaskableReply:
         self._answer()
 
     def refused(self, error: BaseException) -> None:
-        """End a call that was not sent: the client gets the error, or its task does."""
+        """End a call that was not sent. The error goes to the client, or to the task."""
         self._step(ReplyEvent.REFUSE)
         if self.is_task:
             fail_unsent(self._exchange, error)
@@ -127,7 +128,8 @@ class TaskableReply:
             self.answered.set_exception(error)
 
     def became_task(self, hold: Callable[[Answer], None]) -> None:
-        """Record that the client was answered with a handle. `hold` gets the call's reply, now or later."""
+        """Record that the client was answered with a handle. `hold` is called with the call's own reply, now or when
+        there is one."""
         self._step(ReplyEvent.MAKE_TASK)
         self._hold = hold
         if self._inner is not None:
@@ -174,7 +176,7 @@ class TaskableReply:
 
 
 class TaskMaker:
-    """Accepts calls that can become tasks, and makes tasks of those that are slow."""
+    """Sends calls that can become tasks, and turns the slow ones into tasks."""
 
     def __init__(self, table: TaskTable, quotas: TaskQuotas, handles: TaskHandles) -> None:
         self._table = table
@@ -191,9 +193,8 @@ class TaskMaker:
         accepting: Awaitable[Answer],
         tool_of: ToolOf,
     ) -> Answer:
-        """Return the reply to a call, once it is accepted or is a task. `accepting` sends the call to its server, and
-        returns the reply that the client gets if the call becomes no task. Raises the errors of `accepting`.
-        """
+        """Return the reply to a call when the call was sent or has become a task. `accepting` sends the call, and
+        returns the reply for the case that it does not become a task. Raises the errors of `accepting`."""
         reply = self._begin(exchange, request, headers, tool_of)
         sending = self._tasks.spawn(_accept(reply, accepting))
         try:
@@ -205,8 +206,8 @@ class TaskMaker:
         return reply
 
     def resumed(self, exchange: TaskExchange, request: Request, inner: Answer, tool_of: ToolOf) -> Answer:
-        """Return the reply to a client that has answered a question of its call, which may still become a task. The
-        client gets `inner` if it does not."""
+        """Return the reply to a client that has answered a question of its call. The call may still become a task; if
+        not, the client gets `inner`."""
         reply = self._begin(exchange, request, inner.headers, tool_of)
         reply.accepted(inner)
         return reply
@@ -222,10 +223,11 @@ class TaskMaker:
         return reply
 
     async def begin(self, exchange: TaskExchange, request: Request, tool: Called) -> RunningTask:
-        """Make and store the task of a call that is about to be sent. No client waits for the call's answer.
+        """Create and store the task of a call that is about to be sent. The client is answered with the task, not by
+        the call.
 
         Raises:
-            Refused: the session or its principal has as many tasks as it may have.
+            Refused: the session or its principal has the maximum number of tasks.
             StoreError: the store cannot be written.
         """
         live = live_session_of(exchange)
@@ -245,7 +247,7 @@ class TaskMaker:
         return running
 
     async def undo(self, running: RunningTask) -> None:
-        """Delete a task whose call was refused, and whose handle no client has."""
+        """Delete a task whose call was refused. No client has its handle."""
         task = running.task
         await running.settled()
         with contextlib.suppress(StoreError):  # it stays until it expires
@@ -253,7 +255,8 @@ class TaskMaker:
         await self._forget(running)
 
     async def _make(self, exchange: TaskExchange, request: Request, reply: TaskableReply, tool_of: ToolOf) -> None:
-        """Make a task of a call, unless it is answered or asks something meanwhile, or the store has no room."""
+        """Turn a call into a task. Do nothing if the call has ended, asks its client, or has reached a limit for
+        tasks."""
         live = live_session_of(exchange)
         if live is None or _is_settled(exchange, reply):
             return
@@ -298,7 +301,7 @@ class TaskMaker:
         await self._quotas.give_back(running.task)
 
     async def _delete(self, task: Task) -> None:
-        """Let a stored task expire at once, because no client has its handle."""
+        """Let a stored task expire soon, because no client has its handle."""
         try:
             await self._table.store.replace(
                 replace(task, status="cancelled", ttl_s=self._table.clock() - task.created_at + _GONE_AFTER_S)
@@ -343,5 +346,5 @@ async def _accept(reply: TaskableReply, accepting: Awaitable[Answer]) -> None:
 
 
 def _is_settled(exchange: TaskExchange, reply: TaskableReply) -> bool:
-    """Return True if the call needs no task: it is answered, waits for its client, or its client has left."""
+    """Return True if the call need not become a task: it has ended, asks its client, or its client has disconnected."""
     return exchange.is_over or exchange.is_suspended or reply.is_gone

@@ -1,6 +1,7 @@
-"""Ask the client of a task the questions that its server asks by a result, or by a task of the server's own.
+"""Ask the client of a task the questions of its server: those in a result, or those of a task that the server has
+created.
 
-The client reads the questions from its task, and answers them with `tasks/update` (ext-tasks).
+The client reads the questions in the state of its task, and answers them with `tasks/update` (ext-tasks).
 """
 
 from collections.abc import Mapping, Set
@@ -23,7 +24,7 @@ from gateway.tasks.made.task_exchange import TaskExchange, TaskWork
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode
 
 MAX_ROUNDS: Final = 32
-"""Limit on the rounds of questions of a server during one task: more than during a call, as a task may take hours."""
+"""Maximum number of rounds of questions during one task: more than during a call, as a task may take hours."""
 
 
 def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
@@ -37,9 +38,9 @@ def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
 
 
 def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, questions: Mapping[str, Question]) -> None:
-    """Ask the client of a call that has taken the step `ASK`. A question that the client has answered in an earlier run
-    is not asked again. If too many questions wait already, cancel the call. `server` gets each answer, with the
-    question's key as JSON in place of a request id."""
+    """Ask the client of a call in the state `asking`. Questions that the client has answered in an earlier run get the
+    same answer. If too many questions are open, cancel the call. `server.answer` is called with each answer, and with
+    the question's key (JSON) as request id."""
     live = live_session_of(exchange)
     assert live is not None
     known: list[tuple[InputRequest, str]] = []
@@ -62,8 +63,8 @@ def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, que
 
 
 class Rounds(RoundTrips):
-    """Runs the rounds of one task, in which its server asks by results. Takes the answers in the server's place (see
-    `gateway.calls.suspended_call.AskingServer`)."""
+    """Runs the rounds of questions of one task. Receives the client's answers in place of the server
+    (`gateway.calls.suspended_call.AskingServer`)."""
 
     max_rounds = MAX_ROUNDS
     poll_s = 1.0
@@ -76,7 +77,7 @@ class Rounds(RoundTrips):
         self._work = work
 
     def ask(self, result: Object) -> None:
-        """Ask the client the questions of a server's result. If they cannot be read, fail the call."""
+        """Ask the client the questions in a server's result. If they cannot be read, fail the call."""
         try:
             self.begin(result)
         except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -89,7 +90,8 @@ class Rounds(RoundTrips):
         ask_client(self, self._exchange, self._work, questions)
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Take one answer of the client. An error ends the call: no error can be passed to the server."""
+        """Receive one answer of the client. An error ends the call, because the protocol cannot carry it to the
+        server."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:
@@ -104,7 +106,8 @@ class Rounds(RoundTrips):
 
 
 class ServerTask(TaskFollower):
-    """Follows the task that a server has made of one call. Takes the answers in the server's place (`AskingServer`)."""
+    """Follows the task that a server has created for one call. Receives the client's answers in place of the server
+    (`AskingServer`)."""
 
     _exchange: TaskExchange
 
@@ -133,7 +136,7 @@ class ServerTask(TaskFollower):
             self._exchange.suspendable().withdraw(self, encode(key))
 
     def answer(self, request_id: bytes, message: Message) -> None:
-        """Pass one answer of the client to the server. An error ends the call: no error can be passed to the server."""
+        """Send one answer of the client to the server. An error ends the call, because the protocol cannot carry it."""
         if isinstance(message.result, msgspec.Raw):
             self._answered(msgspec.json.decode(request_id, type=str), message.result)
         else:

@@ -1,7 +1,7 @@
-"""Limit the tasks of a session and of a principal, in number and in bytes, on all replicas together.
+"""Limit the tasks of a session and of a principal, in number and in bytes, across all replicas.
 
-The limit on the number alone would allow each principal gigabytes of results in the shared store. So bytes are counted
-too, in units, each a name in a quota. Names in the store also tell which replica runs which tasks.
+With a limit on the number alone, each principal could store gigabytes of results. So bytes are counted too, in units; a
+unit is a name in a quota of the store. Other names in the store say which replica runs which tasks.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from session_store import Principal, Quotas, StoreFull, StoreUnavailable, Task, 
 from session_store.ports.tasks import ids_of
 
 _FULL_S: Final = 2.0
-"""Time until a full quota is searched again for expired tasks, so that not every slow call costs a search."""
+"""Seconds before a full quota is searched again for expired tasks, so that not every slow call causes a search."""
 
 _MAX_CHECKED: Final = 32
-"""Number of tasks that one search of a full quota looks up."""
+"""Maximum number of tasks that one search of a full quota looks up."""
 
 LEAST_KEPT_S: Final = 259_200.0
-"""Least time for which the names of tasks are kept after the last one was added: longer than sessions live."""
+"""Minimum seconds for which task names are stored after the last one was added. It is longer than sessions live."""
 
 LEFT: Final = "left"
-"""A name in place of a replica's: tasks that a living replica has left, for the replica that finds them first."""
+"""Stands in place of a replica's name for tasks that a living replica has released. Any replica may take them over."""
 
 _OWNERS: Final = "tasks/replicas"
 _NO_LIMIT: Final = 1 << 30
@@ -36,18 +36,19 @@ _UNITS: Final = 1_024
 """Units of bytes per principal. A task's bytes beyond whole units are not counted: `max_per_principal` limits them."""
 
 _REMEMBERED: Final = 4_096
-"""Tasks whose units are cached here, because a task is written many times."""
+"""Maximum number of tasks whose units are cached, because a task is written many times."""
 
 
 def names_kept_s(settings: TaskSettings) -> float:
-    """Return the seconds for which the names of tasks are kept after one was added or renewed. No record is kept longer
-    without a renewal: a task that works is renewed when half of its time has passed."""
+    """Return the seconds for which task names are stored after one was added or renewed. No record lives longer without
+    a renewal, because a working task is renewed when half of its lifetime has passed."""
     return max(LEAST_KEPT_S, 2 * settings.working_ttl_s(settings.ttl_s))
 
 
 class Places:
-    """Takes and releases the places of tasks in quotas. A task that expires does not release its places: they are found
-    when a quota appears exhausted. The places of a key are kept for `kept_s` after the last one was taken."""
+    """Acquires and releases the places (entries) of tasks in quotas of the store. An expired task does not release its
+    places; they are released when a full quota is searched. The places under a key are stored for `kept_s` seconds
+    after the last one was acquired."""
 
     def __init__(self, quotas: Quotas, store: TaskStore, kept_s: float = LEAST_KEPT_S) -> None:
         self._quotas = quotas
@@ -56,8 +57,8 @@ class Places:
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
 
     async def hold(self, key: str, name: str, most: int) -> bool:
-        """Take one of `most` places under `key`. `name` is `Task.name`, or begins with it and a `#`. False: all are
-        taken. Raises `StoreUnavailable`."""
+        """Acquire one of `most` places under `key`. `name` is `Task.name`, or begins with it and `#`. Return False if
+        there is no free place. Raises `StoreUnavailable`."""
         if key in self._full:
             return False
         held = await self._quotas.hold(key, name, most, for_s=self._kept_s)
@@ -69,13 +70,13 @@ class Places:
         return not held
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
-        """Release places. If the store cannot be reached, a later search of the full quota finds them."""
+        """Release places. If the store does not answer, a later search of the full quota will find them."""
         self._full.pop(key, None)
         with contextlib.suppress(StoreUnavailable):
             await self._quotas.give_back(key, names)
 
     async def _gone(self, names: list[str]) -> list[str]:
-        """Return the places of expired tasks. Only some tasks are looked up, chosen at random."""
+        """Return the places of expired tasks. Only a random sample of the tasks is looked up."""
         tasks = sorted({name.partition("#")[0] for name in names})
         some = random.sample(tasks, min(len(tasks), _MAX_CHECKED))
         gone = {task for task in some if await self._store.get(*ids_of(task)) is None}
@@ -91,7 +92,7 @@ class TaskQuotas:
         self._places = Places(quotas, store, names_kept_s(settings))
 
     async def hold(self, task: Task) -> bool:
-        """Count a task that is about to be stored. False: there are too many already. Raises `StoreUnavailable`."""
+        """Count a task that is about to be stored. Return False if a limit is reached. Raises `StoreUnavailable`."""
         session, principal = _keys(task)
         if not await self._places.hold(session, task.name, self._settings.max_per_session):
             return False
@@ -106,15 +107,16 @@ class TaskQuotas:
             await self._places.give_back(key, [task.name])
 
     async def of_principal(self, principal: Principal) -> list[str]:
-        """Return the names of the tasks of a principal that is not anonymous. Some may have expired. Raises
-        `StoreUnavailable`."""
+        """Return the names of a principal's tasks, some of which may have expired. The principal must not be anonymous.
+        Raises `StoreUnavailable`."""
         return await _all(self._quotas, _of_principal(principal.key))
 
 
 class RunningNames:
-    """Records which replica runs which tasks, so that others find its tasks if it dies. `replica` is this one.
+    """Records in the store which replica runs which tasks, so that others find them if it dies. `replica` is this
+    replica.
 
-    The names are kept in quotas without a limit, which serve as sets.
+    The names are stored in quotas without a limit, which serve as sets.
     """
 
     def __init__(self, quotas: Quotas, replica: str, kept_s: float = LEAST_KEPT_S) -> None:
@@ -131,24 +133,25 @@ class RunningNames:
         await self._quotas.hold(_running(self.replica), name, _NO_LIMIT, for_s=self._kept_s)
 
     async def renew(self, task: Task) -> None:
-        """Keep the names of a task longer, because it works longer than expected: those for this replica, its session
-        and its principal. Raises `StoreUnavailable`."""
+        """Extend the lifetime of a task's names, because the task works for long: the names under this replica, its
+        session and its principal. Raises `StoreUnavailable`."""
         await self.add(task.name)
         for key in _keys(task):
             await self._quotas.hold(key, task.name, _NO_LIMIT, for_s=self._kept_s)
 
     async def leave(self, name: str) -> None:
-        """Record that this replica, which lives, has left a task that no other runs yet. Raises `StoreUnavailable`."""
+        """Record that this replica, which continues to live, has released a task. Raises `StoreUnavailable`."""
         await self._quotas.hold(_running(LEFT), name, _NO_LIMIT, for_s=self._kept_s)
         await self._quotas.hold(_OWNERS, LEFT, _NO_LIMIT, for_s=self._kept_s)
         await self.remove(name)
 
     async def remove(self, name: str, replica: str = "") -> None:
-        """Forget that a replica, this one by default, runs a task. Raises `StoreUnavailable`."""
+        """Delete the record that a replica (by default this one) runs a task. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_running(replica or self.replica), [name])
 
     async def replicas(self) -> list[str]:
-        """Return the replicas, and `LEFT`, that have names of tasks. Raises `StoreUnavailable`."""
+        """Return the replicas that have recorded tasks, and `LEFT` if there are released tasks. Raises
+        `StoreUnavailable`."""
         return await _all(self._quotas, _OWNERS)
 
     async def of(self, replica: str) -> list[str]:
@@ -156,7 +159,7 @@ class RunningNames:
         return await _all(self._quotas, _running(replica))
 
     async def forget(self, replica: str) -> None:
-        """Forget a dead replica without tasks. Raises `StoreUnavailable`."""
+        """Delete the record of a dead replica that has no tasks left. Raises `StoreUnavailable`."""
         await self._quotas.give_back(_OWNERS, [replica])
         if await self.of(replica):  # one was added meanwhile
             await self._quotas.hold(_OWNERS, replica, _NO_LIMIT, for_s=self._kept_s)
@@ -180,10 +183,10 @@ def _of_principal(counted_as: str) -> str:
 
 
 class BoundedTasks:
-    """Wraps a task store, and raises `StoreFull` for a write beyond the bytes of its principal.
+    """Wraps a task store. Raises `StoreFull` for a write that exceeds the bytes of the task's principal.
 
-    Anonymous clients are counted by their network (`Task.counted_as`). A task counts with the largest size that it had,
-    until it expires.
+    Anonymous clients are counted by their network (`Task.counted_as`). Until it expires, a task counts with the largest
+    size that it has had.
     """
 
     def __init__(

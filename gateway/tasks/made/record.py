@@ -1,6 +1,6 @@
-"""Keep the record of one task on the replica that runs it, and write its changes to the store.
+"""Cache the record of one task on the replica that runs it, and write its changes to the store.
 
-Changes are written in order, one at a time, by compare-and-set. Once another replica has taken the task over, nothing
+Changes are written in order, one at a time, by compare-and-set. After another replica has taken the task over, nothing
 more is written.
 """
 
@@ -21,13 +21,13 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-"""Least time between two writes of changes that can wait, such as progress."""
+"""Minimum seconds between two writes of changes that can wait, such as progress."""
 
 _AGAIN_S: Final = 0.5
-"""Time after a failure of the store until a change is written again."""
+"""Seconds between a failure of the store and the next attempt."""
 
 _FAILURES: Final = 5
-"""Retries of a change that the store answers with a failure. An unreachable store is retried for ever."""
+"""Maximum number of retries of a change that the store rejects. An unreachable store is retried without limit."""
 
 _FULL: Final = (
     "The store of tasks is full, or what its principal may have of it (gateway.tasks.principal_bytes): what the server "
@@ -45,18 +45,18 @@ _NOT_KEPT: Final[dict[str, Any]] = {
     "is_tool_error": False,
     "reason": "",
 }
-"""The fields that a full store gets in place of an outcome. It always has room for them."""
+"""The fields that are written in place of an outcome for which the store has no room. They always fit."""
 
 _LEFT_OUT: Final = (("answers",), ("request", "upstream_id"))
-"""Fields of a working task that a full store does not get, the least useful first. `answers` saves a question if the
-call runs again. The others let the next owner follow the task of the server."""
+"""Fields of a working task that are not written to a full store, the least useful first. Without `answers`, the client
+is asked again if the call runs again. Without the others, the next owner cannot follow the server's task."""
 
 
 class TaskRecord:
-    """Keeps the record of a task whose owner is this replica, and writes it to the store.
+    """Caches the record of a task that this replica owns, and writes it to the store.
 
-    `task` has all changes, including those not written yet. `changed` is called with each written version. `no_room` is
-    called when the store has no room for the questions of the call. `clock` returns Unix time in seconds.
+    `task` has all changes, including those not written yet. `changed` is called with each version that was written.
+    `no_room` is called if the store has no room for the questions of the call. `clock` returns Unix time in seconds.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class TaskRecord:
 
     @property
     def told(self) -> Task | None:
-        """Return the task as clients may see it. None: they must see the stored record, because the task is over or
-        lost. An outcome counts only once it is stored."""
+        """Return the task as clients may see it. None if they must see the stored record, because the task has ended or
+        was lost: an outcome counts only when it is stored."""
         return None if self.task.is_over or self.is_lost else self.task
 
     @property
@@ -93,7 +93,7 @@ class TaskRecord:
         return self._clock()
 
     def change(self, *, can_wait: bool = False, **fields: Any) -> None:
-        """Set fields. They are written in the background: at once or, if they `can_wait`, within `EVERY_S` seconds."""
+        """Set fields, and write them in the background: at once, or within `EVERY_S` seconds if they `can_wait`."""
         if self.is_lost:
             return
         fields["updated_at"] = self._clock()
@@ -104,14 +104,15 @@ class TaskRecord:
         self._tasks.start("write", self._write)
 
     async def written(self) -> bool:
-        """Wait until the store has every change. Return False if the task is lost, or the store refuses its record."""
+        """Wait until the store has all changes. Return False if the task was lost (taken over or deleted), or the store
+        rejects the record."""
         self._urgent.set()
         while (writing := self._tasks.running("write")) is not None:
             await asyncio.wait((writing,))
         return not self.is_lost and not self._waiting
 
     def renew(self, kept_s: float) -> bool:
-        """Extend the life of a task that works to `kept_s` seconds from now, if less than half of that is left. Return
+        """Extend the lifetime of a working task to `kept_s` seconds from now, if less than half of that is left. Return
         False if it was not extended."""
         now = self._clock()
         is_due = not self.is_lost and not self.task.is_over and self.task.expires_at - now < kept_s / 2
@@ -120,7 +121,7 @@ class TaskRecord:
         return is_due
 
     async def close(self, within_s: float = 0.0) -> None:
-        """Stop writing, once the store has every change or `within_s` seconds have passed."""
+        """Stop writing when the store has all changes, or after `within_s` seconds."""
         if within_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
@@ -167,7 +168,8 @@ class TaskRecord:
                 logger.exception("a change of a task is stored, but not every client was notified")
 
     def _leave_out(self, fields: dict[str, Any]) -> bool:
-        """Queue changes again, without fields that the store has no room for. False: nothing can be left out."""
+        """Queue changes again, without fields that do not fit into the store. Return False if nothing can be left
+        out."""
         tried = replace(self._stored, **fields)
         left_out: dict[str, Any] = {}
         if tried.is_over:
@@ -180,7 +182,7 @@ class TaskRecord:
         return is_less
 
     def _too_large(self, tried: Task) -> dict[str, Any]:
-        """Return the fields to leave out of a task that works, with the values that the store has of them."""
+        """Return the fields of a working task to leave out, with their stored values."""
         for names in _LEFT_OUT:
             if len(getattr(tried, names[0])) > len(getattr(self._stored, names[0])):
                 logger.warning("the store of tasks is full: %s of a task are not kept", " and ".join(names))
@@ -191,7 +193,7 @@ class TaskRecord:
         return {}
 
     async def _replace(self, fields: dict[str, Any]) -> Task | None:
-        """Write the record with these fields, and return it as stored. None: it is no longer this replica's."""
+        """Write the record with these fields, and return it as stored. None if this replica no longer owns the task."""
         for _ in range(2):
             after = replace(self._stored, **fields)
             if await self._store.replace(after):

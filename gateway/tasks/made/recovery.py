@@ -1,8 +1,9 @@
-"""Decide on tasks whose owner is gone: no call runs twice silently, and no task stays without an outcome for ever.
+"""Decide what happens to tasks whose replica is gone. No call is silently executed twice, and each task gets an
+outcome.
 
-If the server made a task of its own of the call, and still runs, that task is followed. Otherwise the call is sent
-again, once, if its tool is idempotent and its principal still has the rights of the call. Any other task fails: its
-outcome is unknown.
+If the server has created its own task for the call and still has it, that task is followed. Otherwise the call is sent
+again, once, if its tool is idempotent and its principal still has the rights for the call. In all other cases the task
+fails, because its outcome is unknown.
 """
 
 import functools
@@ -33,10 +34,10 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 32
-"""Limit on the tasks of lost owners that one `sweep` decides on."""
+"""Maximum number of tasks that one `sweep` recovers."""
 
 _UNDECIDED: Final = 1_000
-"""Limit on the remembered tasks whose failure was logged."""
+"""Maximum number of tasks for which it is remembered that their failed recovery was logged."""
 
 _UNKNOWN: Final = (
     "Outcome unknown: the gateway that ran this task ended without an answer; the call may have taken effect"
@@ -52,8 +53,8 @@ _FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not
 
 
 class TaskRecovery:
-    """Decides on the tasks that no replica runs. No client is connected whose credential grants rights. So `rights`
-    decides, from the present configuration."""
+    """Recovers tasks that no replica runs. There is no client whose credential grants rights at that time, so `rights`
+    decides by the present configuration."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class TaskRecovery:
         self._tasks = Tasks("recovery of tasks")
 
     def is_here(self, session: Session) -> bool:
-        """Return True if this replica owns the session, and so decides on its tasks."""
+        """Return True if this replica owns the session, and so recovers its tasks."""
         return self._cluster is None or session.owner == self._cluster.replica
 
     async def is_run_by_another(self, session: Session, task: Task) -> bool:
@@ -87,8 +88,8 @@ class TaskRecovery:
         return is_leased
 
     async def decide(self, task: Task, session: Session | None) -> None:
-        """Decide on a task that still works according to its record, but that no replica runs. This replica owns
-        `session`; None if it has ended. Concurrent callers share one decision.
+        """Recover a task that has no outcome and that no replica runs. This replica owns `session`; None if the session
+        has ended. Concurrent callers share one recovery.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -123,7 +124,7 @@ class TaskRecovery:
         return why(task.principal, call.context) or why(task.principal, session.context)
 
     def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
-        """Decide on a task that this replica follows, because its server has forgotten its own task of the call."""
+        """Decide what happens to a task that this replica follows, after its server has lost the task of its own."""
         why = self._why_not(self._rights.why_lost, running.task, session, call)
         if not may_run_again(running.task):
             running.give_up(_FORGOTTEN)
@@ -152,7 +153,7 @@ class TaskRecovery:
     # -- tasks about which no client asks
 
     async def sweep(self) -> None:
-        """Decide on up to `AT_ONCE` tasks of replicas that are gone.
+        """Recover up to `AT_ONCE` tasks of replicas that are gone.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -178,8 +179,8 @@ class TaskRecovery:
                     await names.remove(name, replica)
 
     async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
-        """Decide on one task, and return True if nothing more is to do for it here. A failure, as with a record of
-        another version, is logged once and returns False, so that it does not stop the decisions on other tasks."""
+        """Recover one task. Return True if there is nothing left to do for it here. An error, such as a record of
+        another version, is logged once and returns False, so that it does not stop the recovery of other tasks."""
         try:
             is_settled = await self._is_settled(name, alive)
         except StoreUnavailable:
@@ -193,7 +194,7 @@ class TaskRecovery:
         return is_settled
 
     async def _is_settled(self, name: str, alive: set[str]) -> bool:
-        """Decide on one task, if this replica may. Return False if another one has to."""
+        """Recover one task, if this replica may. Return False if another replica must."""
         session_id, task_id = ids_of(name)
         task = await self._table.store.get(session_id, task_id)
         if task is None or task.is_over or self._table.get(name) is not None:
@@ -213,13 +214,13 @@ class TaskRecovery:
         return True
 
     async def settled(self) -> None:
-        """Wait until all decisions that were begun are carried out."""
+        """Wait until all recoveries that were begun are complete."""
         await self._tasks.settled()
         await self._continuation.settled()
 
 
 def _call_of(task: Task) -> StoredCall | None:
-    """Return the stored call of a task. None: it was not stored, or another version has stored it. Then it cannot be
+    """Return the stored call of a task. None if it was not stored, or its version cannot be read: then it cannot be
     continued."""
     try:
         return StoredCall.read(task.request) if task.request else None
@@ -228,7 +229,7 @@ def _call_of(task: Task) -> StoredCall | None:
 
 
 def _unknown(task: Task, session: Session | None) -> str:
-    """Return the reason, as text, why the outcome of a task is unknown."""
+    """Return the text that says why the outcome of a task is unknown."""
     if task.runs > 1:
         return _UNKNOWN_AGAIN
     return _NO_SESSION if session is None else _UNKNOWN

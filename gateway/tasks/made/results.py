@@ -1,7 +1,8 @@
-"""Answer the `tasks/result` of 2025-11-25 clients about tasks that the gateway has made (MCP 2025-11-25, Tasks).
+"""Answer `tasks/result` requests about tasks that the gateway has created (MCP 2025-11-25, Tasks).
 
-A `tasks/result` stays open until the task is over, and carries the task's questions. A question waits in the record
-until a session of the principal asks for the result at the replica that runs the task. The first answer counts.
+A `tasks/result` stays open until the task has ended, and carries the task's questions to the client. A question waits
+in the task's record until a session of the principal sends `tasks/result` to the replica that runs the task. The first
+answer counts.
 """
 
 import asyncio
@@ -42,8 +43,9 @@ from transports.work_steps import let_others_run
 logger = logging.getLogger(__name__)
 
 Look = Callable[[Task | None], Awaitable[Task]]
-"""A function that returns a task, with the rights of the request for its result. If it is over, its outcome is stored.
-If another request has just read that it is over, the function gets it, and only checks that this request may see it.
+"""A function that returns a task, with the rights of the `tasks/result` request. An ended task is returned only after
+its outcome is stored. If another request has just read the ended task, it is the argument: then the function only
+checks that this request may see it.
 
 Raises:
     Refused: the task is unknown.
@@ -53,17 +55,17 @@ Raises:
 _NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
 
 _LOOK_S: Final = 5.0
-"""Time without news of a task, after which it is read again: its owner may be gone."""
+"""Seconds without news of a task after which its record is read again, because its owner may be gone."""
 
 _AGAIN_S: Final = 1.0
-"""Time after a failure of the store until a task is read again."""
+"""Seconds between a failure of the store and the next attempt."""
 
 _Read = Callable[[], Awaitable[Task | None]]
 
 
 class Outcomes:
-    """Keeps the outcomes that calls wait for. At most `most` bytes of them wait until the client of one session reads
-    them. `bodies` limits the bytes of all sessions."""
+    """Shares the outcomes of tasks between calls, and limits the bytes that clients have not read yet: `most` bytes for
+    each session, `body_budget` for all sessions."""
 
     def __init__(self, body_budget: BodyBudget, most: int) -> None:
         self._body_budget = body_budget
@@ -72,11 +74,11 @@ class Outcomes:
         self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
 
     def of(self, name: str) -> "SharedOutcome":
-        """Return the shared outcome of the task of that name. It is kept only while a caller refers to it."""
+        """Return the shared outcome of the task with this name. It is in memory only while a caller refers to it."""
         return self._shared.setdefault(name, SharedOutcome())
 
     def room_of(self, live: LiveSession) -> "Room":
-        """Return the room (limit in bytes) for outcomes that the client of that session has not read."""
+        """Return the limit for outcomes that the session's client has not read."""
         return self._rooms.setdefault(live, Room(self._body_budget, live.session.counted_as, self._most))
 
 
@@ -92,7 +94,7 @@ class SharedOutcome:
         self._message: Message | None = None
 
     async def look(self, text: str, look: Look) -> Task | Message:
-        """Return the task while it works. Once it is over, return the answer to `tasks/result` with the handle `text`.
+        """Return the task if it has not ended. Otherwise return the response to `tasks/result` for the handle `text`.
         Raises the errors of `look`."""
         async with self._turn:
             await let_others_run()
@@ -109,10 +111,10 @@ class SharedOutcome:
 
 
 class Room:
-    """Limits the bytes of outcomes that the client of one session was sent and has not read.
+    """Limits the bytes of outcomes that were sent to the client of one session and that it has not read.
 
-    `turn` is held from the read of a task until its outcome has room. So at most one outcome of a session waits for
-    room.
+    `turn` is locked from the reading of a task until its outcome has room. So at most one outcome of a session is in
+    memory without room.
     """
 
     def __init__(self, body_budget: BodyBudget, counted_as: str, most: int) -> None:
@@ -124,10 +126,10 @@ class Room:
         self._freed = asyncio.Event()
 
     async def settle(self, call: Exchange, message: Message) -> None:
-        """Answer a call with that message, once its client has read enough of the earlier answers.
+        """Answer a call with `message`, after its client has read enough of the earlier answers.
 
         Raises:
-            Refused: the clients of all sessions have too much to read.
+            Refused: the clients of all sessions together have too much to read.
         """
         size = sum(len(memoryview(part)) for part in (message.result, message.error) if isinstance(part, msgspec.Raw))
         while self._taken and self._taken + size > self._most and not call.is_over:
@@ -148,8 +150,8 @@ class Room:
 
 
 class WaitingCalls:
-    """Begins the event streams of waiting `tasks/result` calls, and keeps them alive, as a server's conversation does.
-    These calls never time out: their tasks have their own limits."""
+    """Begins the event streams of waiting `tasks/result` calls, and sends keepalives on them, as a conversation does
+    for its calls. These calls have no deadline, because their tasks have limits of their own."""
 
     name = ""
     deadlines = _NO_LIMITS
@@ -160,7 +162,7 @@ class WaitingCalls:
         self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
 
     def add(self, exchange: Exchange) -> None:
-        """Keep a call's event stream alive until its reply is done."""
+        """Begin a call's event stream, and send keepalives on it until its reply has ended."""
         exchange.queue_at(self, next(self._numbers))
         self.calls.wait(exchange)
 
@@ -198,7 +200,8 @@ class ResultCalls:
         self._tasks = Tasks("results of tasks")
 
     def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
-        """Answer a `tasks/result` in the background, once the task is over. `text` is the client's handle."""
+        """Answer a `tasks/result` in the background, when its task has ended. `text` is the handle that the client has
+        sent."""
         live = live_session_of(call)
         assert live is not None
         self._waiting.add(call)
@@ -209,7 +212,7 @@ class ResultCalls:
 
 
 async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
-    """Return the task while it works. Once it is over, answer the call and return None. `text`: the client's handle."""
+    """Return the task if it has not ended. Otherwise answer the call and return None. `text` is the client's handle."""
     async with room.turn:
         if call.is_over:
             return None
@@ -221,8 +224,8 @@ async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, r
 
 
 class _AskedQuestions:
-    """The questions that the client of a session was asked, each by its task's name and its key. `waiting` wakes the
-    client's waiting calls when one of them withdraws its questions."""
+    """The questions that were sent to the client of a session, as pairs of task name and key. `waiting` has the events
+    that wake the client's waiting calls when one of them cancels its questions."""
 
     def __init__(self) -> None:
         self.names: set[tuple[str, str]] = set()
@@ -234,7 +237,8 @@ class _AskedQuestions:
 
 
 class _Waiting:
-    """One `tasks/result` that waits for its task. `asked` has the questions that its session's client was asked."""
+    """One `tasks/result` that waits for its task. `asked` has all questions that were sent to the client of its
+    session."""
 
     def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _AskedQuestions) -> None:
         self._call = call
@@ -290,7 +294,8 @@ class _Waiting:
     # -- questions
 
     def _ask(self, running: RunningTask) -> None:
-        """Ask the client the task's open questions, except those that it was asked already or cannot answer."""
+        """Ask the client the task's open questions, except those that were sent already or that the client cannot
+        answer."""
         questions = running.exchange.open_questions()
         if self._own and not self._own.keys() & questions.keys():
             self._withdraw()
@@ -319,7 +324,7 @@ class _Waiting:
             self._asked.names.discard(name)
 
     def _withdraw(self) -> None:
-        """Withdraw the questions that this call has asked: they need no answer on it any more."""
+        """Cancel the questions that were asked on this call, because they need no answer on it any more."""
         for key in [*self._own]:
             self._forget(key)
         self._live.withdraw_questions(self._call)

@@ -1,4 +1,4 @@
-"""Run a task while its call is in flight here: record each event of the call as a change of the task."""
+"""Run a task while its call is in flight on this replica: each event of the call changes the record of the task."""
 
 import logging
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _LAST_WRITE_S: Final = 2.0
-"""Time that the last write may take, which the next owner of the task needs."""
+"""Seconds that the last write may take. The next owner of the task needs it."""
 
 _UNREADABLE: Final = "The call has ended, but the answer of its server cannot be read"
 
@@ -47,8 +47,8 @@ _TOOL_ERROR: Final = "the tool has reported an error"
 
 
 class RunningTask:
-    """Runs one task with its call. `ended` is called once the outcome is stored, or the task is left to another owner.
-    `is_kept`: the store outlives this process, so that another owner can follow."""
+    """Runs one task with its call. `ended` is called when the outcome is stored, or another owner continues the task.
+    `is_kept` is True if the store outlives this process, so that another owner can continue."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class RunningTask:
         return self._settings.call_timeout_s
 
     def hold(self, reply: Answer) -> None:
-        """Keep the reply of the call until the end of the task, so that the session stays in use."""
+        """Own the reply of the call until the task ends, so that the session stays in use."""
         self._reply = reply
         if self._has_ended:
             self._release()
 
     async def settled(self) -> None:
-        """Wait until the outcome of the task is stored, if its call has ended."""
+        """If the call has ended, wait until the outcome of the task is stored."""
         await self._tasks.settled()
 
     # -- what happens to the call (gateway.tasks.made.task_exchange.TaskWork)
@@ -145,8 +145,8 @@ class RunningTask:
         return self.is_left and bool(self.task.upstream_id)
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Store the task that the server has made of the call, so that the next owner can follow it. It is stored no
-        later than any other change that comes of that task."""
+        """Store the task that the server has created for the call, so that the next owner can follow it. It is stored
+        with, or before, all changes that result from it."""
         exchange = self.exchange
         followed = FollowedCall(task, exchange.caller)
         call = StoredCall({}, exchange.context, exchange.era == "legacy")
@@ -164,7 +164,8 @@ class RunningTask:
             self._step(TaskEvent.RESUME, questions=b"")
 
     def _over(self, frame: Frame) -> None:
-        """End the task with the last frame of its call, even an unreadable one: nothing else would end the task."""
+        """End the task with the last frame of its call. An unreadable frame ends it too, because no other frame
+        follows."""
         try:
             self._decide(parse(frame.data))
         except Exception as error:
@@ -201,7 +202,7 @@ class RunningTask:
                 self._end_as(TaskEvent.COMPLETE, text, result=result, is_tool_error=is_error, reason=why)
 
     def _cannot_tell(self, text: str) -> None:
-        """Fail the task, because the server's answer cannot be passed on."""
+        """Fail the task, because the server's answer cannot be given to the client."""
         self._fail(encode(error_of(INTERNAL_ERROR, text, self.exchange.correlation)), text)
 
     def _fail(self, error: bytes, text: str) -> None:
@@ -210,7 +211,7 @@ class RunningTask:
         self._end_as(TaskEvent.FAIL, text, error=error)
 
     def _end_as(self, event: TaskEvent, text: str = "", **outcome: Any) -> None:
-        """End the task by `event`, and change the fields `outcome` of its record. `text` describes the outcome. It
+        """End the task with `event`, and set the fields `outcome` of its record. `text` describes the outcome and
         becomes the task's message, in place of the last progress."""
         ttl_s = self.record.now - self.task.created_at + self.kept_s  # counts from the creation
         self._step(event, questions=b"", answers=b"", message=message_of(self.task.runs, text), ttl_s=ttl_s, **outcome)
@@ -268,14 +269,14 @@ class RunningTask:
             self.record.change(**answers)
 
     def cancel(self, reason: str) -> None:
-        """Cancel the call: the server is notified, and the task ends."""
+        """Cancel the call: notify the server and end the task."""
         if self.exchange.conversation is not None:
             self.exchange.cancel(reason)
         else:
             self.exchange.fail(CANCELLED, f"Cancelled: {reason}")
 
     def give_up(self, reason: str, *, tells: bool = False) -> None:
-        """Fail the task: its call was sent, and its outcome is unknown. `tells`: notify the server."""
+        """Fail a task whose call was sent and whose outcome is unknown. `tells`: notify the server."""
         self.is_unknown = True
         if tells:
             self.exchange.cancel(reason, OUTCOME_UNKNOWN)

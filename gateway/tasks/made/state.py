@@ -1,4 +1,5 @@
-"""Define the states of a made task. Build its message, and check that any reader can decode its outcome. Pure."""
+"""Define the states of a task that the gateway has created, its message, and how deep its outcome may be nested.
+Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,15 +13,15 @@ from session_store import Task, TaskStatus
 from transports.jsonrpc import INTERNAL_ERROR, Object
 
 MAX_MESSAGE_CHARS: Final = 1_024
-"""Limit on the characters of a task's message. Longer ones are cut."""
+"""Maximum characters of a task's message. Longer messages are shortened."""
 
 AGAIN: Final = "started again, because the gateway that ran it ended without an answer"
-"""The beginning of each message of a task that runs again, also of the message about its outcome."""
+"""The beginning of each message of a task whose call was sent again, also after it has ended."""
 
 MAX_LEVELS: Final = 500
-"""Limit on the nesting of arrays and objects in a stored outcome. The depth that a reader can decode depends on its
-Python (3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 as many as the stack's memory holds). Replicas of
-one store may run different versions. Each of them reads this depth, however deep its stack is."""
+"""Maximum depth of arrays and objects in a stored outcome. How deep a reader can decode depends on its Python version:
+3.11 shares 1,000 levels with the stack, 3.13 has 10,000, 3.14 as many as the stack's memory allows. Replicas of one
+store may run different versions. Each of them can decode this depth."""
 
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -29,7 +30,8 @@ _ALIKE: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 
 _COLLAPSED: Final = 4
-"""Innermost levels that are removed before the others are counted. It makes wide data, such as a table, small."""
+"""Number of innermost levels that are removed before the rest is counted, which makes wide data such as a table
+small."""
 
 
 class TaskEvent(StrEnum):
@@ -37,11 +39,11 @@ class TaskEvent(StrEnum):
 
     ASK = "ask"
     RESUME = "resume"
-    """All questions are answered, or withdrawn."""
+    """All questions were answered or cancelled."""
     FOLLOW = "follow"
-    """Its owner is gone, and the next one follows the task that the server has made of the call."""
+    """The owner is gone, and the next owner follows the task that the server has created for the call."""
     RUN_AGAIN = "run again"
-    """Its owner is gone, and the tool says that calling it twice does no more than calling it once."""
+    """The owner is gone, and the next owner sends the call again, because its tool is idempotent."""
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -72,18 +74,20 @@ def after(status: TaskStatus, event: TaskEvent) -> TaskStatus:
 
 
 def may_run_again(task: Task) -> bool:
-    """Return True if a later owner may send the call again: its tool is idempotent, and this is the first run."""
+    """Return True if the next owner may send the call again: its tool is idempotent, and it was sent only once."""
     return task.is_repeatable and task.runs == 1
 
 
 def message_of(runs: int, text: str = "") -> str:
-    """Return the message of a task that was started `runs` times. `text` is its progress, or describes its outcome."""
+    """Return the message of a task whose call was sent `runs` times. `text` is its progress, or describes its
+    outcome."""
     parts = (AGAIN if runs > 1 else "", text)
     return ": ".join(part for part in parts if part)[:MAX_MESSAGE_CHARS]
 
 
 def progress_text(params: Object) -> str:
-    """Return a progress notification's params as text for people. Raises `msgspec.MsgspecError`: unreadable params."""
+    """Return the params of a progress notification as text for people. Raises `msgspec.MsgspecError` if they are
+    unreadable."""
     decoded = {key: msgspec.json.decode(params[key]) for key in ("message", "progress", "total") if key in params}
     text, progress, total = decoded.get("message"), decoded.get("progress"), decoded.get("total")
     steps = _number_text(progress)
@@ -120,7 +124,7 @@ def _number_text(number: object) -> str:
 
 
 class _Error(msgspec.Struct):
-    """The fields of a JSON-RPC error that a client reads."""
+    """The fields of a JSON-RPC error that clients read."""
 
     code: int = INTERNAL_ERROR
     message: str = ""
@@ -138,7 +142,8 @@ def can_be_read(outcome: bytes) -> bool:
 
 
 def error_text(error: msgspec.Raw) -> str | None:
-    """Return the message of a JSON-RPC error, cut. None: a client could not read the error. `data` is not checked."""
+    """Return the message of a JSON-RPC error, shortened. None if clients cannot read the error. `data` is not
+    checked."""
     try:
         return msgspec.json.decode(error, type=_Error).message[:MAX_MESSAGE_CHARS]
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

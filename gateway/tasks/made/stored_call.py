@@ -1,7 +1,7 @@
-"""Encode the call of a task for the store, so that a later owner can continue it with the same rights. Pure: no I/O.
+"""Encode the call of a task for the store, so that the next owner can continue it with the same rights. Pure: no I/O.
 
-If a gateway dies, its tasks may run again. The server then asks its questions again, and gets the recorded answers. So
-people are asked only once.
+If a replica dies, the calls of its tasks may be sent again. The server then asks its questions again, and gets the
+recorded answers, so that people are asked only once.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,13 @@ from session_store import Context
 from transports.jsonrpc import Object, encode
 
 MAX_BYTES = 256 << 10
-"""Limit on the bytes of a stored call. A larger one does not run again, and its server's task is not followed."""
+"""Maximum bytes of a stored call. A larger call is not stored, so the next owner can neither send it again nor follow
+it."""
 
 
 class FollowedCall(msgspec.Struct, frozen=True):
-    """The task that a server has made of the call. `caller` has the client's declared capabilities, if the client has
-    sent them with the call."""
+    """The task that a server has created for the call. `caller` has the client's declared capabilities, or None if the
+    client has not sent them with the call."""
 
     task: TaskAtServer
     caller: ClientDeclaration | None
@@ -28,7 +29,7 @@ class FollowedCall(msgspec.Struct, frozen=True):
 
 class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """The params that the client has sent, including `_meta`, and the context (rights) of its request. The session's
-    context may change before the call runs again, and may grant more. `params` is empty if the call cannot run again.
+    context may grant more rights when the call is sent again. `params` is empty if the call must not be sent again.
     `is_legacy`: the client's protocol version is before 2026-07-28."""
 
     params: Object
@@ -43,7 +44,8 @@ class StoredCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def stored(params: Object, context: Context, *, is_legacy: bool = False) -> bytes:
-    """Encode a call for the store, without answers to its questions: it begins anew. Empty if beyond `MAX_BYTES`."""
+    """Encode a call for the store, without answers to questions, because it will begin anew. Empty if above
+    `MAX_BYTES`."""
     params = {key: raw for key, raw in params.items() if key not in ("requestState", "inputResponses")}
     size = sum(len(memoryview(raw)) for raw in params.values())
     data = encode(StoredCall(params, context, is_legacy)) if size <= MAX_BYTES else b""
@@ -51,8 +53,8 @@ def stored(params: Object, context: Context, *, is_legacy: bool = False) -> byte
 
 
 def following(request: bytes, followed: FollowedCall) -> bytes:
-    """Return `request`, an encoded call, with the task that its server has made of it. Empty if that is too large: then
-    no later owner follows the task."""
+    """Return the encoded call `request`, with the task that its server has created added. Empty if it is too large:
+    then the next owner cannot follow the task."""
     if max(len(followed.task.id), len(followed.task.created_at)) > MAX_ID_CHARS:
         return b""
     data = encode(msgspec.structs.replace(StoredCall.read(request), followed=followed))
@@ -60,8 +62,8 @@ def following(request: bytes, followed: FollowedCall) -> bytes:
 
 
 class RecordedAnswers:
-    """Keeps answers by the digests of their questions (`gateway.calls.suspended_call.question_digest`), those to equal
-    questions in order. `data` comes from `encoded`; empty or another version's data has no answers."""
+    """Stores answers by the digest of the question (`gateway.calls.suspended_call.question_digest`). Answers to equal
+    questions stay in order. `data` is the result of `encoded`; data of another version counts as no answers."""
 
     def __init__(self, data: bytes = b"") -> None:
         try:
@@ -71,30 +73,30 @@ class RecordedAnswers:
 
     @classmethod
     def of(cls, answers: Mapping[str, str]) -> "RecordedAnswers":
-        """Return the record of one answer (JSON) for each question, given by its digest."""
+        """Return a record with one answer (JSON) for each question, by the digest of the question."""
         recorded = cls()
         for digest, answer in answers.items():
             recorded.add(digest, msgspec.Raw(answer.encode()))
         return recorded
 
     def add(self, digest: str, answer: msgspec.Raw) -> None:
-        """Record the answer to the question with that digest."""
+        """Add the answer to the question with this digest."""
         self._answers.setdefault(digest, []).append(answer.copy())  # a slice would keep the whole message in memory
 
     def take(self, digest: str) -> str | None:
-        """Remove and return the next answer (JSON) to the question with that digest. None: it has to be asked."""
+        """Remove and return the next answer (JSON) to the question with this digest. None if there is none."""
         known = self._answers.get(digest)
         return bytes(known.pop(0)).decode() if known else None
 
     def encoded(self, most_bytes: int) -> bytes:
-        """Return all answers as JSON, for the task's record. Empty if there are none, or if they are larger than
-        `most_bytes`: then the questions are asked again."""
+        """Return all answers as JSON, for the task's record. Empty if there are none, or they exceed `most_bytes`: then
+        the client is asked again."""
         data = encode(self._answers) if self._answers else b""
         return data if len(data) <= most_bytes else b""
 
 
 def answered(data: bytes, questions: Mapping[str, InputRequest], responses: Object) -> RecordedAnswers:
-    """Return the recorded answers in `data`, with the client's `responses` to `questions`, both by the same keys."""
+    """Return the answers recorded in `data`, and the client's `responses` to `questions`. Both have the same keys."""
     recorded = RecordedAnswers(data)
     for key, question in questions.items():
         if key in responses:

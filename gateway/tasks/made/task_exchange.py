@@ -1,6 +1,6 @@
-"""Let a call become a task: its client's request is answered with a handle, and the call goes on.
+"""Let a call become a task: its client's request is answered with a handle (task id), and the call continues.
 
-Only clients that declare the extension of tasks, or ask for a task, have such calls. Other calls cost nothing more.
+Only calls of clients that declare the tasks extension, or request a task, use this. It costs other calls nothing.
 """
 
 import logging
@@ -34,7 +34,8 @@ _STATUS = "notifications/tasks/status"
 
 
 class TaskSink(ReplyQueue):
-    """Passes each frame of a task's call to `receive` at once. Nothing is queued, because no client reads."""
+    """Passes each frame of a task's call to the callback `receive` at once. There is no queue, because no client
+    reads."""
 
     __slots__ = ("_receive",)
 
@@ -43,7 +44,7 @@ class TaskSink(ReplyQueue):
         self._receive = receive
 
     def detach(self) -> None:
-        """Take no more frames, and forget `receive`."""
+        """Ignore all further frames, and drop the reference to `receive`."""
         self.close()
         self._receive = lambda frame: None
 
@@ -57,7 +58,7 @@ class TaskSink(ReplyQueue):
 
 
 class TaskWork(Protocol):
-    """Represents, to a call, the task that it has become."""
+    """The task that a call has become, as its exchange uses it."""
 
     @property
     def log_facts(self) -> LogFacts:
@@ -65,38 +66,38 @@ class TaskWork(Protocol):
 
     @property
     def answer_s(self) -> float:
-        """Return the seconds that the client has to answer a question."""
+        """Return the seconds in which the client must answer a question."""
 
     @property
     def call_s(self) -> float:
         """Return the seconds that the call may last without a message of its server."""
 
     def receive(self, frame: Frame) -> None:
-        """Take a frame of the call: a notification, or its last answer (`frame.final`)."""
+        """Handle a frame of the call: a notification, or the answer (`frame.final`)."""
 
     def asks(self) -> None:
-        """Record that the call waits for answers of its client."""
+        """Record that the call waits for its client's answers."""
 
     def rounds(self, result: Object) -> None:
         """Ask the client the questions of a server's result (MCP 2026-07-28, Multi Round-Trip Requests)."""
 
     def follow(self, created: Object) -> None:
-        """Follow the task that the server has made of the call (ext-tasks, `CreateTaskResult`)."""
+        """Follow the task that the server has created for the call (ext-tasks, `CreateTaskResult`)."""
 
     @property
     def is_followed_elsewhere(self) -> bool:
-        """Return True if another process has to follow the task that the server has made of the call."""
+        """Return True if another process will follow the task that the server has created for the call."""
 
     def has_become(self, task: TaskAtServer) -> None:
-        """Record that the server has made that task of the call, so that a later process can follow it."""
+        """Record that the server has created this task for the call, so that a later process can follow it."""
 
     def withdrawn(self) -> None:
-        """Record that the server has withdrawn some of its questions."""
+        """Record that the server has cancelled some of its questions."""
 
 
 class TaskQuestions(SuspendedCall):
-    """The questions of a call that is a task, or may become one. `first` is the number of questions that its earlier
-    runs have asked. So no key is used twice."""
+    """The questions of a call that is a task or may become one. `first` is the number of questions in earlier runs of
+    the call, so that no key is used twice."""
 
     def __init__(self, exchange: "TaskExchange", first: int = 0) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class TaskQuestions(SuspendedCall):
 
 
 class TaskExchange(Exchange):
-    """A client's tool call that can become a task. `work` is its task, or None while it has none."""
+    """A client's tool call that can become a task. `work` is the task; None if it has not become one."""
 
     work: TaskWork | None = None
     request: tuple[Object, Object] | None = None  # params and `_meta` of the first request to the server
@@ -177,8 +178,8 @@ class TaskExchange(Exchange):
         super().settle(message)
 
     def become(self, work: TaskWork, result: Object) -> None:
-        """Become the task `work`: answer the client's present request with `result`, which has the task's handle. All
-        later frames of the call go to the task."""
+        """Become the task `work`: answer the client's open request with `result`, which has the handle. All later
+        frames of the call go to the task."""
         self._work_as(work)
         data = encode(result if self.shape is None else self.shape(self, result))
         answered, self.replies = self.replies, TaskSink(work.receive)
@@ -193,14 +194,15 @@ class TaskExchange(Exchange):
                 logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
 
     def open_questions(self) -> Object:
-        """Return the questions that wait for the client's answers, by key (`inputRequests`)."""
+        """Return the questions that the client has not answered, by key (`inputRequests`)."""
         return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
 
     def stored(self, task: Task) -> None:
-        """Record that this version of the task's record was stored. Does nothing; a subclass notifies its client."""
+        """React to a version of the task's record that was stored. Does nothing here; a subclass notifies its
+        client."""
 
     def forget_work(self) -> None:
-        """Forget the task, because it is over."""
+        """Drop the reference to the task, because it has ended."""
         self.work = None
         if isinstance(self.replies, TaskSink):
             self.replies.detach()
@@ -210,8 +212,8 @@ class TaskExchange(Exchange):
         return super().take_replay(digest) if known is None else known
 
     def run_as(self, work: TaskWork, asked_before: int, recorded: RecordedAnswers | None = None) -> None:
-        """Begin the call as the task `work`; no request of a client waits for it. Earlier runs have asked
-        `asked_before` questions. Questions with answers in `recorded` are not asked again."""
+        """Run the call as the task `work` from the start, so that no client waits for it. Earlier runs have asked
+        `asked_before` questions. Questions with an answer in `recorded` are not asked again."""
         self._recorded = recorded
         self.replies = TaskSink(work.receive)
         self._work_as(work)
@@ -235,8 +237,9 @@ def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
 
 
 class RequestedExchange(TaskExchange):
-    """A legacy client's tool call that asked for a task. `owned` has the task's handle, and the `tasks/result` that
-    waits for it. Progress and log messages reach the client on that request, or on the stream of its session."""
+    """A legacy client's tool call that has requested a task. `owned` has the task's handle, and the `tasks/result` call
+    that waits for it. The client gets progress and log messages on that call's stream, or on the session's standalone
+    stream."""
 
     takes_rounds = True
     owned: OwnedTask | None = None
@@ -252,8 +255,8 @@ class RequestedExchange(TaskExchange):
         handle: str = "",
         kept_s: float = 0.0,
     ) -> "RequestedExchange":
-        """Return a call in that session, with the rights of that context. `handle` is empty until the task is stored.
-        `kept_s` is the time in seconds that the client wants the outcome kept."""
+        """Return a call in this session with the rights of this context. `handle` is empty until the task is stored.
+        `kept_s` is for how many seconds the client wants the outcome to be stored."""
         exchange = cls(
             method="tools/call",
             client_id=fallback_id(),  # the client cancels by `tasks/cancel`, not by a request id
@@ -284,8 +287,8 @@ class RequestedExchange(TaskExchange):
         request: tuple[Object, Object] | None,
         written_at: float,
     ) -> None:
-        """Record the sent request. Set the caller (the client's declared capabilities) only now: the questions need it,
-        but the session's link must be opened as for a legacy client."""
+        """Record that the request was sent. Only now set the caller (the client's declared capabilities), which
+        questions need: the link must be opened as for a legacy client."""
         super().sent_as(conversation, number, request, written_at)
         if self.caller is None and (live := live_session_of(self)) is not None:
             self.caller = caller_of(live)
@@ -301,7 +304,7 @@ class RequestedExchange(TaskExchange):
         return super().emit(frame) if is_progress else True
 
     def stored(self, task: Task) -> None:
-        """Notify the client if the stored task has another status than it was told last."""
+        """Notify the client if the stored status of the task is not the one that the client knows."""
         if self.owned is None:
             return
         told = legacy_task(task, self.owned.handle)
@@ -310,7 +313,7 @@ class RequestedExchange(TaskExchange):
             self._send(encode_notification(_STATUS, splice(encode(told))))
 
     def _send(self, frame: bytes) -> None:
-        """Send a frame to the client if it reads. A lost frame does no harm, because the client may poll."""
+        """Send a frame to the client if a stream is open. A lost frame is harmless, because the client can poll."""
         stream, live = None if self.owned is None else self.owned.stream, live_session_of(self)
         if (stream is None or not stream.emit(frame)) and live is not None and live.open_streams:
             live.send_to_client(frame)

@@ -1,4 +1,4 @@
-"""Keep the tasks whose calls are in flight on this replica, and tell all replicas when one has changed."""
+"""Track the tasks whose calls are in flight on this replica, and notify all replicas of changes."""
 
 import contextlib
 import logging
@@ -29,7 +29,8 @@ _NO_ROOM: Final = (
 
 
 def topic_of(session_id: str) -> str:
-    """Return the bus topic of a session's tasks. A message is the id of the task (`Task.id`) that has changed."""
+    """Return the bus topic of a session's tasks. Each message on it is the id (`Task.id`) of a task that has
+    changed."""
     return f"mcp:tasks:{session_id}"
 
 
@@ -39,10 +40,10 @@ def log_fields_of(task: Task) -> dict[str, str]:
 
 
 class TaskTable:
-    """Runs the tasks of this replica. Each is in the table from before it is stored until its outcome is stored.
+    """The tasks that this replica runs. Each is in the table from before it is stored until its outcome is stored.
 
-    `noted` counts and records an event of a task, one of `gateway.observability.metrics.TASK_EVENTS`. `clock` returns
-    Unix time in seconds. `is_kept`: the store outlives this process.
+    `noted` is called with an event of a task, one of `gateway.observability.metrics.TASK_EVENTS`, to count and record
+    it. `clock` returns Unix time in seconds. `is_kept`: the store outlives this process.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TaskTable:
         return iter(tuple(self._running.values()))
 
     def get(self, name: str) -> RunningTask | None:
-        """Return the running task of that name (`Task.name`). None: it does not run here."""
+        """Return the running task with this name (`Task.name`). None if it does not run here."""
         return self._running.get(name)
 
     def add(self, task: Task, exchange: TaskExchange) -> RunningTask:
@@ -92,7 +93,7 @@ class TaskTable:
         return running
 
     def cancel(self, name: str, reason: str) -> bool:
-        """Cancel a task for an operator. Return False if it does not run here, or is over."""
+        """Cancel a task for an operator. Return False if it does not run here or has ended."""
         running = self._running.get(name)
         if running is None or running.task.is_over:
             return False
@@ -100,8 +101,8 @@ class TaskTable:
         return True
 
     def stop(self) -> None:
-        """End the tasks that still work, because the gateway stops, so that their records tell the outcome at once.
-        Tasks that a next owner can continue are left as they are."""
+        """End the tasks that are still working, because the gateway stops, so that their records have an outcome at
+        once. Leave those that another owner can continue."""
         left = [running for running in self if not running.task.is_over]
         if left:
             ended = sum(_is_ended(running) for running in left)
@@ -113,24 +114,24 @@ class TaskTable:
             )
 
     def reported(self, task: Task, what: str) -> None:
-        """Count and publish a change that was written to the store directly. `what` is one of `TASK_EVENTS`."""
+        """Count and publish a change that was written directly to the store. `what` is one of `TASK_EVENTS`."""
         self.noted(task, what)
         self._publish(task)
 
     def _publish(self, task: Task) -> None:
-        """Tell all replicas that the store has a new version of the task. A lost message does no harm: subscribers read
-        the record, and clients may poll."""
+        """Notify all replicas that the store has a new version of the task. A lost message is harmless: subscribers
+        read the record, and clients can poll."""
         self._tasks.spawn(_tried(self._bus.publish, topic_of(task.session_id), task.id.encode()))
 
     def remove(self, running: RunningTask) -> None:
-        """Remove a task that does not become one after all, or that another replica runs."""
+        """Remove a task that was given up before its client got a handle, or that another replica runs."""
         if self._running.get(running.name) is running:
             del self._running[running.name]
         self.forget_name(running.name)
 
     def forget_name(self, name: str) -> None:
-        """Delete from the store, in the background, that this replica runs the task of that name. If that fails, a
-        replica that finds the name sees that the task is over."""
+        """Delete, in the background, the record in the store that this replica runs this task. If that fails, a replica
+        that finds the name sees that the task has ended."""
         self._tasks.spawn(_tried(self.names.remove, name))
 
     def _ended(self, running: RunningTask) -> None:
@@ -143,27 +144,27 @@ class TaskTable:
             self.forget_name(running.name)
 
     def renew(self) -> None:
-        """Extend the life of the records of all tasks that still work, where it is due."""
+        """Extend the lifetimes of the records of all working tasks, where it is due."""
         for running in self:
             if running.record.renew(self.settings.working_ttl_s(running.kept_s)):
                 # The next renewal comes long before the names expire.
                 self._tasks.spawn(_tried(self.names.renew, running.task))
 
     async def settled(self) -> None:
-        """Wait until the outcomes of all tasks that have ended are stored."""
+        """Wait until the outcomes of all ended tasks are stored."""
         for running in self:
             await running.settled()
         await self._tasks.settled()
 
 
 async def _tried(write: Callable[..., Awaitable[None]], *arguments: object) -> None:
-    """Write to the store. Ignore that the store does not answer."""
+    """Write to the store. Do nothing if the store does not answer."""
     with contextlib.suppress(StoreUnavailable):
         await write(*arguments)
 
 
 def _what_became_of(running: RunningTask) -> str:
-    """Return the end of a task that runs here no more: one of `gateway.observability.metrics.TASK_EVENTS`."""
+    """Return how a task has ended on this replica: one of `gateway.observability.metrics.TASK_EVENTS`."""
     if running.is_left or running.record.is_lost:
         return "left"
     if running.is_unknown:
@@ -172,7 +173,8 @@ def _what_became_of(running: RunningTask) -> str:
 
 
 def _is_ended(running: RunningTask) -> bool:
-    """End a task, because the gateway stops. Return False if its next owner can continue it: its record stays then."""
+    """End a task, because the gateway stops. Return False, and leave its record unchanged, if another owner can
+    continue it."""
     exchange = running.exchange
     if running.task.upstream_id or may_run_again(running.task) or exchange.work is not running:
         return False
