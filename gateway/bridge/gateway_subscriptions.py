@@ -1,4 +1,5 @@
-"""Subscribe at modern servers for legacy clients, and for the parts of one subscription at several servers."""
+"""Subscribe at modern servers on behalf of clients: for a legacy client, or for one part of a modern client's
+stream."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -19,8 +20,8 @@ _LISTEN: Final = "subscriptions/listen"
 
 
 class RelayedReplies(ReplyQueue):
-    """Pass replies to the function `receive` instead of a client. `client` is the reply queue of the client's stream
-    that they belong to: `tick` keeps that stream alive while no reply comes."""
+    """Pass replies to the callback `receive` instead of a client. `client` is the reply queue of the client's stream to
+    which the replies belong. `tick` sends keepalives on that stream."""
 
     __slots__ = ("_client", "_receive")
 
@@ -39,12 +40,13 @@ class RelayedReplies(ReplyQueue):
 
 
 def caller_of(live: LinkSession) -> ClientDeclaration:
-    """Return the description of a session's legacy client that modern servers get with every request."""
+    """Return the declaration of a session's legacy client (its name and capabilities), sent to modern servers in each
+    request."""
     return caller_of_params(live.session.client.initialize_params)
 
 
 def caller_in(exchange: Exchange) -> ClientDeclaration | None:
-    """Return the description of a call's client: its own, or that of its legacy session; None if it has neither."""
+    """Return the declaration of a call's client: its own, or that of its legacy session. None if it has neither."""
     return exchange.caller if exchange.caller is not None or exchange.live is None else caller_of(exchange.live)
 
 
@@ -54,10 +56,10 @@ def everything(uris: Iterable[str]) -> Filter:
 
 
 class GatewaySubscription(Exchange):
-    """A `subscriptions/listen` of the gateway at a modern server, on behalf of a legacy client.
+    """A `subscriptions/listen` that the gateway sends to a modern server for a legacy client.
 
-    Legacy clients get notifications without a request. `is_waited_for`: calls wait for the acknowledgement. `may_miss`:
-    a change may have been missed, so the client is notified of all changes after the acknowledgement.
+    A legacy client expects notifications without a request. `is_waited_for`: calls wait for the acknowledgement.
+    `may_miss`: the client may have missed a change, so all changes are notified once the server has acknowledged.
     """
 
     def __init__(self, live: LiveSession, replies: ReplyQueue) -> None:
@@ -77,8 +79,8 @@ class GatewaySubscription(Exchange):
         self._part = part
 
     def follow(self, before: "GatewaySubscription") -> None:
-        """Replace an earlier subscription. If the server has acknowledged the earlier one, keep it until the server has
-        this one, so that no change is missed."""
+        """Replace the earlier subscription `before`. If the server has acknowledged `before`, keep it until the server
+        has acknowledged this one, so that no change is missed."""
         self.is_waited_for = before.is_confirmed or (before.is_waited_for and not before.has_ended)
         self.may_miss = before.may_miss or (before.is_confirmed and before.has_ended)
         if before.has_ended:
@@ -90,7 +92,8 @@ class GatewaySubscription(Exchange):
             before.withdraw()
 
     async def settled(self, within_s: float) -> None:
-        """Wait up to `within_s` seconds until the server has acknowledged or ended it. After a timeout, never again."""
+        """Wait up to `within_s` seconds until the server has acknowledged or ended the subscription. After a timeout,
+        later calls of this method do not wait."""
         if self._settled.is_set() or not self.is_waited_for:
             self.may_miss |= not self._settled.is_set()
             return
@@ -110,18 +113,19 @@ class GatewaySubscription(Exchange):
                 self._send(encode_notification(method, splice(encode(params)) if params else None))
 
     def when_gone(self, callback: Callable[[], None]) -> None:
-        """Call `callback` if an acknowledged subscription ends, unless the gateway has withdrawn it."""
+        """Set a callback for the end of an acknowledged subscription. It is not called if the gateway has withdrawn
+        it."""
         self._when_gone = callback
 
     def end(self) -> None:
-        """Record that the server has ended the subscription, or has not got it."""
+        """Record that the server has ended the subscription, or that it was not sent."""
         self.has_ended = True
         self._settle()
         if self.is_confirmed and not self._is_withdrawn and self._when_gone is not None:
             self._when_gone()
 
     def withdraw(self) -> None:
-        """Cancel the subscription at the server, if the server has it."""
+        """Cancel the subscription at the server, if it was sent."""
         self._is_withdrawn = True
         if self.conversation is not None:
             self.conversation.cancel(self, "the subscriptions have changed")
@@ -137,7 +141,7 @@ class GatewaySubscription(Exchange):
 
 
 def gateway_subscription_of(live: LiveSession, upstream: str) -> GatewaySubscription | None:
-    """Return the session's subscription at that server, which may have ended; None if there is none."""
+    """Return the session's subscription at this server, even if it has ended. None if there is none."""
     relay = live.gateway_subscriptions.get(upstream)
     return relay if isinstance(relay, GatewaySubscription) else None
 
@@ -168,9 +172,9 @@ def child_of(
     acknowledged: Callable[[], None],
     ended: Callable[[Exchange, Frame], None],
 ) -> Exchange:
-    """Return the part of a client's `subscriptions/listen` for one of several servers. `emit` gets its notifications.
-    `acknowledged` is called when the server has the subscription. `ended` gets this part and its last frame: a result
-    if the server has ended it, an error if the server is gone."""
+    """Return the part of a client's `subscriptions/listen` for one of several servers. `emit` is called with each
+    notification, and `acknowledged` when the server has acknowledged the part. `ended` is called with the part and its
+    last frame: a result if the server has ended it, an error if the server is gone."""
 
     def receive(frame: Frame) -> None:
         if frame.final:

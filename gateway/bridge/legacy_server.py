@@ -18,13 +18,14 @@ _objects: Final = msgspec.json.Decoder(Object)
 
 
 def legacy_params(params: Object) -> Object:
-    """Return the params without the members that a legacy server does not know, and without `task`, which would ask the
-    server for a task."""
+    """Return the params without members that a legacy server does not know. Also remove `task`, with which a legacy
+    server would create a task."""
     return {key: value for key, value in params.items() if key not in _MODERN_ONLY}
 
 
 def legacy_meta(meta: Object) -> Object:
-    """Return the `_meta` without the keys of the specification: a legacy server got these facts in its handshake."""
+    """Return the `_meta` without the keys of the specification. A legacy server has got their values in its
+    handshake."""
     return {key: value for key, value in meta.items() if not key.startswith(_SPEC)}
 
 
@@ -35,7 +36,7 @@ class LegacyServerBridge:
         self._conversation = conversation
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the modern client's answer, made from the legacy server's response."""
+        """Return the response for the modern client."""
         if isinstance(message.error, msgspec.Raw):
             elicitations = urls_required(message.error)
             if elicitations:
@@ -55,8 +56,8 @@ def _translated(method: str, server_info: bytes, result: msgspec.Raw | bytes) ->
 
 
 def _visits(elicitations: list[Object]) -> Object:
-    """Return an `input_required` result: the user has to visit these URLs before the client repeats the call. It has no
-    state, because the server keeps none of the call."""
+    """Return an `input_required` result that asks the user to visit these URLs. The client then repeats the call. There
+    is no `requestState`, because the server has ended the call."""
     requests = {
         f"u{number}": {
             "method": "elicitation/create",

@@ -1,7 +1,7 @@
-"""Run a modern client's call as a task at its legacy server, for a tool that only runs as a task.
+"""Run a modern client's call as a task at its legacy server, if the tool can only be called as a task.
 
-Ask for the task and wait for its result under the same call (MCP 2025-11-25, Tasks). The server's questions and
-progress reach the client as with any call. The client does not see the task.
+The bridge requests the task and waits for its result under the same call (MCP 2025-11-25, Tasks). The client gets the
+server's questions and progress as in any call, and does not see the task.
 """
 
 import asyncio
@@ -26,16 +26,17 @@ _ANSWER_S: Final = 10.0
 """Seconds in which a server has to say whether it knows a task."""
 
 _TRIES: Final = 5
-"""Attempts to ask an unavailable server for a task that an earlier gateway process has followed."""
+"""Number of attempts to ask an unavailable server about a task of an earlier gateway process."""
 
 
 def asking_for_task(params: Object) -> Object:
-    """Return the params of a call, with the member that asks the server to run it as a task."""
+    """Return the params of a call with the member `task`, which asks a legacy server to run the call as a task."""
     return params | {"task": msgspec.Raw(b"{}")}
 
 
 class LegacyTaskBridge(LegacyServerBridge):
-    """Follow the task that a legacy server makes of a modern client's call, and answer the call with its result."""
+    """Follow the task that a legacy server creates for a modern client's call, and answer the call with the task's
+    result."""
 
     def __init__(self, conversation: Conversation) -> None:
         super().__init__(conversation)
@@ -44,7 +45,7 @@ class LegacyTaskBridge(LegacyServerBridge):
         self._unverified: TaskAtServer | None = None  # a resumed task that the server has not confirmed yet
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the client's answer to the call. None if the call goes on, as a task, or has failed."""
+        """Return the response for the modern client. None if the call continues as a task, or has failed."""
         if not isinstance(message.result, msgspec.Raw):
             self._over()
             return super().finish(exchange, message)
@@ -65,8 +66,8 @@ class LegacyTaskBridge(LegacyServerBridge):
         return None
 
     def resume(self, exchange: Exchange, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Wait for the result of a task that an earlier gateway process has followed. Call `lost` if the server does
-        not know the task: the call is not over then. If the call is already over, cancel the task."""
+        """Wait for the result of a task that an earlier gateway process has followed. If the server does not know the
+        task, call `lost`, which must end or repeat the call. If the call has already ended, cancel the task."""
         self._own_id, self._unverified = task.id, task
         if exchange.is_over:
             self._done(exchange)

@@ -1,4 +1,4 @@
-"""Translate a legacy client's call (MCP up to 2025-11-25) for a modern server, and relay its questions as requests."""
+"""Translate a legacy client's call (MCP up to 2025-11-25) for a modern server, and send its questions to the client."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,17 +21,18 @@ from gateway.protocol.tasks import is_task
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode, error_code
 
 MAX_ROUNDS: Final = 10
-"""Rounds of questions that a server may have during one call; SDK clients of the modern era allow as many."""
+"""Maximum number of rounds of questions during one call. SDK clients of the modern era have the same limit."""
 
 _COMPLETE: Final = b'"complete"'
 _objects: Final = msgspec.json.Decoder(Object)
 
 
 class ModernServerBridge:
-    """Translate the answer to a legacy client's call, and ask the client the questions of its modern server.
+    """Translate the response to a legacy client's call, and ask the client the questions of its modern server.
 
-    `list_tools` reads the server's list of tools again. The headers of a call follow the schemas in that list. If the
-    server refuses these headers, the call is sent once more (MCP 2026-07-28, Transports §Client Behavior).
+    `list_tools` requests the server's list of tools again. The headers of a call depend on the schemas in the list. If
+    the server refuses the headers, the list is requested and the call sent once more (MCP 2026-07-28, Transports
+    §Client Behavior).
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class ModernServerBridge:
         self._rounds: CallRounds | None = None  # None until the server asks something
 
     def finish(self, exchange: Exchange, message: Message) -> Message | None:
-        """Return the client's answer to the call. None if the call has failed, or goes on: the server asks for input,
-        has made a task of the call, or gets it again with new headers."""
+        """Return the response for the legacy client. None if the call has failed or continues: the server asks for
+        input, has created a task, or gets the call again with new headers."""
         if isinstance(message.error, msgspec.Raw):
             if self._list_tools is not None and error_code(message.error) == HEADER_MISMATCH:
                 list_tools, self._list_tools = self._list_tools, None
@@ -70,7 +71,7 @@ class ModernServerBridge:
         return functools.partial(_translated, method)
 
     def _other(self, exchange: Exchange, message: Message, result: Object) -> Message | None:
-        """Handle a result of another type than `complete`. Return the client's answer; None if there is none yet."""
+        """Handle a result that is not `complete`. Return the response for the client; None if there is none yet."""
         if exchange.takes_rounds and (is_task(result) or is_input_required(result)):
             return message
         if is_task(result) and exchange.method == "tools/call":
@@ -115,7 +116,8 @@ def _translated(method: str, result: msgspec.Raw | bytes) -> bytes | None:
 
 
 class CallRounds(RoundTrips):
-    """Ask a legacy client what its modern server asks during a call, round by round, with requests to the client."""
+    """Ask a legacy client the questions of its modern server during a call, round by round, with requests to the
+    client."""
 
     max_rounds = MAX_ROUNDS
     poll_s = 0.1

@@ -1,7 +1,8 @@
-"""Seal the gateway's `requestState` around that of a server, so that a retry finds its session.
+"""Encrypt the gateway's own `requestState`, which contains the server's, so that a retry of the client finds its
+session.
 
-The client has to keep nothing else. Every `input_required` result to a client carries the gateway's sealed state (MCP
-2026-07-28, Multi Round-Trip Requests). The server gets its own state back byte for byte, and none if it sent none.
+The client has to store nothing else. Each `input_required` result to a client has the gateway's state (MCP 2026-07-28,
+Multi Round-Trip Requests). The server gets its own state back byte for byte, or none if it has sent none.
 """
 
 import hashlib
@@ -23,11 +24,11 @@ STATE_TTL_S: Final = 600.0
 
 
 class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a `requestState` of the gateway, as they are sealed.
+    """The decrypted contents of the gateway's `requestState`.
 
-    `session` is the id of the session. `endpoint`, `issuer`, `subject` and `digest` repeat the `Binding`. `expires` is
-    in seconds since the epoch. `inner` is the server's own state as JSON, None if it sent none. `call` and `turn` name
-    a suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the call's
+    `session` is the session's id. `endpoint`, `issuer`, `subject` and `digest` are those of the `Binding`. `expires` is
+    in seconds since 1970. `inner` is the server's own state as JSON; None if it has sent none. `call` and `turn` name a
+    suspended call and its round; `call` is empty if no call is suspended. `asked` has the digests of the call's
     questions, by key. `answers` has the client's earlier answers, by the digest of the question.
     """
 
@@ -45,8 +46,8 @@ class OpenedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The conditions for a valid state: the principal, the endpoint and the request that it was made for. `digest`
-    computes the digest of the request on demand, because few calls ask something."""
+    """The conditions under which a state is valid: its principal, its endpoint and its request. `digest` computes the
+    digest of the request when it is called, because few calls need it."""
 
     principal: Principal
     endpoint: str
@@ -54,8 +55,8 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 def request_digest(method: str, params: Object) -> str:
-    """Return a digest of a request: its method, the tool, prompt or URI that it names, and its arguments. The order of
-    keys in the arguments does not matter."""
+    """Return a digest of a request: its method, its tool, prompt or URI, and its arguments. The order of keys in the
+    arguments does not matter."""
     target = params.get(METHODS[method].named, b"null")
     arguments = decode_exact(params.get("arguments", b"null"))
     canonical = method.encode() + b"\0" + bytes(target) + b"\0" + msgspec.json.encode(arguments, order="sorted")
@@ -63,7 +64,7 @@ def request_digest(method: str, params: Object) -> str:
 
 
 class RequestDigest(msgspec.Struct):
-    """Compute the `request_digest` of one request when it is first called, then keep only the digest."""
+    """Compute the `request_digest` of one request when it is first called. Then keep only the digest in memory."""
 
     method: str
     params: Object | None
@@ -76,7 +77,8 @@ class RequestDigest(msgspec.Struct):
 
 
 class RequestStateSeal:
-    """Seal and open states: encrypted, authenticated, with an expiry, bound to a principal, endpoint and request."""
+    """Seal states (encrypt and authenticate them) and open them. A state expires, and is bound to a principal, an
+    endpoint and a request."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float]) -> None:
         self._cipher = StateCipher(ring.derive(Purpose.REQUEST_STATE))
@@ -90,7 +92,8 @@ class RequestStateSeal:
         binding: Binding,
         suspended: SuspendedCall | None = None,
     ) -> Object:
-        """Return an `input_required` result with the gateway's sealed state, which encloses the server's state."""
+        """Return an `input_required` result with a sealed state of the gateway, which contains the server's own
+        state."""
         inner = result.get("requestState")
         payload = OpenedState(
             session=session_id,
@@ -105,7 +108,7 @@ class RequestStateSeal:
         return result | {"requestState": msgspec.Raw(encode(self._cipher.seal(encode(payload))))}
 
     def open(self, raw: msgspec.Raw, binding: Binding) -> OpenedState:
-        """Return the contents of a state that `seal` has made.
+        """Decrypt a state that `seal` has made, and return its contents.
 
         Raises:
             Refused: the state is forged or expired, or belongs to another principal, endpoint or request. The client
@@ -135,6 +138,7 @@ def is_input_required(result: Object) -> bool:
 
 
 def with_inner_state(params: Object, opened: OpenedState) -> Object:
-    """Return the params of a retry, with the server's own state in place of the gateway's, or without a state."""
+    """Return the params of a retry with the server's own state in place of the gateway's. Without one, remove the
+    state."""
     rest = {key: value for key, value in params.items() if key != "requestState"}
     return rest if opened.inner is None else rest | {"requestState": msgspec.Raw(opened.inner.encode())}

@@ -1,7 +1,7 @@
-"""Ask a client the questions in a server's result, and repeat the call with the client's answers, round by round.
+"""Ask a client the questions in a server's result, and send the call again with the answers, round by round.
 
-MCP 2026-07-28, Multi Round-Trip Requests. Subclasses say how a client is asked. A legacy client gets requests
-(`gateway.bridge.modern_server`). The client of a task finds them at the task (`gateway.tasks.made.questions`).
+See MCP 2026-07-28, Multi Round-Trip Requests. Subclasses ask the client: a legacy client by requests
+(`gateway.bridge.modern_server`), the client of a task by the state of the task (`gateway.tasks.made.questions`).
 """
 
 import asyncio
@@ -23,16 +23,17 @@ from transports.jsonrpc import INTERNAL_ERROR, Object, encode
 
 
 class RoundTrips(ABC):
-    """Run the rounds of one call. `params` and `meta` are those of the call.
+    """Run the rounds of one call with the params `params` and the `_meta` `meta`.
 
-    `since` is when the server got the call, by the monotonic clock. Within `call_s` seconds from then, or from the last
-    answers, it has to complete the call or to ask: a repetition restarts the call's own deadline.
+    `since` is the monotonic time at which the server got the call. Within `call_s` seconds after that, or after the
+    last answers, the server must complete the call or ask. The call's own deadline cannot limit this: each repetition
+    restarts it.
     """
 
     max_rounds: int
-    """Most rounds in which the server may ask."""
+    """Maximum number of rounds in which the server asks."""
     poll_s: float
-    """Seconds to wait before a call is repeated, if its result asks nothing and only has a state."""
+    """Seconds before a call is repeated whose result has a state but no questions."""
 
     def __init__(
         self,
@@ -57,15 +58,15 @@ class RoundTrips(ABC):
 
     @abstractmethod
     def _ask(self, live: LiveSession, questions: Mapping[str, Question]) -> None:
-        """Ask the client these questions. Pass each answer to `_answered`."""
+        """Ask the client these questions. Call `_answered` with each answer."""
 
     def _may_ask(self, questions: Mapping[str, Question]) -> bool:
         """Return True if the client may be asked these questions. Fail the call otherwise."""
         return True
 
     def begin(self, result: Object) -> None:
-        """Ask the client the questions in the server's result. If there are none, or the client has no session, repeat
-        the call after `poll_s` seconds.
+        """Ask the client the questions in a result of the server. If there are none, or the client has no session, send
+        the call again after `poll_s` seconds.
 
         Raises:
             InvalidMessage: the questions cannot be read.
@@ -93,7 +94,7 @@ class RoundTrips(ABC):
             self._ask(live, questions)
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """Keep one answer. Repeat the call once all answers have come."""
+        """Store one answer. When all answers have come, send the call again."""
         self._answers[key] = answer.copy()  # a slice would keep the whole message in memory
         if len(self._answers) == self._wanted:
             # In the next turn of the event loop, because the caller records the answer first.

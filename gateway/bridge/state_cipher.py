@@ -1,7 +1,7 @@
 """Encrypt and authenticate texts with the gateway's keys (AES-256-GCM). Pure, except for random nonces.
 
-The format is that of the SDK's `AESGCMRequestStateCodec`. In a test, each of the two opens what the other has sealed.
-The SDK itself is not imported, because loading it takes half of a gateway's start.
+The format is that of the SDK's `AESGCMRequestStateCodec`; a test checks that each can read the other's texts. The SDK
+is not imported, because loading it would take half of the gateway's start time.
 """
 
 import base64
@@ -24,14 +24,14 @@ _TAG_BYTES: Final = 16
 
 
 class InvalidSeal(ValueError):
-    """A text that no key of the ring has made, or that was changed."""
+    """The text was not encrypted with a key of this key ring, or was changed."""
 
 
 class StateCipher:
     """Encrypt with the first key and decrypt with any key, so that keys can be rotated.
 
-    A sealed text is `v1.` and then, as base64url without padding: the name of the key, the nonce, the encrypted bytes.
-    Format and name are authenticated too, so a text is never taken for one of another format or key.
+    An encrypted text is `v1.` and then, as base64url without padding: the id of the key, the nonce, the encrypted
+    bytes. Format and key id are authenticated too, so that a text cannot be mistaken for one of another format or key.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -46,7 +46,7 @@ class StateCipher:
         return _FORMAT + base64.urlsafe_b64encode(name + nonce + sealed).decode().rstrip("=")
 
     def open(self, text: str) -> bytes:
-        """Return the content of a sealed text. Raises `InvalidSeal`."""
+        """Return the decrypted content of a text. Raises `InvalidSeal`."""
         form, _, coded = text.partition(".")
         try:
             raw = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)

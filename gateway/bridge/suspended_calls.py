@@ -1,8 +1,8 @@
-"""Suspend a modern client's call while its legacy server asks the client something.
+"""Suspend a modern client's call while its legacy server waits for an answer of the client.
 
 A request of the server ends the client's POST with `input_required` (MCP 2026-07-28, Multi Round-Trip Requests). The
-client comes back with the answers and the gateway's sealed state, which names the suspended call and the round. A state
-is valid for one round. `gateway.calls.questions` keeps the questions that wait, and limits them.
+client sends another POST with its answers and the gateway's `requestState`, which names the suspended call and the
+round. A state is valid for one round. `gateway.calls.questions` stores the open questions, and limits them.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
 
 _UNCLEAR_FOR_S: Final = 0.5
-"""Seconds that a question waits for other calls to end, if it may belong to several calls. On stdio a question does not
-name its call."""
+"""Seconds that a question which may belong to several calls waits for some of them to end. On stdio, questions do not
+name their call."""
 
 _GATHER_S: Final = 0.02
-"""Seconds in which a server's questions are collected, to reach the client together."""
+"""Seconds in which a server's questions are collected, so that the client gets them together."""
 
 
 def ask_modern(live: LiveSession, conversation: Conversation, message: Message, call: Exchange | None) -> None:
-    """Ask a modern client what a legacy server requests during its call, or refuse the request. `call` is the call that
-    the request names; None if it names none."""
+    """Send a legacy server's request to the modern client of one of its calls, or refuse it. `call` is the call that
+    the request names, or None."""
     _ServerRequest(live, conversation, message, call).ask(can_wait=call is None)
 
 
 class _ServerRequest:
     """A request of a legacy server to the client of one of its calls. It is answered once.
 
-    On stdio it does not name its call. It belongs to one of the calls that the server had when it asked (`_among`, by
-    number). It is asked under one of them, and under the next one when that call is over.
+    On stdio, it does not name its call. It belongs to one of the calls that were in flight when it came (`_among`, by
+    request id). It is asked in one of these calls, and if that call ends, in the next.
     """
 
     __slots__ = ("_among", "_call", "_conversation", "_is_answered", "_live", "_message")
@@ -52,19 +52,20 @@ class _ServerRequest:
         self._is_answered = False
 
     def ask(self, *, can_wait: bool = False) -> None:
-        """Ask the client, or refuse the request. `can_wait`: if several calls fit, wait first for others to end."""
+        """Ask the client, or refuse the request. `can_wait`: if several calls are possible, first wait for some to
+        end."""
         try:
             self._ask(can_wait=can_wait)
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
             self._refuse(INVALID_PARAMS, f"The request cannot be read: {error}")
 
     def take(self) -> bool:
-        """Claim the only answer to the request. Return False if it was answered already."""
+        """Mark the request as answered. Return False if it was answered already."""
         was_answered, self._is_answered = self._is_answered, True
         return not was_answered
 
     def move(self) -> bool:
-        """Ask under the next call that fits. Return False if no call is left, or the request was answered already."""
+        """Ask in the next possible call. Return False if there is none, or the request was answered already."""
         if self._is_answered or not self._calls():
             return False
         self.ask()
@@ -105,8 +106,8 @@ class _ServerRequest:
             asyncio.get_running_loop().call_later(_GATHER_S, _gathered, conversation, exchange)
 
     def _question(self, method: str, exchange: Exchange) -> InputRequest:
-        """Return the question in the form for the client of that call. A client that has requested a task (MCP
-        2025-11-25) gets it in the server's own era."""
+        """Return the question in the form of the client's era. For a legacy client that has requested a task (MCP
+        2025-11-25), only `task` is removed."""
         message, moves = self._message, self._call is None and len(self._among) > 1
         if moves and isinstance(message.params, msgspec.Raw):
             # A copy for the next call: a slice would keep the whole message in memory.
@@ -138,8 +139,8 @@ def _gathered(conversation: Conversation, exchange: Exchange) -> None:
 
 
 def without_modern_gaps(method: str, params: Object) -> Object:
-    """Return the params of a question without the members that the modern era lacks: `task`, and the id of an
-    elicitation."""
+    """Return the params of a question without members that do not exist in the modern era: `task`, and an elicitation's
+    id."""
     plain = without_task(params)
     if method == "elicitation/create":
         plain.pop("elicitationId", None)
@@ -147,12 +148,12 @@ def without_modern_gaps(method: str, params: Object) -> Object:
 
 
 def without_task(params: Object) -> Object:
-    """Return the params of a question without `task`, which would ask the client for a task."""
+    """Return the params of a question without `task`, with which the client would create a task."""
     return {key: value for key, value in params.items() if key != "task"}
 
 
 def _suspend(exchange: Exchange) -> None:
-    """Answer the client's present request with `input_required` and the open questions of its server."""
+    """Answer the client's open request with `input_required` and the server's open questions."""
     suspended, conversation = exchange.suspended, exchange.conversation
     assert suspended is not None and conversation is not None
     suspended.ask_until(monotonic() + conversation.deadlines.suspended_s)
@@ -165,7 +166,7 @@ def _suspend(exchange: Exchange) -> None:
 
 
 def answer_suspended(exchange: Exchange, responses: Object) -> None:
-    """Send the client's answers to the server. Ask the client again for those that are missing."""
+    """Send the client's answers to the server. If answers are missing, ask the client again for them."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()
@@ -174,7 +175,7 @@ def answer_suspended(exchange: Exchange, responses: Object) -> None:
 
 
 def refuse_suspended(exchange: Exchange, key: str, error: Message) -> None:
-    """Send the client's error to the server as the answer to one question. Ask the client again for other answers."""
+    """Send the server the client's error as the answer to one question. Ask the client again for the other answers."""
     suspended = exchange.suspended
     assert suspended is not None
     exchange.resumed()

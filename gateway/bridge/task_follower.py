@@ -1,7 +1,7 @@
-"""Follow the task that a modern server has made of a call: poll it, answer its questions, and cancel it once nobody
-waits for it.
+"""Follow the task that a modern server has created for a call: poll it, answer its questions, and cancel it if the call
+ends first.
 
-Subclasses say where the outcome, the messages and the questions of the task go: to the call of a legacy client
+Subclasses handle the outcome, the status messages and the questions: they pass them to the call of a legacy client
 (`FollowedTask`), or to a task of the gateway (`gateway.tasks.made.questions`).
 """
 
@@ -54,30 +54,30 @@ _DEFAULT_POLL_S: Final = 1.0
 _LEAST_POLL_S, _MOST_POLL_S = 0.1, 60.0
 
 MAX_ASKED: Final = 10 * MAX_QUESTIONS_OF_CALL
-"""Most questions of one task to its client: as many as a call may ask in all its rounds."""
+"""Maximum number of questions of one task to its client: as many as a call may ask in all its rounds."""
 
 _TaskId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
 
 _MOST_FAILURES: Final = 5
-"""Failed polls in a row after which a server behind a URL is given up."""
+"""Consecutive failed polls after which the gateway gives up a server behind a URL."""
 
 
 def pause_s(failures: int) -> float:
-    """Return the seconds to wait before a server is asked again, after so many failures in a row."""
+    """Return the seconds to wait before a server is polled again after `failures` consecutive failures."""
     return float(2 ** (failures - 1))
 
 
 def go_on(conversation: Conversation, exchange: Exchange) -> None:
-    """Put a call in flight in this conversation without sending it. An earlier gateway process has sent it, and the
-    server knows it by its task. The call's deadline starts anew."""
+    """Register a call as sent in this conversation, without sending it. An earlier gateway process has sent it, and the
+    server works on it as a task. The call's deadline starts anew."""
     exchange.sent_as(conversation, conversation.next_number(), None, monotonic())
     conversation.wait(exchange, ExchangeEvent.REQUEUE)
     exchange.step(ExchangeEvent.SEND)
 
 
 def cancel_at_server(conversation: Conversation, params: bytes, resumed: TaskAtServer | None = None) -> None:
-    """Cancel a task at a server that is no child process. `params` are those of `tasks/cancel`. `resumed` is the task
-    of an earlier gateway process that the server has not confirmed: it is cancelled only if the server still has it."""
+    """Cancel a task at a server that is not a child process. `params` are those of `tasks/cancel`. `resumed` is a task
+    of an earlier gateway process; it is cancelled only if the server confirms that it still has the same task."""
     if resumed is None and conversation.is_open:
         conversation.request("tasks/cancel", params)
     else:
@@ -93,15 +93,15 @@ async def _cancel(conversation: Conversation, params: bytes, resumed: TaskAtServ
 
 
 def is_known(answer: Message, task: TaskAtServer) -> bool:
-    """Return True if an answer to `tasks/get` is about that task, by its creation time. A restarted server may have
-    given the id to another task."""
+    """Return True if this answer to `tasks/get` is about the given task. Creation times are compared, because a
+    restarted server may have given the id to another task."""
     if not isinstance(answer.result, msgspec.Raw):
         return False
     return is_same_time(created_at(object_of(answer.result)), task.created_at)
 
 
 class TaskFollower(ABC):
-    """Follow the task that a modern server has made of one call. `meta` goes to the server with every request."""
+    """Follow the task that a modern server has created for one call. `meta` is sent to the server in each request."""
 
     def __init__(self, conversation: Conversation, exchange: Exchange, meta: Object) -> None:
         self._conversation = conversation
@@ -122,7 +122,7 @@ class TaskFollower(ABC):
         self._resumed: tuple[TaskAtServer, Callable[[], None]] | None = None
 
     def begin(self, created: Object) -> None:
-        """Follow in the background the task that the server has just made: `created` describes it. Raises
+        """Follow a new task in the background. `created` is the server's description of the task. Raises
         `msgspec.MsgspecError`: the task has no id, or its id is too long."""
         self._own_id = msgspec.json.decode(created.get("taskId", b"null"), type=_TaskId)
         self._poll_s = _interval(created)
@@ -136,9 +136,9 @@ class TaskFollower(ABC):
         self._conversation.in_background(self._follow())
 
     def resume(self, task: TaskAtServer, lost: Callable[[], None]) -> None:
-        """Follow in the background a task that an earlier gateway process has followed. `go_on` has put its call in
-        flight. Call `lost` if the server does not know the task: the call is not over then. If the call is already
-        over, cancel the task."""
+        """Follow a task of an earlier gateway process in the background. The caller has registered the call with
+        `go_on`. If the server does not know the task, call `lost`, which must end or repeat the call. If the call has
+        already ended, cancel the task."""
         self._own_id, self._resumed = task.id, (task, lost)
         if self._exchange.is_over:
             self._cancel()
@@ -155,22 +155,22 @@ class TaskFollower(ABC):
 
     @abstractmethod
     def _end_with(self, error: msgspec.Raw) -> None:
-        """End the call with an error of the server."""
+        """End the call with an error that the server has sent."""
 
     @abstractmethod
     def _ask(self, questions: Mapping[str, Question]) -> None:
-        """Ask the client these questions. The answers come to `_answered`."""
+        """Ask the client these questions. Call `_answered` with each answer."""
 
     @abstractmethod
     def _progress(self, message: object) -> None:
-        """Pass the new status message of the task on to the client."""
+        """Tell the client the new status message of the task."""
 
     @abstractmethod
     def _withdraw(self, keys: Set[str]) -> None:
-        """Withdraw questions that the server does not list any more: the client need not answer them."""
+        """Cancel these questions to the client, because the server does not list them any more."""
 
     def _end(self, message: Message) -> None:
-        """End the call with that answer."""
+        """End the call with this response."""
         self._conversation.end(self._exchange)
         self._exchange.settle(message)
 
@@ -215,7 +215,7 @@ class TaskFollower(ABC):
                     raise
 
     async def _request_once(self) -> None:
-        """Send the server the answers that it does not have, or else ask for the task."""
+        """Send the server the answers that it lacks. If it has all, request the state of the task."""
         if self._process is not None and self._conversation.link is not self._process:
             self._is_over = True  # a later process may give the same id to another task
             raise LinkClosed(f"the process of server {self._conversation.name!r} has ended")
@@ -232,7 +232,7 @@ class TaskFollower(ABC):
         return encode({"taskId": self._own_id, **(more or {}), "_meta": self._meta})
 
     def _take(self, answer: Message) -> None:
-        """Act on the answer to `tasks/get`."""
+        """Handle the answer to `tasks/get`."""
         if self._is_ended:
             return
         resumed, self._resumed = self._resumed, None
@@ -293,7 +293,7 @@ class TaskFollower(ABC):
             self._ask({key: question_of(raw) for key, raw in requests.items() if key in new})
 
     def _answered(self, key: str, answer: msgspec.Raw) -> None:
-        """Have the client's answer to a question of the task sent to the server."""
+        """Queue the client's answer to a question of the task, to be sent to the server."""
         if not self._is_ended:
             self._unsent[key] = answer.copy()  # a slice would keep the whole message in memory
             self._wake.set()
@@ -301,13 +301,13 @@ class TaskFollower(ABC):
     # -- its end
 
     def _done(self) -> None:
-        """Stop following the task, because the call is over."""
+        """Stop following the task, because the call has ended."""
         if self._running is not None and self._running is not asyncio.current_task():
             self._running.cancel()  # it may wait for an answer of the server
         self._cancel()
 
     def _cancel(self) -> None:
-        """Cancel the server's task, unless it is over: nobody waits for it."""
+        """Cancel the server's task, unless it has ended."""
         if not self._is_over:
             self._is_over = True
             if self._process is not None:
@@ -318,7 +318,7 @@ class TaskFollower(ABC):
 
 
 def _interval(task: Object) -> float:
-    """Return the seconds to wait before the next poll: what the server suggests, within limits."""
+    """Return the seconds before the next poll: the server's suggestion, within limits."""
     with contextlib.suppress(msgspec.MsgspecError):
         suggested = msgspec.json.decode(task.get("pollIntervalMs", b"null"), type=float)
         return min(max(suggested / 1_000, _LEAST_POLL_S), _MOST_POLL_S)
@@ -326,7 +326,7 @@ def _interval(task: Object) -> float:
 
 
 class FollowedTask(TaskFollower):
-    """Answer a legacy client's call with the outcome of its task. `params` and `meta` are those of the call."""
+    """Answer a legacy client's call with the outcome of the task that its server has created."""
 
     def __init__(self, conversation: Conversation, exchange: Exchange, params: Object, meta: Object) -> None:
         super().__init__(conversation, exchange, {key: value for key, value in meta.items() if key != "progressToken"})
@@ -342,7 +342,8 @@ class FollowedTask(TaskFollower):
         self._end(Message(jsonrpc="2.0", id=0, error=error))
 
     def _progress(self, message: object) -> None:
-        """Send the client the status message of the task as progress, if the client wants progress."""
+        """Send the client the status message of the task as a progress notification, if the client has requested
+        progress."""
         token = self._exchange.progress_token
         if token is not None and isinstance(message, str) and message:
             self._sent_progress += 1
@@ -370,8 +371,8 @@ def ask_legacy_client(
     asked: Mapping[str, Question],
     answered: Callable[[str, msgspec.Raw], None],
 ) -> None:
-    """Ask the legacy client of a call these questions, and call `answered` with each key and answer. `questions` keeps
-    those of the client's session. An error from the client ends the call."""
+    """Ask the legacy client of a call these questions (`asked`), and call `answered` with the key and the answer of
+    each. `questions` tracks the open questions of the client's session. An error from the client ends the call."""
 
     def receive(key: str, message: Message) -> None:
         if isinstance(message.error, msgspec.Raw):
