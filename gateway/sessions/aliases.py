@@ -1,4 +1,4 @@
-"""Choose the alias of a request without a token: a name by which the store finds a session without its id."""
+"""Choose the alias of a request without a token: a second name under which the store finds a session."""
 
 import json
 from collections.abc import Container
@@ -18,17 +18,17 @@ _COOKIE_HEADER: Final = "cookie"
 
 
 class Alias(NamedTuple):
-    """A name by which the store finds a session. `is_key`: it comes from the client's own session key."""
+    """A second name under which the store finds a session. `is_key`: the name comes from the client's session key."""
 
     name: str
     is_key: bool = False
 
 
 class Aliases:
-    """Chooses the alias of a request that carries no token: that of its session key, else of its default session.
+    """Chooses the alias of a request without a token: that of its session key, else that of its default session.
 
-    `endpoints` are the gateway's own. Any other path belongs to an app behind the middleware, whose sessions are for
-    all of its paths.
+    `endpoints` are the gateway's own paths. Any other path belongs to an app behind the middleware. A session of an
+    app is valid on all paths of the app.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Aliases:
         return Alias(name)
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:
-        """Return True if the client certainly cannot name a session in a later request. Only such clients may share a
-        default session."""
+        """Return True if the client is known never to send a token or cookie back. Only then may it share a default
+        session."""
         agent, name = agent_of(request), modern_client(request).name
         if agent in self._default_for or name in self._default_for:
             return True
@@ -94,8 +94,8 @@ def default_alias(request: Request, principal: Principal) -> str | None:
 
 
 def reattach_alias(principal: Principal, client: str, endpoint: str) -> str | None:
-    """Return the alias of the session that `initialize` resumes if re-attaching by principal is switched on. None for
-    an anonymous client."""
+    """Return the alias under which `initialize` finds the principal's earlier session, if the setting
+    `session.reattach` has "principal"; None for an anonymous client."""
     if principal.is_anonymous:
         return None
     return json.dumps(["reattach", principal.issuer, principal.subject, client, endpoint])

@@ -1,6 +1,6 @@
-"""Make a stored session live on this replica: owned, its streams recovered, its context that of the request.
+"""Load a stored session into this replica: claim it, recover its event streams, bring its context up to date.
 
-Does not know how the session was found.
+`resolve.py` finds the session of a request.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 8
-"""Attempts to decide and write a context before the request fails: the record may change during each."""
+"""Attempts to store a context before the request fails. An attempt fails if the stored record has changed meanwhile."""
 _BUSY: Final = "the session's record changes too often"
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of a request, and the context that the request's credential gives it there.
+    """The session of a request, and the session's context for the request's credential.
 
     `opened`: the request has opened the session. `cookie_held`: the client holds the session's cookie already.
     `own_session`: another client has used this default session; with this line the client gets a session of its own.
@@ -71,7 +71,7 @@ class SessionAttacher:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attach(self, session: Session, granted: CredentialClaims | None) -> Resolved:
-        """Make a session live on this replica, from the record that the store has just returned.
+        """Load a session into this replica, from the record that the store has just returned. Update its context.
 
         Raises:
             OwnedByPeer: another replica owns the session.
@@ -102,8 +102,8 @@ class SessionAttacher:
         return live
 
     def refresh(self, live: LiveSession) -> "asyncio.Future[None]":
-        """Read the record of a session again, while the cached one serves its calls. Return the read's future, which is
-        shared and raises nothing."""
+        """Read a session's record again in the background, while the cached record serves calls. Return the future of
+        the read. Concurrent callers share the future, and it never raises."""
         return self._refreshing.start(live, lambda: self._refresh(live))
 
     async def _refresh(self, live: LiveSession) -> None:
@@ -115,7 +115,7 @@ class SessionAttacher:
                 _use_read(live, session)
 
     def announces_other(self, request: Request, resolved: Resolved) -> bool:
-        """Return True if a request announces another workspace than its session has.
+        """Return True if a request announces a workspace that differs from its session's workspace.
 
         Raises:
             Refused: 400, the announced workspace cannot be used.
@@ -126,15 +126,15 @@ class SessionAttacher:
     async def apply_announced(
         self, request: Request, who: RequestContext, resolved: Resolved, *, anew: bool = False
     ) -> tuple[Resolved, Object]:
-        """Decide on a request that announces another workspace than its session has. Return the session, and the
-        `_meta` with which the request's result reports the decision.
+        """Decide if the session gets the workspace that a request announces. Return the session, and the `_meta` that
+        reports the decision in the request's result.
 
-        A workspace that the credential or a rule sets stays. A session without a workspace gets the announced one. A
-        session that has announced one gets another with an `initialize` (`anew`) only: other clients of the session
-        rely on the first.
+        A workspace set by the credential or a rule stays. A session without a workspace gets the announced one. An
+        announced workspace is replaced only by an `initialize` (`anew`), because other clients of the session rely on
+        it.
 
         Raises:
-            Refused: 400, the session is for another workspace.
+            Refused: 400, the session has another announced workspace.
         """
         live, known = resolved.live, resolved.context
         announced = self._announcements.workspace(request.meta)
@@ -169,8 +169,8 @@ class SessionAttacher:
         logger.info(text, *values, extra={"session": redact(live.session.id)})
 
     async def _renew(self, live: LiveSession, granted: CredentialClaims | None) -> Context:
-        """Give the session the context that follows now from the credential and the rules, and return it. Restart the
-        session's servers, which were started with the old one."""
+        """Store the context that the credential and the rules give the session now, and return it. Restart the
+        session's servers, because they were started with the old context."""
         async with self._context_lock(live):
             before = live.session.context
             for _ in range(_TRIES):
@@ -183,13 +183,13 @@ class SessionAttacher:
         return context
 
     def _context_lock(self, live: LiveSession) -> asyncio.Lock:
-        """Return the lock for deciding and writing a session's context, so that no decision rests on an old context."""
+        """Return the lock that is held while a session's context is decided and stored: one change at a time."""
         return self._changing.setdefault(live.session.id, asyncio.Lock())
 
     async def _write(self, live: LiveSession, context: Context) -> bool:
-        """Write a context that was decided on the record in memory. If another replica has written the record since,
-        read it again and return False: this replica was paused and has lost the session. Sessions at servers behind
-        URLs have the old context: none of them is resumed."""
+        """Store a context that was decided from the cached record, and return True. If the stored record has changed
+        since, as after another replica's takeover, read it again and return False. Also forget the session's MCP
+        sessions at HTTP servers: they have the old context and must not be resumed."""
         session = live.session
         renewed = await self._store.update(session.id, if_version=session.version, context=context, remote=())
         if renewed is None and await self._read(live):
@@ -200,19 +200,19 @@ class SessionAttacher:
         return True
 
     async def _read(self, live: LiveSession) -> bool:
-        """Read the record of a session again. Return False if the session has ended."""
+        """Read a session's record from the store again and cache it. Return False if the session has ended."""
         session = await self._store.peek(live.session.id)
         if session is not None:
             _use_read(live, session)
         return session is not None
 
     def attach_new(self, session: Session) -> Resolved:
-        """Make a session live that this replica has just opened: there are no streams to recover."""
+        """Load a session that this replica has just created: it has no event streams to recover."""
         return Resolved(live=self._live.of_new(session), context=session.context, opened=True)
 
     def take_over(self, session: Session) -> None:
-        """Make a session live that this replica has claimed from an owner that is gone. If several requests find the
-        owner gone at once, only the first has an effect."""
+        """Load a session that this replica has claimed from a dead owner. If several requests find the owner dead at
+        once, only the first call has an effect."""
         live = self._live.get(session.id)
         if live is not None and (live.session.owner, live.session.epoch) == (session.owner, session.epoch):
             return
@@ -221,13 +221,13 @@ class SessionAttacher:
 
 
 def _use_read(live: LiveSession, session: Session) -> None:
-    """Use a record that the store has just returned, unless this replica has written a newer one during the read."""
+    """Cache a record that the store has just returned, unless the cached one is newer: written during the read."""
     live.replace_record(session if session.version >= live.session.version else live.session, is_read=True)
 
 
 def _grant_alike(*contexts: Context) -> bool:
-    """Return True if all contexts of a session, one after the other, grant the same. Then calls in flight may go on in
-    the first one. Another workspace grants something else, unless the client itself announces both."""
+    """Return True if successive contexts of a session grant the same rights: then calls in flight may finish under the
+    first. Different workspaces count as different rights, unless the client itself announced them."""
     granted = {(each.trust, each.permissions, each.read_only) for each in contexts}
     announced = all(each.provenance.workspace == "announced" for each in contexts)
     return len(granted) == 1 and (announced or len({each.workspace for each in contexts}) == 1)

@@ -20,8 +20,8 @@ CACHED_FOR_S: Final = 0.05
 """Seconds for which a record that the store has returned serves further requests (docs/adr/0009-cached-records.md)."""
 
 AGING_AFTER_S: Final = 0.6 * CACHED_FOR_S
-"""Age in seconds from which a used record is read again, so that the calls of a busy session never wait for the store.
-A call that waits takes twice as long as the others, and one in ten would wait."""
+"""Age in seconds from which using a record starts a read in the background: calls of a busy session never wait for the
+store. Otherwise one call in ten would wait, and take twice as long."""
 
 
 class CachedRecords:
@@ -33,14 +33,14 @@ class CachedRecords:
         self._clock = clock
 
     def is_recent(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the record was read less than `CACHED_FOR_S` ago. If the message of the session's end is lost,
-        the session is served for that much longer."""
+        """Return True if the cached record fits the caller and is younger than `CACHED_FOR_S`. If the message that the
+        session has ended is lost, the session is served for up to that time longer."""
         return self.usable_age_s(live) is not None and self._fits(live, who.principal, who.claims)
 
     def usable_age_s(self, live: LiveSession) -> float | None:
-        """Return the age of the record in seconds if it may serve a caller for whom all else was checked before; None
-        if it may not. This is checked on each call, whatever is cached. From `AGING_AFTER_S` on the record should be
-        read again, although it may still be used."""
+        """Return the age of the record in seconds; None if the record may not be used. Every call checks this, also on
+        the fast path; the caller itself was checked before. From `AGING_AFTER_S` on, the caller should start another
+        read."""
         cluster, age_s = self._cluster, monotonic() - live.read_at
         if age_s >= CACHED_FOR_S or live.ended:
             return None
@@ -61,8 +61,8 @@ class CachedRecords:
         )
 
     def serves_outage(self, live: LiveSession, who: RequestContext) -> bool:
-        """Return True if the session may be served while the store does not answer. This replica must own the session,
-        and no other may be able to take it for a while."""
+        """Return True if the session may be served while the store does not answer: this replica owns the session, and
+        its lease is long enough that no other replica takes the session over for a while."""
         session, cluster = live.session, self._cluster
         return (
             cluster is not None

@@ -15,12 +15,12 @@ GATEWAY_HEADER: Final = "mcp-gateway-session"
 COOKIE: Final = "mcp_session_id"
 SECURE_COOKIE: Final = "__Host-mcp_session_id"
 NEW: Final = "new"
-"""Value in place of a token: the client will keep the token that it gets, and wants a session of its own."""
+"""Value sent in place of a token: the client asks for a session of its own, and will send back the token it gets."""
 
 
 def explicit_token(request: Request) -> str | None:
-    """Return the token of the first header or `_meta` that carries one; None if none does. A modern client's
-    `Mcp-Session-Id` is ignored: MCP 2026-07-28 has no such header."""
+    """Return the token from a header, else from `_meta`; None if neither has one. A modern client's `Mcp-Session-Id` is
+    ignored: MCP 2026-07-28 has no such header."""
     if request.era is LEGACY and (token := request.headers.get(LEGACY_HEADER)) is not None:
         return token
     if (token := request.headers.get(GATEWAY_HEADER)) is not None:
@@ -30,14 +30,14 @@ def explicit_token(request: Request) -> str | None:
 
 
 def names_token(request: Request) -> bool:
-    """Return True if the token of `explicit_token` comes from a header, so that the body cannot name another one."""
+    """Return True if a header decides what `explicit_token` returns, so that the body cannot name another session."""
     if request.era is LEGACY and LEGACY_HEADER in request.headers:
         return True
     return request.headers.get(GATEWAY_HEADER, NEW) != NEW
 
 
 def asks_for_new(request: Request) -> bool:
-    """Return True if a request without a token asks for a session of its own, which no other client has."""
+    """Return True if a request without a token asks for a new session that no other client shares (`NEW`)."""
     return NEW in (request.headers.get(GATEWAY_HEADER), request.meta.get(SESSION_KEY))
 
 
@@ -52,15 +52,15 @@ def cookies_of(request: Request) -> list[str]:
 
 
 def cookie_values(header: str, *, secure: bool) -> list[str]:
-    """Return the values of the gateway's cookie, four at most (RFC 6265 §5.4). Behind TLS only the `__Host-` cookie
-    counts."""
+    """Return the values of the gateway's cookie in a `Cookie` header, four at most (RFC 6265 §5.4). Behind TLS only the
+    `__Host-` cookie counts."""
     wanted = SECURE_COOKIE if secure else COOKIE
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return [value for name, _, value in pairs if name == wanted][:4]
 
 
 def without_tokens(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the raw headers of a request, without the values of tokens and cookies: only their presence is left."""
+    """Return a request's raw headers with the values of tokens and cookies blanked: only their presence shows."""
     return [(name, _BLANK[name](value) if name in _BLANK else value) for name, value in headers]
 
 
@@ -88,7 +88,7 @@ def modern_client(request: Request) -> ClientFacts:
 
 
 def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"") -> ClientFacts:
-    """Return the name and version that a client gives itself, cut to 128 and 64 characters."""
+    """Return the name and version that a client reports about itself, cut to 128 and 64 characters."""
     name, version = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
     return ClientFacts(
         name=str(name or "")[:128],
@@ -99,13 +99,13 @@ def client_facts(info: Any, protocol_version: str, initialize_params: bytes = b"
 
 
 def same_client(session: Session, request: Request, facts: ClientFacts) -> bool:
-    """Return True if a session belongs to a legacy client of that name at the endpoint of the request."""
+    """Return True if a session belongs to a legacy client with the name in `facts`, at the request's endpoint."""
     return session.client.name == facts.name and session.endpoint == request.endpoint and session.era == LEGACY
 
 
 class Carriers:
-    """Signs and verifies tokens and cookies, and writes the headers that give them to a client. `key_headers` may carry
-    a session key; the first one found counts. `in_results` is the setting `session.token_in_results`."""
+    """Signs and verifies tokens and cookies, and builds the response headers that carry them. `key_headers`: request
+    headers that may carry a session key; the first one found counts. `in_results`: `session.token_in_results`."""
 
     def __init__(
         self,
@@ -133,11 +133,11 @@ class Carriers:
         return KEY_META in request.meta
 
     def is_in_result(self, request: Request, *, opened: bool) -> bool:
-        """Return True if the `_meta` of the request's result has the session's token. `opened`: the request has opened
-        the session.
+        """Return True if the result's `_meta` must carry the session's token. `opened`: the request has opened the
+        session.
 
-        Most clients never read that `_meta`, and some compare whole results. So the token stands there once, for a
-        client that has no other way to get it.
+        Most clients never read that `_meta`, and some compare whole results. So by default the token is sent there
+        once, and only to a client that has no other way to get it.
         """
         if self._in_results != "new" or not opened:
             return self._in_results == "always"
@@ -155,8 +155,8 @@ class Carriers:
         return self.tokens.sign(session.parent or session.id)
 
     def headers(self, session: Session, request: Request, *, cookie_held: bool) -> list[tuple[bytes, bytes]]:
-        """Return the headers that give a client its session. Legacy clients get them only with the answer to
-        `initialize`. A client with a session key gets no cookie: it may have other sessions, by other keys."""
+        """Return the response headers with the session's token and cookie. Legacy clients get them only with the answer
+        to `initialize`. A client with a session key gets no cookie: it may have other sessions, under other keys."""
         token = self.token(session).encode()
         headers = [(b"cache-control", b"no-store"), (GATEWAY_HEADER.encode(), token)]
         if request.era is LEGACY:

@@ -1,9 +1,9 @@
 """Open, find and close child sessions: several sessions of one client at one server, named by handles (the pattern of
 SEP-2567).
 
-The server needs no support for it. With the setting `handles`, its tools take an optional argument `session`, and two
-more tools open and close such sessions. A handle names a child of the session of the call, or of any session of the
-same principal. Handles of other principals are unknown.
+The server needs no support for handles. With the setting `handles`, its tools take an optional argument `session`, and
+two added tools open and close child sessions. A handle names a child of the session of the call, or of any session of
+the same principal. Handles of other principals are unknown.
 """
 
 import json
@@ -48,8 +48,8 @@ _TOOLS: Final[list[dict[str, Any]]] = [
 
 
 def with_handles(tools: list[Any]) -> list[Any]:
-    """Add the argument `session` to each tool of a list, and the tools that open and close sessions to the list. A tool
-    that already has an argument of that name stays as it is."""
+    """Return the list of tools with the argument `session` added to each tool, and with `open_session` and
+    `close_session` at its end. A tool that already has an argument `session` stays as it is."""
     return [*map(_with_argument, tools), *_TOOLS]
 
 
@@ -77,9 +77,9 @@ class ChildSessions:
         self._clock = clock
 
     async def handle(self, call: Call, tools: Tools) -> Object | None:
-        """Return the params of a tool call for the server, and move the call's exchange to the child session that the
-        call names. Return None if the call was to one of the two tools added here: it is answered. Only a call that
-        names no session at all goes to the parent: a call meant for a child must never run there.
+        """Move a tool call to the child session that its argument `session` names, and return the params to send to the
+        server. Answer a call of `open_session` or `close_session` here, and return None. Only a call without a handle
+        runs in the parent session: a call meant for a child must never run there.
 
         Raises:
             InvalidArguments: the handle names no session of this principal.
@@ -149,8 +149,8 @@ class ChildSessions:
 
 
 def _alias(within: Session, handle: str) -> str:
-    """Return the alias of a handle. An authenticated principal's handle is valid in all of its sessions. An anonymous
-    client's handle is valid only in the session in which it was opened."""
+    """Return the alias under which the store finds a handle's child session. An authenticated principal's handle is
+    valid in all of its sessions. An anonymous client's handle is valid only in the session in which it was opened."""
     principal = within.principal
     whose = [within.parent or within.id] if principal.is_anonymous else [principal.issuer, principal.subject]
     return json.dumps(["handle", *whose, handle])

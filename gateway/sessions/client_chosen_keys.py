@@ -21,13 +21,14 @@ from transports.inbound_port import Request
 KEY_META: Final = "io.github.mcp-session-gateway/session-key"
 MAX_KEY_CHARS: Final = 256
 ANONYMOUS_BITS: Final = 128
-"""Bits that make a guess hopeless: as many as a session id has."""
+"""Random bits that the key of an anonymous client must have: as many as a session id has."""
 
 _MIN_DISTINCT: Final = 8
-"""Random text of the length of a key always has at least this many different characters."""
+"""A key with fewer different characters than this is not random: random text of its length always has more."""
 
 _WRITTEN: Final = 22
-"""Bits by which a key to refuse is likelier as text of a person than as random: one random key in 2 million is."""
+"""A key is refused as written by a person if this is 2^22 times likelier than that it is random. About one random key
+in 2 million is refused by mistake."""
 
 _HEX: Final = frozenset(string.hexdigits)
 _BASE32: Final = frozenset(string.ascii_uppercase + "234567")
@@ -37,12 +38,12 @@ _BASE64: Final = frozenset(string.ascii_letters + string.digits + "-_+/=")
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>")
-"""A placeholder that a client's configuration should have replaced. Only tried on texts of at most 256 characters."""
+"""Matches a placeholder that a client's configuration should have replaced. Only used for up to 256 characters."""
 
 
 def session_key(request: Request, headers: Sequence[str]) -> str | None:
-    """Return the key of a request, from the first of these headers (lower case) that it has, else from `_meta`; None if
-    it has no key.
+    """Return the session key of a request, from the first of `headers` (lower case) that is present, else from `_meta`;
+    None if the request has no key.
 
     Raises:
         Refused: 400, the value cannot be a key.
@@ -55,7 +56,7 @@ def session_key(request: Request, headers: Sequence[str]) -> str | None:
 
 
 def _as_utf_8(value: str) -> str:
-    """Return the text of a header as its sender wrote it, so that a key is the same in a header and in `_meta`."""
+    """Decode a header's text as UTF-8 if possible, so that a key is the same in a header and in `_meta`."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeError:
@@ -63,7 +64,8 @@ def _as_utf_8(value: str) -> str:
 
 
 def checked_key(key: Any) -> str:
-    """Return a value that a client or an environment gives as a session key. Raises as `session_key`."""
+    """Return `key`, which a client or an environment variable gives, if it can be a session key. Raises as
+    `session_key`."""
     if not isinstance(key, str):
         raise bad_session_key("must be a string")
     if not key.strip():
@@ -77,7 +79,7 @@ def checked_key(key: Any) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def key_alias(key: str, principal: Principal, endpoint: str) -> str:
-    """Return the alias of the session that a principal names by that key at an endpoint. It does not reveal the key.
+    """Return the alias of the session that a principal's key names at an endpoint. The alias has only the key's hash.
 
     Raises:
         Refused: 400, the key of an anonymous client could be guessed.
@@ -93,10 +95,10 @@ def key_alias(key: str, principal: Principal, endpoint: str) -> str:
 
 
 def estimated_bits(key: str) -> float:
-    """Return the most random bits that a key can have, by its length and the alphabet in which it seems to be written:
-    4 bits for a hex digit, 6 for a character of base64url. Repetitions, sequences and words count as 0.
+    """Return an upper bound on the random bits of a key, from its length and its apparent alphabet: 4 bits for a hex
+    digit, 6 for a character of base64url. A key made of repetitions, sequences or words has 0.
 
-    No estimate can tell random text from text that looks like it. This one refuses what a person types in.
+    No estimate can tell random text from text that looks random. This one detects text that a person types in.
     """
     if (uuid := _UUID.fullmatch(key)) is not None and uuid[1] != "4":
         return 0.0  # made of a time or a name (RFC 9562 §5)
@@ -111,17 +113,16 @@ def estimated_bits(key: str) -> float:
 
 
 def _is_sequence(text: str) -> bool:
-    """Return True if more than 3 of 5 characters equal the one before or are its neighbour in the alphabet. In 32
-    random hex digits, half may do so."""
+    """Return True if more than 60 % of the characters equal the previous character or are next to it in the alphabet.
+    In 32 random hex digits, up to half may be."""
     steps = [abs(ord(after) - ord(before)) for before, after in itertools.pairwise(text)]
     return 5 * sum(step <= 1 for step in steps) > 3 * len(steps)
 
 
 def _alphabet(text: str) -> int:
-    """Return the size of the smallest alphabet of random generators that has all characters of a text; 1 if none has.
+    """Return the size of the smallest alphabet (decimal, hex, base32, base64) that has all characters of a text.
 
-    Addresses and phrases have spaces, dots or colons. One random text of base64url in 50,000 has no capitals or no
-    small letters.
+    Return 1 if none has: addresses and phrases have spaces, dots or colons.
     """
     used = set(text)
     if used <= set(string.digits):
@@ -171,13 +172,14 @@ _KINDS: Final = {
     "other": (0.45, 0.25, 0.25, 0.05),
 }
 _ALIKE: Final = 0.02
-"""The probability of a character that repeats the one before it, and of each neighbour of that in the alphabet."""
+"""The probability that a character equals the previous one. It has the same probability to be the next letter in the
+alphabet, and to be the one before."""
 _FOLLOWS: Final = 0.75
 
 
 def written_bits(text: str) -> float:
-    """Return the bits of a text under a model of people's writing: minus the binary logarithm of its probability.
-    `text` has the characters of base64 and base64url. Without small letters, its capitals are taken as small."""
+    """Return -log2 of the probability of `text` under a model of text that people write. `text` has only characters of
+    base64 or base64url. A text without small letters is first lowercased."""
     if not any(map(str.islower, text)):
         text = text.lower()
     bits = -math.log2(_share("-", text[:1])) if text else 0.0
@@ -186,7 +188,8 @@ def written_bits(text: str) -> float:
 
 @functools.cache  # at most for each pair of seventy characters
 def _share(before: str, after: str) -> float:
-    """Return the probability of a character after another one. The sum over all characters is at most 1."""
+    """Return the probability that `after` follows `before` in text that people write. The sum over all characters is at
+    most 1."""
     is_alike = abs(ord(before) - ord(after)) <= 1
     small, capital, digit, other = _KINDS[_kind(before)]
     share = {

@@ -1,6 +1,7 @@
-"""Find the session of an HTTP+SSE client (MCP 2024-11-05), which names it with its event stream or a later message.
+"""Find the session of an HTTP+SSE client (MCP 2024-11-05). The client names it when it opens its event stream, or in a
+later message.
 
-The wire itself (`transports.inbound.http_sse`) knows tokens only.
+The transport itself (`transports.inbound.http_sse`) knows only tokens.
 """
 
 from gateway.calls.live_session import LiveSessions
@@ -15,7 +16,7 @@ from transports.inbound_port import Carried, Request
 
 
 class HttpSseSessions:
-    """Finds and opens the sessions of event streams. `initialize` makes them live (`resolve_initialize.py`)."""
+    """Finds or opens the session of an event stream. The client's `initialize` loads it (`resolve_initialize.py`)."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class HttpSseSessions:
         self._settings = settings
 
     async def join(self, request: Request, who: RequestContext) -> Carried:
-        """Return the session of a new event stream: the one that the request carries, or a new one. `token` is empty if
-        `initialize` finds the session (by its session key, or by `session.reattach`).
+        """Return the session of a new event stream: the one that the request names, else a new one. The result has no
+        token if a later `initialize` must find the session, by its session key or by `session.reattach`.
 
         Raises:
             Refused: as `carried`, and as `SessionOpener.open`.
@@ -51,7 +52,7 @@ class HttpSseSessions:
         return Carried(token=self._carriers.token(session), headers=headers, is_returned=is_returned)
 
     async def carried(self, request: Request, who: RequestContext) -> Carried:
-        """Return the session that a posted message carries; without a token if it carries none.
+        """Return the session that a posted message names; a `Carried` without a token if it names none.
 
         Raises:
             Refused: 404, a header names no session of this principal.
@@ -62,8 +63,8 @@ class HttpSseSessions:
         return Carried(token=self._carriers.token(session), is_returned=True, by_cookie=by_cookie)
 
     async def _carried(self, request: Request, who: RequestContext) -> tuple[Session | None, bool]:
-        """Return the session, and True if a cookie names it. A cookie is valid for all paths of the host, so one that
-        was given at another endpoint does not count."""
+        """Return the session that the request names, and True if a cookie names it. Clients send a cookie to all paths
+        of the host, so a cookie that was set at another endpoint does not count."""
         if (token := explicit_token(request)) is not None:
             session_id = self._lookup.id_of_token(token, request.era, who.principal)
             return await self._lookup.by_id(session_id, request.era, who.principal), False
@@ -73,8 +74,8 @@ class HttpSseSessions:
         return session, True
 
     async def leave(self, token: str) -> None:
-        """Stop the processes of a session that nothing uses here. Its event stream has ended, and its client may come
-        back."""
+        """Stop the server processes of a session whose event stream has ended, unless the session is in use. The
+        session stays: its client may come back."""
         session_id = self._carriers.tokens.verify(token)
         live = None if session_id is None else self._live.get(session_id)
         if live is not None and not live.is_busy:

@@ -1,7 +1,7 @@
-"""Say which client implementations return the session that a response gives them: a table in the code. Pure.
+"""A table of client implementations: which of them send a response's session back in later requests. Pure.
 
-Only a client that certainly returns nothing is served by its principal's default session. A client that keeps cookies,
-and one that is not in the table, gets a session of its own: a guess must not merge two clients.
+Only a client that certainly sends nothing back gets its principal's default session. A client that keeps cookies, or
+that is not in the table, gets a session of its own: a wrong guess would merge two clients.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ MAX_AGENT_CHARS: Final = 64
 class Implementation:
     """The behaviour of clients built on one HTTP library, unless their authors have changed it.
 
-    `cookies`: a client returns cookies for as long as it lives. No SDK returns `MCP-Gateway-Session` or the session in
-    `_meta` by itself; every SDK returns `requestState` within a call. `line` is code that sends a session key, with the
-    placeholders `{header}` and `{key}`.
+    `cookies`: a client sends cookies back for as long as it runs. No SDK sends back `MCP-Gateway-Session` or the
+    session in `_meta` by itself; every SDK sends back `requestState` within a call. `line`: sample code that sends a
+    session key, with the placeholders `{header}` and `{key}`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Implementation:
     line: str
 
     def carries(self, *, cookies: bool) -> bool:
-        """Return True if such clients bring their session back. `cookies`: the gateway gives out cookies."""
+        """Return True if these clients send their session back. `cookies`: the gateway sets cookies."""
         return self.cookies and cookies
 
 
@@ -66,7 +66,7 @@ BY_NAME: Final[Mapping[str, Implementation]] = MappingProxyType(
 
 
 def agent_of(request: Request) -> str:
-    """Return the first product that the `User-Agent` of a request names, without its version."""
+    """Return the first product name in the request's `User-Agent`, without its version."""
     return request.headers.get("user-agent", "").partition(" ")[0].partition("/")[0][:MAX_AGENT_CHARS]
 
 
@@ -76,7 +76,7 @@ def known(agent: str, name: str) -> Implementation | None:
 
 
 def mending_line(agent: str, name: str, header: str, *, anonymous: bool) -> str:
-    """Return the line of a client's configuration with which it would keep one session."""
+    """Return a line of code or configuration that makes a client send a session key, and so keep one session."""
     key = "32 RANDOM HEX DIGITS" if anonymous else "A NAME FOR THIS AGENT"
     implementation = known(agent, name)
     return (_HEADER if implementation is None else implementation.line).format(header=header, key=key)

@@ -1,5 +1,5 @@
-"""Create sessions, keep them alive, hand them to other replicas, end them. Does not know which request belongs to which
-session.
+"""Create sessions, keep them alive, release them to other replicas, and end them. `resolve.py` finds the session of a
+request.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ ENDED: Final = "mcp:ended"
 """The bus topic that carries the id of every session that ends, to all replicas."""
 
 CHECKED_AT_ONCE: Final = 256
-"""Live sessions that `sweep` looks up in each round, in case the message of their end was lost."""
+"""How many live sessions each `sweep` looks up in the store, in case the message that they ended was lost."""
 
 
 class SessionLifecycle:
@@ -59,8 +59,8 @@ class SessionLifecycle:
         self._unchecked: list[str] = []
 
     async def create(self, session: Session, alias: str | None) -> Session:
-        """Count a new session against its principal's quota, and store it with this replica as owner. If the alias
-        names a live session already, return that one.
+        """Count a new session against its principal's quota, store it with this replica as owner, and return it. If the
+        alias already names a session that has not ended, return that session instead.
 
         Raises:
             Refused: 429, its principal has as many sessions as it may.
@@ -90,7 +90,7 @@ class SessionLifecycle:
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
         """End a session at once, with its processes. Idempotent: only the first caller gets True. `calls`: the number
-        of calls answered in it, if another replica has the session and has reported that number."""
+        of calls answered in the session, as its owner has reported it, if that is another replica."""
         found = await self._store.peek(session_id)
         if (live := self._live.get(session_id)) is not None:
             calls = live.calls
@@ -115,8 +115,8 @@ class SessionLifecycle:
         return ended
 
     def ended_elsewhere(self, data: bytes | None) -> None:
-        """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id; None
-        if messages may have been lost, and the next rounds of `sweep` find the ended sessions."""
+        """Close a session that another replica has ended. `data` is a message of the topic `ENDED`: a session id. It is
+        None if messages may have been lost: then the next rounds of `sweep` find the ended sessions."""
         if data is not None and self._live.get(data.decode()) is not None:
             self._close_soon(data.decode())
 
@@ -125,7 +125,7 @@ class SessionLifecycle:
         self._close_soon(session_id, over=False, taken_over=True)
 
     async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
-        """Release everything that this replica holds of a session. For the arguments, see `LiveSession.close`."""
+        """Release all resources of a session on this replica. For the arguments, see `LiveSession.close`."""
         live = self._live.remove(session_id)
         if live is not None:
             self._on_close(live)
@@ -166,8 +166,8 @@ class SessionLifecycle:
         await self._audit.flush()
 
     async def keep_alive(self) -> None:
-        """Restart the idle time of every session that is in use, or was since the last round. The idle time counts
-        from the end of the last exchange. One write for all sessions is cheaper than one for each call."""
+        """Restart the idle time in the store of every session that was in use since the last round. The idle time
+        counts from the end of the last exchange. One write per session and round is cheaper than one per call."""
         for scanned in slices(list(self._live), SCANNED_AT_ONCE):
             used = [live for live in scanned if live.take_use()]
             written = 0
@@ -183,8 +183,8 @@ class SessionLifecycle:
     # -- leaving
 
     async def release_idle(self) -> bool:
-        """Release the sessions without a use that must end here, so that other replicas can serve them. Return True if
-        none is left. For a replica of a cluster that drains."""
+        """Release the sessions that are idle and can move, so that other replicas can serve them. Return True if no
+        live session is left on this replica. Called repeatedly while this replica drains."""
         assert self._cluster is not None
         idle = [live for live in self._live if live.is_movable and not (live.exchanges or live.has_suspended)]
         for live in idle:
@@ -201,7 +201,7 @@ class SessionLifecycle:
         return not any(True for _ in self._live)
 
     async def _leave(self, live: LiveSession) -> None:
-        """Write this replica's counts of a session's uses to the store."""
+        """Store a session's last use and its counts of calls, because this replica is about to release it."""
         if live.take_use():
             await self._store.touch(live.session.id)
         counted = Counted(live.calls, live.failed, live.failures)

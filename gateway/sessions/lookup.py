@@ -1,4 +1,4 @@
-"""Find the stored session that a token or a cookie names. Knows neither live sessions nor other replicas."""
+"""Find the stored session that a token or a cookie names. Only the store is read, not the sessions in memory."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,7 +14,7 @@ from transports.inbound_port import Request
 class SessionLookup:
     """Verifies tokens and cookies, and reads the records of the sessions that they name.
 
-    The audit trail has the reason of a refusal. The client does not get it.
+    The reason of a refusal is recorded in the audit trail and never sent to the client.
     """
 
     def __init__(self, store: SessionStore, carriers: Carriers, audit: Audit) -> None:
@@ -23,7 +23,7 @@ class SessionLookup:
         self._audit = audit
 
     def id_of_token(self, token: str, era: Era, principal: Principal) -> str:
-        """Return the session id in a token that this gateway has signed.
+        """Verify a token, and return the session id in it.
 
         Raises:
             Refused: 404, this gateway has not signed the token.
@@ -35,8 +35,8 @@ class SessionLookup:
         return session_id
 
     async def by_id(self, session_id: str, era: Era, principal: Principal, cached: Session | None = None) -> Session:
-        """Return the live session with that id. `cached` is the caller's copy of the record, for
-        `SessionStore.resume`.
+        """Read the record of a session that has not ended. `cached` is the caller's copy: if it is current, the store
+        need not send the record again.
 
         Raises:
             Refused: 404, this principal has no such session.
@@ -51,8 +51,8 @@ class SessionLookup:
         return session
 
     def ids_of_cookies(self, request: Request, who: RequestContext) -> Iterator[str]:
-        """Yield the session ids in the cookies of a request, if cookies are switched on. Record in the audit trail a
-        cookie that this gateway has not signed."""
+        """Yield the session ids in the cookies of a request, if cookies are switched on. Record every cookie with an
+        invalid signature in the audit trail."""
         if self._carriers.uses_cookies and request.same_site:
             for value in cookies_of(request):
                 session_id = self._carriers.cookies.verify(value)
@@ -62,8 +62,8 @@ class SessionLookup:
                     yield session_id
 
     async def first_of(self, session_ids: Iterable[str], who: RequestContext) -> Session | None:
-        """Return the first live session among these ids; None if there is none. Clients return cookies unawares, so a
-        cookie of an ended session is neither an error nor recorded.
+        """Return the first of these sessions that has not ended; None if all have. Clients send cookies automatically,
+        so a cookie of an ended session is neither an error nor recorded.
 
         Raises:
             StoreUnavailable: the store does not answer.

@@ -1,4 +1,4 @@
-"""Open new sessions. Does not know which requests need one."""
+"""Open new sessions. `resolve.py` decides which requests need one."""
 
 from collections.abc import Callable, Mapping
 
@@ -28,7 +28,7 @@ from transports.inbound_port import Request
 
 
 class SessionOpener:
-    """Makes the record of a new session from a request and the operator's settings, and stores it."""
+    """Builds the record of a new session from a request and the operator's settings, and stores it."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class SessionOpener:
         return self._rules.context(who.principal, who.claims, announced.workspace, announced.fields)
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
-        """Open a session. If `alias` names a live session already, resume that one. A client with a session key can
-        return, so its session is confirmed from the start.
+        """Open a session. If `alias` names a session that has not ended, resume that one. A client with a session key
+        can come back, so its session gets its full time to live from the start (`confirmed`).
 
         Raises:
             Refused: 429, its principal has as many sessions as it may; 503, other replicas do not reach this one.
@@ -106,12 +106,12 @@ class SessionOpener:
 
 
 def metadata_of(session: Session, rules: Mapping[str, str], scrub: Callable[[str], str]) -> dict[str, str]:
-    """Return the metadata that the operator's rules give a new session: names and texts, with placeholders replaced by
-    facts of the session. `scrub` redacts the texts. Clients choose some of the values, so characters that do not belong
-    in metadata are removed.
+    """Return the metadata of a new session: the names and texts of the operator's rules, with placeholders replaced by
+    facts of the session. `scrub` redacts the texts. Clients choose some of the values, so characters that are not
+    allowed in metadata are removed.
 
     Raises:
-        Refused: 400, the metadata is larger than a session's metadata may be.
+        Refused: 400, the metadata is too large.
     """
     filled = {
         name: text.format(

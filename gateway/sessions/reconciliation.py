@@ -1,8 +1,8 @@
-"""Compare the owners of this replica's live sessions with the owners in the store, for each session once in a lease.
+"""Check that the store names this replica as owner of its live sessions: each session once per lease time.
 
-A store may fail over to a copy that lacks the last claims. Then its record names an earlier owner, and no replica is
-told. The last owner keeps processes that no request reaches. The earlier owner may have processes from before the
-claim.
+A store may fail over to a copy that lacks the last claims. Then a session's record names an earlier owner, and no
+replica is notified. The last owner keeps processes that no request reaches any more. The earlier owner may still have
+processes from before the claim.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from session_store.session import redact
 logger = logging.getLogger(__name__)
 
 _PARTS: Final = 3
-"""Parts of the live sessions, one of which is compared with each heartbeat. So all are compared within a lease,
-including the time that a client of the store takes to follow its failover."""
+"""The live sessions are compared in this many parts, one at each heartbeat. So all are compared within one lease time,
+even if the store's client needs some of that time to follow a failover."""
 
 
 class Reconciliation:
-    """Ends sessions that are live here, and whose record names another owner or another epoch."""
+    """Ends sessions that are live on this replica, but whose stored record names another owner or epoch."""
 
     def __init__(self, cluster: Cluster, directory: Directory, live: LiveSessions) -> None:
         self._cluster = cluster
@@ -36,7 +36,8 @@ class Reconciliation:
         self._part = 0
 
     async def keep_comparing(self) -> None:
-        """Compare a part of the sessions with each heartbeat, until cancelled. A slow one delays no later one."""
+        """Compare one part of the sessions at each heartbeat, until cancelled. A slow comparison does not shift the
+        later ones."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -49,8 +50,8 @@ class Reconciliation:
         """Compare the next part of the sessions with the store, and end those that this replica has lost.
 
         Raises:
-            StoreUnavailable: the same part is compared next time. The store may be failing over, and its lost claims
-                must not wait for another round.
+            StoreUnavailable: the next call compares the same part again. The store may be failing over, and sessions
+                whose claims it loses must not wait for another round.
         """
         compared = {
             session_id: live
@@ -76,7 +77,8 @@ class Reconciliation:
         self._part = (self._part + 1) % _PARTS
 
     def _is_lost(self, live: LiveSession, epoch: int, found: tuple[str, int]) -> bool:
-        """Return True if this replica no longer owns a session, and has not claimed it again since `epoch` was read."""
+        """Return True if this replica has lost a session, and has not claimed it again since `epoch` was read. `found`:
+        the owner and epoch in the store."""
         session = live.session
         return (
             found != (self._cluster.replica, epoch)
@@ -86,8 +88,8 @@ class Reconciliation:
         )
 
     async def _tell(self, lost: Sequence[tuple[LiveSession, tuple[str, int]]]) -> None:
-        """Tell earlier owners of sessions about this replica's claims, lost in a store failover. They may not know of
-        these claims, and may still have processes."""
+        """Notify the earlier owners of sessions that this replica had claimed these sessions, before the store lost the
+        claims in a failover. An earlier owner that missed the claim still has processes."""
         earlier: defaultdict[str, list[str]] = defaultdict(list)
         for live, (owner, epoch) in lost:
             if owner and owner != self._cluster.replica and count_of(epoch) < count_of(live.session.epoch):

@@ -16,7 +16,7 @@ MAX_SUBSCRIPTIONS: Final = 1_000
 
 
 class RecordLimits:
-    """Checks that a record has at most `most` bytes of client data. Refusals are counted in `refusals`."""
+    """Checks that a record has at most `most` bytes of client data. Counts refused requests in `refusals`."""
 
     def __init__(self, most: int = Limits().record_bytes, refusals: Refusals | None = None) -> None:
         self._most = most
@@ -28,7 +28,7 @@ class RecordLimits:
             raise self._refused("params of initialize")
 
     def check_subscription(self, session: Session, uri: str = "") -> None:
-        """Check the size of a record with one more subscription. Raises `Refused`: -32602, it would be too large."""
+        """Check the size of a record with `uri` as one more subscription. Raises `Refused`: -32602, it is too large."""
         uris = (*session.subscriptions, uri) if uri else session.subscriptions
         size = len(session.client.initialize_params) + sum(len(each.encode("utf-8", "replace")) for each in uris)
         if len(uris) > MAX_SUBSCRIPTIONS or size > self._most:
@@ -60,7 +60,7 @@ class SessionRecords:
             live.replace_record(session)
 
     async def subscribe(self, live: LiveSession, uri: str) -> None:
-        """Record a subscription, so that the server's next process gets it again.
+        """Record a subscription to a resource, so that the gateway can repeat it for the server's next process.
 
         Raises:
             Refused: -32602, the record has no room for it.
@@ -80,14 +80,16 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that the session uses that upstream. Return True if an earlier process has recorded it already."""
+        """Record that a session has a link to an upstream. Return True if that was recorded before, for an earlier
+        link."""
         if upstream in live.session.links:
             return True
         await self._change_set(live, "links", add=upstream)
         return False
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Record the session id for a later link to an HTTP upstream to resume with, in place of `old`; empty: none."""
+        """In the session's record, replace the entry `old` about an HTTP upstream by `new`. It has the MCP session id
+        that a later link resumes. An empty string means no entry."""
         await self._change_set(live, "remote", add=new, remove=old)
 
     async def _change_set(self, live: LinkSession, field: SetField, **change: str) -> None:

@@ -1,4 +1,4 @@
-"""Resolve a request to its session, from the parts of the request that name one, and the cached record or the store."""
+"""Find the session that a request names. Its record comes from this replica's cache or from the store."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from transports.inbound_port import OwnedByPeer, Request
 
 
 class SessionResolver:
-    """Resolves requests to sessions. `initialize` has rules of its own: `resolve_initialize.py`."""
+    """Finds the sessions of requests. `initialize` has rules of its own: `resolve_initialize.py`."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class SessionResolver:
         self.read_again = attacher.refresh  # for a call that waits for the record and then calls `still_serves`
 
     async def resume(self, request: Request, who: RequestContext) -> Resolved | None:
-        """Return the session that the request names; None if it names none. The order: token in a header, `_meta`,
-        session key, cookie, default session.
+        """Return the session that the request names; None if it names none. Checked in this order: token in a header,
+        token in `_meta`, session key, cookie, default session.
 
         Raises:
             Refused: 404, a token does not name a live session of this principal; 400, a session key cannot be used.
@@ -77,11 +77,11 @@ class SessionResolver:
         return replace(resolved, own_session=own_session) if own_session else resolved
 
     def holds(self, live: LiveSession) -> bool:
-        """Return True if this replica holds a live session, and the session's client has come back to it."""
+        """Return True if the session is still live on this replica, and its client has come back after opening it."""
         return self._live.get(live.session.id) is live and not live.ended and not live.is_unreturned
 
     def same_session_for_s(self, request: Request, who: RequestContext, resolved: Resolved) -> float:
-        """Return for how many seconds the same bytes of the same caller belong to this session, while it lives.
+        """Return for how many seconds an identical request of the same caller resolves to this session, if it lives.
 
         A token, a cookie or a session key decides it for good, and so does the replica that has forwarded the request.
         Every request to a default session is looked at: it may be another client's.
@@ -96,8 +96,8 @@ class SessionResolver:
         return math.inf if key is not None and self._live.named(key.name) is resolved.live else 0.0
 
     def still_serves(self, live: LiveSession) -> bool:
-        """Return True if this replica may serve a live session that it has served before, without asking the store. An
-        aging record is read again in the background."""
+        """Return True if this replica may serve a live session that it has served before, without asking the store. A
+        cached record that is about to become too old is read again in the background."""
         age_s = self._cached.usable_age_s(live)
         if age_s is None:
             return False
@@ -126,8 +126,8 @@ class SessionResolver:
     async def _found(
         self, live: LiveSession | None, who: RequestContext, read: Callable[[], Awaitable[Session | None]]
     ) -> Resolved | None:
-        """Return the live session if its record is recent, else the session that `read` finds in the store; None if it
-        finds none. While the store does not answer, return the live session if it may be served all the same.
+        """Return the live session if its cached record is recent, else the session that `read` finds in the store; None
+        if `read` finds none. If the store does not answer, return the live session if it may be served without it.
 
         Raises:
             OwnedByPeer, StoreUnavailable: as `resume`; and what `read` raises.
@@ -144,7 +144,7 @@ class SessionResolver:
         return None if session is None else await self._attacher.attach(session, who.claims)
 
     async def resume_by_id(self, session_id: str, who: RequestContext, era: Era) -> Resolved:
-        """Return the session of an id that a token or a sealed `requestState` names.
+        """Return the session with an id that comes from a verified token or a sealed `requestState`.
 
         Raises:
             Refused, OwnedByPeer, StoreUnavailable: as `resume`.
@@ -209,7 +209,7 @@ class SessionResolver:
         return resolved
 
     async def open(self, request: Request, who: RequestContext, client: ClientFacts, alias: Alias | None) -> Resolved:
-        """Open a session as `SessionOpener.open` does, and note its alias, by which it is found from now on."""
+        """Open a session as `SessionOpener.open` does, and note its alias, so that later requests find it in memory."""
         resolved = await self._opener.open(request, who, client, alias)
         if alias is not None:
             self._live.note_alias(resolved.live, alias.name)
@@ -217,8 +217,8 @@ class SessionResolver:
 
 
 def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
-    """Keep the route to a session's owner with the head of a request: later requests need no look at the store. The
-    owner decides if the session is still its own and this caller's. Return the route with that memory."""
+    """Cache the route to a session's owner for later requests with the same head, which then skip the store. The owner
+    checks that it still owns the session, and that the caller may use it. Return the route with its `memory`."""
     if request.handler_cache is None or not names_token(request):
         return route
     route = replace(route, memory=RouteMemory(), until=who.until)
@@ -227,8 +227,8 @@ def _remembered(route: Route, request: Request, who: RequestContext) -> Route:
 
 
 def _route_before(request: Request, who: RequestContext) -> Route | None:
-    """Return the route to the session's owner that an earlier request of that caller with the same head has kept; None
-    if there is none."""
+    """Return the route to the session's owner that an earlier request of the same caller with the same head has cached;
+    None if there is none, or if it is stale."""
     if request.handler_cache is None or request.handler_cache.kept is None:
         return None
     era, route = request.handler_cache.kept

@@ -1,4 +1,4 @@
-"""Resolve a legacy `initialize` to a session: one that the client names or is re-attached to, else a new one."""
+"""Find the session of a legacy `initialize`: one that the client names or is re-attached to, else a new one."""
 
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
@@ -16,7 +16,7 @@ from transports.jsonrpc import Object
 
 
 class InitializeResolver:
-    """Resolves `initialize` requests to sessions."""
+    """Finds or opens the sessions of `initialize` requests."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class InitializeResolver:
         return await self._attacher.apply_announced(request, who, resolved, anew=True)
 
     async def initialize(self, request: Request, who: RequestContext, client: ClientFacts) -> Resolved:
-        """Return the session of an `initialize`. A stale token is no error: the client is about to get a new session.
+        """Find or open the session of an `initialize`. A token of an ended session is no error: the client gets a new
+        session.
 
         Raises:
             Refused: -32602, the parameters of `initialize` are larger than a record may keep; 400, a session key cannot

@@ -29,13 +29,14 @@ from transports.inbound_port import Request
 logger = logging.getLogger(__name__)
 
 ADVICE: Final = ": have it send "
-"""Text in the reason of a `warned` event, between the client's behaviour and the line that would change it."""
+"""Text in the reason of a `warned` event, between the client's behaviour and the configuration that would change it."""
 
 TOLD_AFTER: Final = 5
-"""Sessions that a client opens without coming back to any of them, before it is reported."""
+"""A client is reported after it has opened this many sessions without coming back to any of them."""
 
 GRACE_S: Final = 5.0
-"""Seconds after its last new session before a client is reported. Many clients may begin at once."""
+"""Seconds to wait after a client's session number `TOLD_AFTER` before it is reported. Several clients with the same
+name may have started at once, and may still come back."""
 
 _MOST_CLIENTS: Final = 1_000
 _MOST_IDS: Final = 128
@@ -46,28 +47,28 @@ _ASKED_AGAIN_S: Final = 1.0
 
 
 class ClientKey(msgspec.Struct, frozen=True):
-    """The facts that tell clients apart without a token: principal, client name, product of the User-Agent."""
+    """The facts that distinguish clients without a token: principal, client name, product in the User-Agent."""
 
     principal: Principal
     name: str
     agent: str
 
     def flag(self, what: str) -> str:
-        """Return the name in the store of an expiring flag about these clients."""
+        """Return the name under which the store keeps an expiring flag about these clients. `what`: its meaning."""
         return msgspec.json.encode(
             [what, self.principal.issuer, self.principal.subject, self.name, self.agent]
         ).decode()
 
 
 def client_key(request: Request, principal: Principal) -> ClientKey:
-    """Return the facts of a request that tell clients without a token apart."""
+    """Return the facts of a request that distinguish its client from others without a token."""
     return ClientKey(principal, modern_client(request).name, agent_of(request))
 
 
 class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that opened several sessions and came back to none. `line` is the configuration that would change that.
+    """A client that opened several sessions and came back to none. `line`: configuration that makes it come back.
 
-    `sessions` were opened since `since`, the last one at `last`, in seconds since the epoch.
+    `sessions`: how many it opened, the first at `since` and the last at `last`, in seconds since the epoch.
     """
 
     client: str
@@ -179,8 +180,8 @@ class ReturnTracker:
     # -- sessions
 
     def opened(self, live: LiveSession, request: Request, who: RequestContext, *, has_key: bool, alias: str) -> None:
-        """Watch a session that a modern client has just opened. `has_key`: with a session key. `alias`: of the key, or
-        of the default session; empty: the session is for this client alone."""
+        """Watch a session that a modern client has just opened. `has_key`: the client sent a session key. `alias`: the
+        alias of the key or of the default session; empty if the session is for this client alone."""
         client = client_key(request, who.principal)
         openings = None
         if not alias:
@@ -226,7 +227,7 @@ class ReturnTracker:
     # -- what is learnt
 
     async def carries(self, client: ClientKey) -> bool:
-        """Return True if a client of that kind was seen to bring back the token of a default session."""
+        """Return True if any replica has seen a client with this key bring back the token of a default session."""
         known = self._carrying.get(client)
         if known is None:
             try:

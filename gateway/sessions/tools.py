@@ -1,7 +1,7 @@
 """Offer tools of the gateway itself, off by default: a client lists, inspects and ends its own sessions.
 
-A tool call that names no session works on the only one. If there are several, it fails with a message that says how to
-choose one.
+A tool call that names no session works on the client's only session. If there are several, it fails with a message
+that says how to choose one.
 """
 
 from time import time
@@ -21,11 +21,11 @@ _HERE: Final = (
 )
 _PAGE: Final = 500
 _MOST: Final = 20_000
-"""Sessions in the store that are searched for those of a principal, at most."""
+"""Maximum number of sessions in the store that are searched to find those of a principal."""
 
 
 def gateway_tools(lifecycle: SessionLifecycle, store: SessionStore) -> Any:
-    """Return the MCP server with these tools. Each tool works on the sessions of the principal that calls it."""
+    """Return an MCP server with tools that list, show and end sessions of the principal that calls them."""
     server = MCPServer(NAME)
 
     @server.tool(name="list_sessions", annotations={"readOnlyHint": True})  # type: ignore[arg-type]  # or a mapping
