@@ -1,7 +1,7 @@
 """Define the envelope of a forwarded request: the facts that one replica sends to another beside the body.
 
-It is valid for some seconds, and accepted once. The connection authenticates both replicas and protects their frames
-(`transports/peer_authentication.py`).
+An envelope is valid for some seconds, and accepted once. The connection authenticates both replicas and protects their
+frames (`transports/peer_authentication.py`).
 """
 
 import enum
@@ -21,39 +21,41 @@ from transports.peer_frames import PeerFault
 from transports.peer_tls import PeerTls
 
 VALID_S: Final = 10.0
-"""Lifetime of an envelope. The clocks of two replicas may differ by as much, in either direction."""
+"""Lifetime of an envelope in seconds. The clocks of two replicas may differ by as much, in either direction."""
 
 COPIES_S: Final = 10.0
-"""Time after the first send in which copies of a request may be sent to the same replica."""
+"""Seconds after a request is first sent, in which copies of it may be sent to the same replica."""
 
 _NONCE_S: Final = COPIES_S + 2 * VALID_S
-"""Least time for which a nonce is remembered. After it no copy is valid, even of a sender whose clock is ahead."""
+"""Seconds for which a nonce is remembered at least. Later no copy is valid, even if its sender's clock is ahead."""
 
 GREETING: Final = "greeting"
-"""The path of a request that only checks that a replica answers. Paths of endpoints begin with a slash."""
+"""The path of a request that only checks that a replica answers. It has no slash, unlike paths of endpoints."""
 
 HOLD: Final = "hold"
-"""The path of a request to claim no session of a replica for a while. `SharedFacts.session` then names that replica."""
+"""The path of a request by which a replica asks a peer to claim none of its sessions for a while. Then
+`SharedFacts.session` has the name of the asking replica."""
 
 JSON_TYPE: Final = (b"content-type", b"application/json")
 """The header of an answer that is one JSON message."""
 
 Nonce = tuple[Annotated[str, msgspec.Meta(min_length=NAME_CHARS, max_length=NAME_CHARS)], int]
-"""The name of a call: its channel (connection), and its number there."""
+"""The unique id of a call: the name of its channel (connection), and its number on that channel."""
 
 
 class Refusal(enum.StrEnum):
-    """The reason for which a replica refuses an envelope."""
+    """The reason why a replica refuses an envelope."""
 
     INVALID = "invalid"
-    """Its age or its content is wrong."""
+    """The envelope's age or content is wrong."""
     SEEN = "seen"
-    """A copy of it was accepted."""
+    """A copy of the envelope was accepted before."""
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Facts that all calls with one HTTP head on one connection share. `path` is the path of an endpoint. `granted` has
-    the claims of the client's credential. `again`: a lost process had the request, which may have taken effect."""
+    """Facts that all calls with the same HTTP head on one connection share. `path` is the path of an endpoint.
+    `granted` has the claims of the client's credential. `again`: the request was sent before, to a process that was
+    lost, and may have taken effect."""
 
     session: str
     path: str
@@ -69,7 +71,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def of(
         cls, route: Route, path: str, headers: HeaderList, *, secure: bool, method: str = "POST", again: bool = False
     ) -> "SharedFacts":
-        """Return the shared facts of requests to that path with these headers, in the session of `route`."""
+        """Return the shared facts of requests to `path` with `headers`, in the session of `route`."""
         return cls(
             session=route.session.id,
             path=path,
@@ -83,14 +85,14 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         )
 
     def packed(self) -> bytes:
-        """Return the facts as msgpack, as the session's owner reads them."""
+        """Encode the facts as msgpack, for the session's owner."""
         return _encode(self)
 
 
 class CallFacts(msgspec.Struct, frozen=True, array_like=True):
-    """Facts of one call. `epoch` and `version` are from the session's record as the sender has read it; -1 if it did
-    not read the record for this call. `traceparent` is empty if the client sent none. `expires` is Unix time in
-    seconds. `copy_of` names an earlier copy that may have arrived. One of the two is executed."""
+    """Facts of one call. `epoch` and `version` are from the session's record; -1 if the sender did not read the record
+    for this call. `traceparent` is empty if the client sent none. `expires` is Unix time in seconds. `copy_of` is the
+    nonce of an earlier copy that may have arrived: only one of the two is executed."""
 
     epoch: int
     version: int
@@ -111,7 +113,7 @@ def is_event_stream(headers: HeaderList) -> bool:
 
 
 def decode_shared_facts(packed: bytes) -> SharedFacts:
-    """Decode the facts that a peer's calls share. Raises `PeerFault`: they cannot be read."""
+    """Decode the facts that a peer's calls share. Raises `PeerFault` if the bytes are invalid."""
     try:
         return _shared_facts.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -119,7 +121,7 @@ def decode_shared_facts(packed: bytes) -> SharedFacts:
 
 
 def decode_facts(packed: bytes) -> CallFacts:
-    """Decode the facts of one call. Raises `PeerFault`: they cannot be read."""
+    """Decode the facts of one call. Raises `PeerFault` if the bytes are invalid."""
     try:
         return _facts.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -127,8 +129,8 @@ def decode_facts(packed: bytes) -> CallFacts:
 
 
 class Envelopes:
-    """Write the facts of calls, and remember which calls were accepted. `peer_keys` (newest first) prove that a
-    process is a replica. `tls`, if set, encrypts the connections between replicas."""
+    """Encode the facts of calls that are sent, and accept each received call only once. `peer_keys` (newest first)
+    prove that a process is a replica. `tls`, if set, encrypts the connections between replicas."""
 
     def __init__(self, ring: KeyRing, clock: Callable[[], float] = time.time, tls: PeerTls | None = None) -> None:
         self.tls = tls
@@ -145,8 +147,8 @@ class Envelopes:
     def facts(
         self, route: Route | None, traceparent: str = "", copy_of: Nonce | None = None, correlation: str = ""
     ) -> bytes:
-        """Return the facts of a call that is sent now, as msgpack. The default `correlation` is that of the request
-        that is served. Epoch and version are -1 unless `route` was just read from the store."""
+        """Return the facts of a call that is sent now, as msgpack. `correlation` defaults to the correlation id of the
+        current request. Epoch and version are -1 unless `route` was just read from the store."""
         epoch = version = -1
         if route is not None and route.is_read:
             epoch, version = route.session.epoch, route.session.version
@@ -154,7 +156,8 @@ class Envelopes:
         return _encode(CallFacts(epoch, version, correlation or CORRELATION.get(), traceparent, expires, copy_of))
 
     def accept(self, nonce: Nonce, facts: CallFacts) -> Refusal | None:
-        """Accept a call, and return None; or return the reason to refuse it. The numbers of a channel only rise."""
+        """Accept a received call and return None, or return the reason to refuse it. The numbers of a channel only
+        rise."""
         now = self._clock()
         # An envelope that is valid for longer could be accepted again after its nonce is forgotten.
         if not 0 < facts.expires - now <= 2 * VALID_S:

@@ -1,4 +1,4 @@
-"""Pass the answers of owners to clients: on the connection of a POST that was begun on arrival, or by ASGI."""
+"""Relay the answers of session owners to clients: directly on the connection of a POST, or through ASGI."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,8 +15,8 @@ _heads = msgspec.msgpack.Decoder(tuple[int, HeaderList])
 
 
 def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
-    """Return the JSON message in an owner's answer, and the response's headers except content type and length. None if
-    `payload` is None, or is anything but one JSON message with status 200."""
+    """Return the JSON message in an owner's answer, and the response's headers except content type and length. Return
+    None if `payload` is None, or is not a single JSON message with status 200."""
     if payload is None:
         return None
     size = 2 + int.from_bytes(payload[:2], "big")
@@ -30,9 +30,9 @@ def message_in(payload: bytes | None) -> tuple[bytes, HeaderList] | None:
 
 
 class ForwardedAnswer:
-    """The answer to a call that was sent to the session's owner. If that is one small JSON message with status 200, it
-    is one frame, and `answered` is called. Otherwise there is no frame, and the caller raises `elsewhere()`.
-    """
+    """The pending answer to a call that was sent to the session's owner. If the owner answers with one small JSON
+    message and status 200, `replies` gets one frame, and `answered` is called. Otherwise `replies` is closed without a
+    frame, and the caller raises `elsewhere()`."""
 
     __slots__ = ("_answered", "_route", "call", "headers", "replies")
 
@@ -47,7 +47,7 @@ class ForwardedAnswer:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """Take the owner's answer, if it is one small message. Otherwise close the replies."""
+        """Put the owner's answer into `replies` if it is one small message. Otherwise close `replies`."""
         found = message_in(self.call.answer)
         if found is None:
             self.replies.close()
@@ -58,7 +58,7 @@ class ForwardedAnswer:
         self.replies.push(Frame(message, final=True))
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return the exception that has the `Forwarder` continue this call."""
+        """Return an exception to raise: the `Forwarder` catches it and continues this call."""
         return OwnedByPeer(msgspec.structs.replace(self._route, begun=self))
 
     def cancel(self, reason: str) -> None:
@@ -78,7 +78,7 @@ class ForwardedAnswer:
 
 
 class RelayedReply:
-    """Pass the frames of a peer's answer to the client, and record how much of it was passed.
+    """Relay the frames of a peer's answer to the client, and record how far the answer got.
 
     `receive` and `send` are the client's ASGI channels.
     """
@@ -89,19 +89,20 @@ class RelayedReply:
         self.has_started = False
         """Set once the peer may have sent the request to a server."""
         self.has_begun = False
-        """Set once the client was sent the head of the answer."""
+        """Set once the response's head was sent to the client."""
         self.is_stream = False
         self.status = 0
-        """The HTTP status of the answer, once the client was sent its head."""
+        """The HTTP status of the answer, once its head was sent to the client; 0 before."""
         self.is_plain = False
         """Set if the answer is JSON with status 200."""
 
     def start(self) -> None:
-        """Record that the request may have taken effect from now on."""
+        """Record that the peer may have sent the request to a server: it may have taken effect."""
         self.has_started = True
 
     async def pass_on(self, kind: bytes, payload: bytes) -> bool:
-        """Pass the response's head (`kind` is `h`) or a piece of its body to the client. False: the head is invalid."""
+        """Send the response's head (`kind` is `h`) or a piece of its body to the client. Return False if the head is
+        invalid."""
         if kind == b"h":
             try:
                 status, headers = _heads.decode(payload)

@@ -1,6 +1,6 @@
-"""Forward requests to the replicas that own their sessions, and take sessions over from owners that are gone.
+"""Forward requests to the replicas that own their sessions, and take sessions over from dead owners.
 
-This is the side of the replica that the client is connected to. `peer_listener.py` is the owner's side.
+This runs on the replica that the client is connected to. `peer_listener.py` is the owner's side.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from transports.peer_frames import LogLimit
 logger = logging.getLogger(__name__)
 
 _HANDOVER_S: Final = 0.02
-"""Time without an owner in the store, between the release of a session and the next claim."""
+"""Seconds to wait after the owner has released a session, before the request is handled again."""
 
 _UNTIL: Final = "mcp.again_until"
 _PATIENCE_S: Final = 15.0
-"""Time for which a request that may have taken effect waits for an owner or the store: an outage, and two leases."""
+"""Seconds for which a request that may have taken effect waits for an owner or the store: an outage and two leases."""
 
 _AGAIN_S: Final = 0.2
 
@@ -51,16 +51,17 @@ _NOT_REACHED: Final = frozenset({Outcome.GONE, Outcome.CUT_OFF, Outcome.SILENT})
 
 
 def _start_begun(route: Route, reply: RelayedReply) -> None:
-    """Record in `reply` that a call which was already sent to the owner may have taken effect."""
+    """Record in `reply` that the request may have taken effect, if it was already sent to the owner (`route.begun`)."""
     if route.begun is not None and route.begun.call.may_have_run:
         reply.start()
 
 
 class Forwarder:
-    """Forward requests to the owners of their sessions, and take sessions over from owners that are gone.
+    """Forward requests to the owners of their sessions, and take sessions over from dead owners.
 
-    `take_over` is called with each session that this replica has claimed. `is_here` returns True if this replica serves
-    the session of that id. `stripped` removes session tokens from headers: this replica has verified them.
+    `take_over` is called with each session that this replica has claimed. `is_here` gets a session id and returns True
+    if the session is live on this replica. `stripped` removes session tokens from headers: this replica has verified
+    them.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class Forwarder:
         return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
 
     async def forward(self, route: Route, scope: Scope, body: bytes, receive: Receive, send: Send) -> Send | None:
-        """Have the session's owner answer the client, and return None.
+        """Forward a request to the session's owner, relay the answer to the client, and return None.
 
         If the owner does not answer, return the ASGI `send` for another try. The caller then handles the request again,
-        because this replica owns the session by now or may claim it. `scope["mcp.again"]` is True if the request may
-        have taken effect already.
+        because this replica owns the session by now or may claim it. `scope["mcp.again"]` is set to True if the request
+        may have taken effect already.
 
         Raises:
             Refused: 503, the owner is unreachable and the session cannot be claimed.
@@ -113,8 +114,8 @@ class Forwarder:
             del self._streams[stream]
 
     def end_streams(self) -> None:
-        """End the forwarded event streams (GET) of clients, so that clients open them at another replica. Nothing else
-        ends them here: the owner serves them, without a time limit."""
+        """End all forwarded event streams (GET) when this replica drains, so that clients open them at another replica.
+        The owner serves these streams without a time limit."""
         now = asyncio.get_running_loop().time()
         for stream, reply in self._streams.items():
             if reply.has_begun:
@@ -138,7 +139,7 @@ class Forwarder:
         return await self._after(outcome, reply, scope)
 
     def begin(self, route: Route, request: Request, body: bytes) -> ForwardedAnswer | None:
-        """Send a POST to the session's owner, and return its answer to come. None: no channel was ready to send it."""
+        """Send a POST to the session's owner, and return the pending answer; None if no channel was ready."""
         memory = route.memory
         if route.begun is not None:
             return cast("ForwardedAnswer", route.begun)  # `ForwardingPath` has sent it
@@ -159,7 +160,7 @@ class Forwarder:
         return self._peers.answer_to(self._peers.send(channel, route, trace, body), route)
 
     def _path(self, route: Route, request: Request, _: float) -> ForwardingPath:
-        """Return the fast path to the owner for calls like that request. The owner decides how long they may take."""
+        """Return the fast path to the owner for calls like `request`. The owner enforces their time limit."""
         return ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
@@ -174,8 +175,8 @@ class Forwarder:
         return ForwardedRequest(route, common, body)
 
     async def _settled(self, request: ForwardedRequest, reply: RelayedReply, scope: Scope) -> Outcome:
-        """Forward a request, and return its outcome. A request that may have taken effect is not refused: it waits for
-        an owner or the store, up to `_PATIENCE_S`. Raises `Refused`: nothing was sent to a server."""
+        """Forward a request, and return its outcome. A request that may have taken effect is not refused: it waits up
+        to `_PATIENCE_S` for an owner or the store. Raises `Refused` only if nothing was sent to a server."""
         while True:
             try:
                 outcome = await self._outcome(request, reply)
@@ -214,10 +215,11 @@ class Forwarder:
         return outcome
 
     async def _claim(self, session: Session, outcome: Outcome, refused_at: str | None) -> None:
-        """Claim the session of an owner that was not reached. `refused_at`: its address, if its lease is valid.
+        """Claim the session of an owner that could not be reached. `refused_at`: the owner's address, if its lease is
+        valid.
 
         Raises:
-            Refused: 503, the owner runs, and took the session from this replica while this one ran.
+            Refused: 503, the owner runs, and took the session from this replica while this replica ran.
         """
         if outcome is Outcome.GONE and refused_at:
             if await self._cluster.is_contested(session):
@@ -235,8 +237,8 @@ class Forwarder:
             self._take_over(claimed)
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Have any other replica claim and serve a session. This replica may not, because it leaves or others do not
-        reach it. Raises `Refused`: 503, no other replica is reached."""
+        """Send a request to any other replica, which claims and serves its session. This replica may not: it drains, or
+        other replicas do not reach it. Raises `Refused`: 503, no other replica is reached."""
         another = await self._cluster.another()
         if another is None:
             raise unreachable()

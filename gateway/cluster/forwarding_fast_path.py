@@ -1,8 +1,8 @@
 """Forward repeated calls to the owner of their session on a fast path, from the connection they arrive on.
 
-A call that was forwarded in the general way leaves a `ForwardingPath` with the HTTP head of its request. Calls that
-differ from it only in id, progress token and arguments take that path. The owner decides all that concerns the session.
-An unusual call takes the general way from its beginning. Once a call is sent, the `Forwarder` continues it.
+A call that was forwarded without the fast path stores a `ForwardingPath` with the HTTP head of its request. Calls that
+differ from it only in id, progress token and arguments take that path. The owner decides everything about the session.
+An unusual call is not begun on the fast path. If a sent call turns out unusual, the `Forwarder` continues it.
 See docs/adr/0040-the-fast-path.md.
 """
 
@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardingPath:
-    """Forward the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` was
-    found for their HTTP head and caller. `is_here` returns True if this replica serves the session of that id."""
+    """Forward the repeated calls of one connection to one owner (`transports.inbound_port.CallPath`). `route` leads to
+    the owner, for their HTTP head and caller. `is_here` gets a session id and returns True if the session is live on
+    this replica."""
 
     __slots__ = ("_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")
 
@@ -50,7 +51,7 @@ class ForwardingPath:
         trace: bytes = b"",
         correlation: str = "",
     ) -> "ForwardedCall | None":
-        """Send a call to the owner. None: nothing was done, and the call has to take the general way."""
+        """Send a call to the owner. Return None if nothing was done: the call cannot take the fast path."""
         route, peers = self._route, self._peers
         memory, is_in_time = route.memory, monotonic() < self._until
         if memory is None or memory.is_stale or not is_in_time or self._is_here(route.session.id):
@@ -68,7 +69,7 @@ class ForwardingPath:
 
 
 class ForwardedCall:
-    """A call that was sent to the owner, until it is answered (`transports.inbound_port.CallInFlight`)."""
+    """A call that was sent to the owner and is not answered yet (`transports.inbound_port.CallInFlight`)."""
 
     __slots__ = ("_began", "_call", "_connection", "_correlation", "_peers", "_route")
 
@@ -84,7 +85,7 @@ class ForwardedCall:
         call.when_answered(self._receive)
 
     def _receive(self) -> None:
-        """Pass the owner's answer to the client. If it is not one small message, have the `Forwarder` continue."""
+        """Send the owner's answer to the client. If it is not one small message, the `Forwarder` continues the call."""
         connection, found = self._connection, message_in(self._call.answer)
         if connection is None:
             return
@@ -102,14 +103,14 @@ class ForwardedCall:
             self._call.wake()  # the `Forwarder` was not told of what has come
 
     def fall_back(self) -> None:
-        """Have the `Forwarder` continue the call. Does nothing the second time."""
+        """Leave the fast path: the `Forwarder` continues the call. Does nothing the second time."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.fall_back(self._began, self._elsewhere)
 
     def _elsewhere(self, request: Request) -> Answer:
-        """Raise `OwnedByPeer`, as the general way does: another replica serves the request. Must run in a
-        `contextvars` context of the request's own."""
+        """Raise `OwnedByPeer`, as without the fast path, so that the `Forwarder` continues the request. Must run in the
+        request's own `contextvars` context."""
         CLIENT.set(request.client)
         CORRELATION.set(self._correlation)
         raise OwnedByPeer(replace(self._route, begun=self._peers.answer_to(self._call, self._route)))

@@ -1,9 +1,9 @@
 """Decide, from this replica's lease, until when it serves its sessions without asking the store.
 
 A replica that has not renewed its lease for `DOUBT_S` and does not answer a peer loses its sessions to that peer. So
-`TRUST_S` after its last renewal it asks the store before it answers. If the store does not answer, it asks all other
-replicas to hold. Each that agrees claims none of its sessions for `HOLD_S`. If all agree, it trusts itself for that
-long, but not beyond the end of its lease. Pure, except for the clock.
+from `TRUST_S` after its last renewal, a replica asks the store before it answers. If the store does not answer, the
+replica asks all peers to hold: to claim none of its sessions for `HOLD_S`. If all agree, it serves its sessions for
+that long, but not beyond the end of its lease. Pure, except for the clock.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from typing import Final
 LEASE_S: Final = 5.0
 TRUST_S: Final = 1.3
 DOUBT_S: Final = 1.6
-"""Longer than `TRUST_S` by the time that an answer may take after its replica has checked the lease."""
+"""Seconds without a renewal, after which a silent replica may lose its sessions. Longer than `TRUST_S` by the time in
+which a replica sends an answer after it has checked its lease."""
 
 HOLD_S: Final = 1.0
 _MARGIN_S: Final = 1.0
@@ -21,14 +22,14 @@ _CLOCKS_S: Final = 0.3
 
 
 class OwnLease:
-    """The lease of this replica. `peers` has the addresses of the other replicas, by name, as they were last listed.
-    None: they were never listed."""
+    """The lease of this replica, and what it knows of other leases. `peers`: the last listed addresses of the other
+    replicas, by name; None if they were never listed."""
 
     def __init__(self) -> None:
         self.peers: Mapping[str, str] | None = None
         self._until = 0.0
         self.trusted_until = 0.0
-        """Time, by the monotonic clock, until which no replica can claim a session from this one unnoticed."""
+        """Time (monotonic clock) until which no other replica can claim a session of this one unnoticed."""
         self._renewed_since: float | None = None
         self._holding: dict[str, float] = {}
         self._doubted: dict[str, float] = {}
@@ -40,7 +41,8 @@ class OwnLease:
         self.peers = peers
 
     def renewed(self, asked_at: float) -> bool:
-        """Record a renewal that was sent at `asked_at` (monotonic clock). Return True if `is_fresh` was true then."""
+        """Record a renewal that was sent at `asked_at` (monotonic clock). Return True if `is_fresh` was True at that
+        time."""
         was_fresh = asked_at < self.trusted_until
         if self._renewed_since is None or asked_at >= self._until:
             self._renewed_since = asked_at
@@ -49,34 +51,35 @@ class OwnLease:
         return was_fresh
 
     def not_renewed(self) -> None:
-        """Record that the store has not answered. Leases of others may look expired only because of that."""
+        """Record that the store has not answered. In an outage, leases of other replicas look expired too."""
         self._renewed_since = None
 
     def held(self, asked_at: float) -> None:
-        """Record that all other replicas, asked at `asked_at` (monotonic clock), have agreed to hold."""
+        """Record that all other replicas, asked at `asked_at` (monotonic clock), agree to claim no session of this one
+        for `HOLD_S`."""
         self.trusted_until = max(self.trusted_until, min(asked_at + HOLD_S, self._until))
 
     @property
     def is_fresh(self) -> bool:
-        """Return True while no replica can have claimed a session from this one unnoticed."""
+        """Return True if no other replica can have claimed a session of this one unnoticed."""
         return monotonic() < self.trusted_until
 
     @property
     def is_fresh_for_a_while(self) -> bool:
-        """Return True if `is_fresh`, and the lease stays valid for at least `_MARGIN_S` more."""
+        """Return True if `is_fresh`, and the lease stays valid for at least `_MARGIN_S` seconds more."""
         return monotonic() < min(self.trusted_until, self._until - _MARGIN_S)
 
     # -- of others
 
     @property
     def trusts_expired(self) -> bool:
-        """Return True if leases of others that look expired have expired. False for one `LEASE_S` after an outage of
-        the store, in which nobody could renew a lease."""
+        """Return True if a peer's lease that looks expired has expired. False until `LEASE_S` after an outage of the
+        store, in which no replica could renew its lease."""
         return self._renewed_since is not None and monotonic() - self._renewed_since >= LEASE_S
 
     def hold(self, replica: str) -> bool:
-        """Agree to claim no session of that replica for `HOLD_S`, because it does not reach the store. Return False if
-        it is too late: this replica has taken the other one for gone."""
+        """Agree to claim no session of `replica` for `HOLD_S`, because that replica does not reach the store. Return
+        False if it is too late: this replica already treats `replica` as dead."""
         now = monotonic()
         if now - self._doubted.get(replica, -LEASE_S) < LEASE_S:
             return False
@@ -84,8 +87,9 @@ class OwnLease:
         return True
 
     def doubt(self, replica: str) -> bool:
-        """Return True if a silent replica, with a lease not renewed for `DOUBT_S`, may be taken for gone. False for two
-        `LEASE_S` after a start or an outage: it may not have listed this one yet, and so cannot ask it to hold."""
+        """Return True if a silent replica, whose lease was not renewed for `DOUBT_S`, may be treated as dead. False
+        until two `LEASE_S` after a start or an outage: `replica` may not know this one yet, and cannot ask it to hold.
+        """
         now = monotonic()
         if self._renewed_since is None or now - self._renewed_since < 2 * LEASE_S:
             return False

@@ -14,16 +14,16 @@ class Lease(enum.Enum):
 
     VALID = enum.auto()
     RENEWED = enum.auto()
-    """It was renewed after the replica fell silent: the replica runs."""
+    """The lease was renewed after the replica fell silent: the replica runs."""
     OLD = enum.auto()
-    """It was not renewed for so long that the replica asks the store before it answers."""
+    """The lease was not renewed for so long that its replica would ask the store before it answers a client."""
     EXPIRED = enum.auto()
     UNKNOWN = enum.auto()
-    """The store does not answer, or did not a moment ago: then every lease looks expired."""
+    """The store does not answer, or did not answer a moment ago: then every lease looks expired."""
 
 
 class Outcome(enum.Enum):
-    """The end of a request to a peer."""
+    """How a request to a peer has ended."""
 
     ANSWERED = enum.auto()
     MOVED = enum.auto()
@@ -31,7 +31,8 @@ class Outcome(enum.Enum):
     GONE = enum.auto()
     """The peer has died: its sessions may be claimed."""
     CUT_OFF = enum.auto()
-    """The peer runs and does not reach this replica: its sessions may be claimed once it has learned of the claim."""
+    """The peer runs, but the two replicas do not reach each other. Its sessions may be claimed, but served only once
+    the peer knows of the claim."""
     SILENT = enum.auto()
     """The peer does not answer, and does not renew its lease: its sessions may be claimed."""
     UNREACHABLE = enum.auto()
@@ -39,7 +40,8 @@ class Outcome(enum.Enum):
     LOST = enum.auto()
     """The connection was lost before the end of the answer. The peer may run, and the request may have taken effect."""
     TIMED_OUT = enum.auto()
-    """No answer came in the time for copies of the request, or no owner in time. The request may have taken effect."""
+    """No answer came while copies of the request could be sent, or no owner was found in time. The request may have
+    taken effect."""
 
 
 DECISIONS: Final[Mapping[tuple[Lease, bool], Outcome | None]] = {
@@ -58,6 +60,6 @@ DECISIONS: Final[Mapping[tuple[Lease, bool], Outcome | None]] = {
 
 
 def decide(lease: Lease, *, for_a_lease: bool) -> Outcome | None:
-    """Return the outcome of a request to a peer that has timed out; None: the peer may still answer. `for_a_lease`: the
-    peer was silent for at least `LEASE_S`."""
+    """Return the outcome of a request to a peer that has timed out; None if the peer may still answer. `for_a_lease`:
+    the peer was silent for at least `LEASE_S`."""
     return DECISIONS[lease, for_a_lease]

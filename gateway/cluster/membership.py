@@ -18,14 +18,14 @@ from session_store import Bus, StoreUnavailable
 
 BEAT_S: Final = 1.0
 _LATE_S: Final = 0.25
-"""Time without an answer of the store, after which the other replicas are asked to claim nothing from this one."""
+"""Seconds without an answer of the store, after which the peers are asked to claim no session of this replica."""
 
 _AWAY_S: Final = 0.5
 
 
 class Beats:
-    """Renew the lease again and again. `ask_to_hold` gets the addresses of replicas by name, and asks them to claim no
-    session of this one for a while. It returns True if all have agreed."""
+    """Renew this replica's lease periodically. `ask_to_hold` gets the peers' addresses by name, asks these peers to
+    claim no session of this replica for a while, and returns True if all have agreed."""
 
     def __init__(self, cluster: Cluster, bus: Bus, ask_to_hold: Callable[[Mapping[str, str]], Awaitable[bool]]) -> None:
         self._cluster = cluster
@@ -33,7 +33,8 @@ class Beats:
         self._ask_to_hold = ask_to_hold
 
     async def live(self) -> None:
-        """Renew the lease until cancelled. Sessions that other replicas have claimed are closed at once."""
+        """Renew the lease until cancelled, also at once when a peer asks for it. Each renewal closes the sessions that
+        other replicas have claimed."""
         while True:
             # The store may be unreachable when the gateway starts. A replica without a lease soon owns nothing.
             with contextlib.suppress(StoreUnavailable):
@@ -53,7 +54,8 @@ class Beats:
                 asked.clear()
 
     async def renew(self) -> bool:
-        """Renew the lease. Until the store answers, ask the others to claim nothing from this one. False: failed."""
+        """Renew the lease. Until the store answers, ask the peers to claim no session of this replica. Return False if
+        the renewal failed."""
         beating = asyncio.ensure_future(self._cluster.beat())
         try:
             while not (await asyncio.wait((beating,), timeout=_LATE_S))[0]:
@@ -77,9 +79,10 @@ class Beats:
 class Membership:
     """Join the cluster and keep the membership alive.
 
-    `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach it, if another.
-    `store` is the URL of the shared store; empty if the operator has set `listen`. If neither address was set and the
-    store is on another machine, peers may be too. Then this replica listens on the address that the store sees.
+    `listen` is the HOST:PORT to listen on for peers. `advertise` is the address at which peers reach this replica, if
+    it differs. `store` is the URL of the shared store; empty if the operator has set `listen`. If neither address was
+    set and the store is on another machine, peers may be too: then listen on the address from which the store is
+    reached.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Membership:
         """Accept the requests of peers inside the block, and advertise this replica's address to them.
 
         Raises:
-            ConfigurationError: the address cannot be bound, or peers could not reach it.
+            ConfigurationError: the address cannot be bound, or peers on other machines could not reach it.
         """
         host, port = host_and_port(self._listen)
         if host in ("0.0.0.0", "::") and not self._advertise:

@@ -1,7 +1,8 @@
 """Keep this replica's ownership of sessions: its lease, its claims, and the check before an answer is sent.
 
-Invariants: an epoch is given once, to one owner (compare-and-set in the store, and a nonce). Only an owner holds links
-of a session. An owner that may have lost a session (`lease.py`) asks the store before it sends an answer.
+Invariants: an epoch of a session belongs to one owner only (compare-and-set in the store, and a nonce). Only an owner
+has links of a session. An owner that may have lost a session (`lease_trust.py`) asks the store before it sends an
+answer.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ __all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
 logger = logging.getLogger(__name__)
 
 BEAT: Final = "mcp:beat:"
-"""The bus topic that asks a replica, whose name follows, to renew its lease at once: it is silent, or lost sessions."""
+"""Prefix of a bus topic, before a replica's name. A message asks that replica to renew its lease at once, because it
+does not answer or has lost sessions."""
 
 _BEAT_EACH_S: Final = 0.25
 _KNOWN_S: Final = 0.4
@@ -33,14 +35,15 @@ _ASKED_EACH_S: Final = 0.1
 _CONTESTED_S: Final = 60.0
 _MOST_CONTESTED: Final = 10_000
 _FORGOTTEN: Final = "?"
-"""A prefix of session ids in messages to an owner: the store has forgotten that another replica claimed the session."""
+"""Prefix of a session id in a message to the session's owner: another replica had claimed the session, and the store
+has lost that claim."""
 
 
 class RouteMemory:
-    """Keep the known route to a session's owner, for all requests with one HTTP head.
+    """The cached part of a route to a session's owner, for all requests with the same HTTP head.
 
-    `common` has the facts that these requests share, encoded for the owner; empty until needed. `place` tells where the
-    owner keeps them. `is_stale`: the session's owner has to be looked up again.
+    `common`: the facts that these requests share, encoded for the owner; empty until needed. `place`: where the owner
+    stores these facts. `is_stale`: the session's owner must be looked up again.
     """
 
     __slots__ = ("common", "is_stale", "place")
@@ -55,7 +58,7 @@ class RouteMemory:
         return self.common
 
     def keep_common(self, common: bytes) -> None:
-        """Keep the encoded facts that all requests on this route share, to be sent with each of them."""
+        """Set the encoded facts that all requests on this route share. Each request sends or refers to them."""
         self.common = common
 
     def end(self) -> None:
@@ -64,11 +67,11 @@ class RouteMemory:
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The session of a request as the store returned it, the request's principal, and the claims of its credential.
+    """The facts to forward a request by: its session's record, its principal, and the claims of its credential.
 
-    `memory` is shared by requests with the same HTTP head. `is_read` is False if an earlier one of them has read the
-    record: then the owner decides with its own. `begun` is the answer to come, if the request was already sent to the
-    owner. Until `until` (Unix time), requests with the same head need no new authentication.
+    `memory` is shared by requests with the same HTTP head. `is_read` is False if the record was read for an earlier one
+    of these requests: then the owner decides by its own record. `begun`: the pending answer, if the request was already
+    sent to the owner. Until `until` (Unix time), requests with the same head need no new authentication.
     """
 
     session: Session
@@ -81,12 +84,9 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a forwarded request that the sender has verified. `epoch` and `version` come from the session's
-    record, which the sender has just read from the store.
-
-    Both are -1 if the sender knows the owner from an earlier request, and has not read the record. `started` is called
-    before the request is sent to a server.
-    """
+    """The facts about a forwarded request that the sending replica has verified. `epoch` and `version` come from the
+    session's record, which the sender has just read from the store. Both are -1 if the sender did not read the record,
+    because it knows the owner from an earlier request. `started` is called before the request is sent to a server."""
 
     session_id: str
     principal: Principal
@@ -100,7 +100,7 @@ class Cluster:
     """Represent this replica among the replicas that share its store.
 
     `taken_over` is called with the id of each session that another replica has claimed from this one. `claims` counts
-    the claims of this one: `copied` if a copy of the store soon had it, else `not copied`.
+    this replica's claims: as `copied` if the store soon copied the claim to a standby, else as `not copied`.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class Cluster:
         self._asked_to_beat: dict[str, float] = {}  # the replica that was asked last, and when
         self.is_leaving = False
         self.is_reachable = True
-        """Set while other replicas reach this one at its address. A replica that is not reached owns no session."""
+        """True while peers reach this replica at its address. A replica that peers do not reach owns no session."""
         self.doubted = asyncio.Event()
-        """Set when another replica has claimed a session while this one's lease was valid: others may not reach it."""
+        """Set when a peer has claimed a session while this replica's lease was valid: peers may not reach it."""
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
@@ -136,7 +136,8 @@ class Cluster:
     # -- this replica's life
 
     async def beat(self) -> None:
-        """Renew the lease, and end here the sessions that other replicas have claimed. Raises `StoreUnavailable`."""
+        """Renew this replica's lease, and close the sessions that other replicas have claimed. Raises
+        `StoreUnavailable`."""
         began = monotonic()
         taken = await self._directory.renew_lease(self.replica, self.address if self.is_reachable else "", LEASE_S)
         lived = self.lease.renewed(began)
@@ -156,7 +157,8 @@ class Cluster:
             self._listed_at = began
 
     async def log_refusing(self) -> None:
-        """Log each replica whose address refused a connection, if its lease is still valid: its address is wrong."""
+        """Log each replica whose address refused a connection, but whose lease is still valid after a while: it
+        advertises a wrong address."""
         for replica, (address, since) in tuple(self._refusing.items()):
             if monotonic() - since > LEASE_S + 1:
                 del self._refusing[replica]
@@ -168,19 +170,19 @@ class Cluster:
                     )
 
     def advertise(self, address: str) -> None:
-        """Publish that HOST:PORT as this replica's address, with the next renewal of the lease."""
+        """Set this replica's address (HOST:PORT), which the next renewal of the lease publishes."""
         self.address = address
 
     def set_reachable(self, is_reachable: bool) -> None:
-        """Record whether other replicas reach this one at its address. The next renewal of the lease publishes it."""
+        """Record if other replicas reach this one at its address. The next renewal of the lease publishes it."""
         self.is_reachable = is_reachable
 
     def start_leaving(self) -> None:
-        """Claim no session from now on: the gateway drains."""
+        """Claim no session from now on, because this replica drains."""
         self.is_leaving = True
 
     def stop_leaving(self) -> None:
-        """Claim sessions again, the released ones included."""
+        """Claim sessions again, including those that this replica has released."""
         self.is_leaving = False
         self._released.clear()
 
@@ -191,10 +193,10 @@ class Cluster:
     # -- owning
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """Return the session, which this replica owns or claims. One that has ended is returned unclaimed.
+        """Return the session, after claiming it if it has no owner. An ended session is returned unclaimed.
 
         Raises:
-            OwnedByPeer: another replica owns it, or has to, because this one leaves or others do not reach it.
+            OwnedByPeer: another replica owns the session, or must own it: this one drains, or others do not reach it.
         """
         while session.owner != self.replica:
             if session.owner or self.is_leaving or not self.is_reachable:
@@ -222,21 +224,21 @@ class Cluster:
         self._taken_over(session_id)
 
     async def tell_forgotten(self, owner: str, session_ids: Sequence[str]) -> None:
-        """Tell the owner of sessions that this replica had claimed them, which the store has forgotten since. If the
-        owner did not notice a loss, it still has processes from before the claim."""
+        """Notify the owner of sessions that this replica had claimed them, and that the store has lost these claims. If
+        the owner did not notice the claims, it still has processes from before them."""
         await self._directory.tell_lost(owner, [_FORGOTTEN + session_id for session_id in session_ids])
 
     def mark_released(self, session: Session) -> None:
-        """Record that this replica serves a session no more: it is about to release it."""
+        """Record that this replica is about to release a session, and no longer serves it."""
         self._released.add(session.id)
 
     def has_released(self, session_id: str) -> bool:
-        """Return True if this replica leaves, and has released that session."""
+        """Return True if this replica drains and has released the session."""
         return session_id in self._released
 
     async def is_contested(self, session: Session) -> bool:
-        """Return True if another replica claimed the session while this one ran, so that this one must not claim it
-        back. Both replicas run then and cannot reach each other, and the session would move back and forth."""
+        """Return True if another replica claimed the session from this one while this one ran. Then this replica must
+        not claim it back: both run and do not reach each other, and the session would move back and forth."""
         await self.beat()  # returns the sessions that were taken since the last beat
         return session.id in self._taken
 
@@ -246,16 +248,16 @@ class Cluster:
         self._refusing.setdefault(replica, (address, monotonic()))
 
     def owner_answered(self, session_id: str) -> None:
-        """Record that the owner of that session has answered. If it is unreachable later, the session may be taken
-        over."""
+        """Record that a session's owner has answered. If the owner is unreachable later, this replica may claim the
+        session again (`is_contested`)."""
         if session_id in self._taken:
             self._taken.pop(session_id, None)
 
     async def take(self, session: Session, *, leased: bool) -> Session | None:
-        """Claim a session from an unreachable owner. Return it with its present owner; None if it has ended.
+        """Claim a session from an unreachable owner. Return the session with its present owner; None if it has ended.
 
-        An owner with a valid lease (`leased`) still answers clients that reach it. So wait until it has learned of its
-        loss, with its next heartbeat, or until its lease has expired.
+        An owner with a valid lease (`leased`) still answers the clients that reach it. So wait until a heartbeat of the
+        owner has acknowledged the claim, or until its lease has expired.
         """
         claimed = await self.claim(session)
         if leased and claimed is not None and claimed.owner == self.replica:
@@ -268,31 +270,33 @@ class Cluster:
         return claimed
 
     async def release(self, session: Session) -> None:
-        """Give up a session, because this replica leaves. The next replica that is asked for it claims it."""
+        """Clear the owner of a session in the store, because this replica drains. The next replica that gets a request
+        for the session claims it."""
         await self._directory.release(session.id, self.replica, epoch=session.epoch)
 
     # -- whether the lease is valid
 
     @property
     def is_fresh(self) -> bool:
-        """Return True while no replica can have claimed a session from this one unnoticed."""
+        """Return True if no other replica can have claimed a session of this one unnoticed."""
         return self.lease.is_fresh
 
     def may_have_lost(self, session_id: str) -> bool:
-        """Return True if the store has to be asked before an answer of this session is sent: the lease is old, or
-        another replica has claimed the session. Its calls in flight end only a moment after a claim is known."""
+        """Return True if the store must be asked before an answer of this session is sent: this replica's lease is old,
+        or another replica has claimed the session, whose calls in flight are only about to end."""
         return not self.lease.is_fresh or session_id in self._told
 
     async def still_owns(self, session: Session) -> bool:
-        """Ask the store whether this replica still owns the session, at that epoch. Raises `StoreUnavailable`."""
+        """Return True if, according to the store, this replica still owns the session with the same epoch. Raises
+        `StoreUnavailable`."""
         found = await self._sessions.peek(session.id)
         return found is not None and (found.owner, found.epoch) == (self.replica, session.epoch)
 
     # -- the others
 
     async def address_of(self, replica: str) -> tuple[str | None, bool]:
-        """Return the address of a replica, and True if its lease is valid. If it has expired, the address is the last
-        known one; None: unknown."""
+        """Return a replica's address, and True if its lease is valid. If the lease has expired, the address is the last
+        known one, or None."""
         asked, answer = self._known.get(replica, (0.0, (None, False)))
         if monotonic() - asked < _KNOWN_S and answer[1]:
             return answer
@@ -308,7 +312,8 @@ class Cluster:
         return set(await self._directory.replicas())
 
     async def another(self) -> tuple[str, str] | None:
-        """Return the name and address of any other replica with a valid lease. None: there is none."""
+        """Return the name and address of a random other replica with a valid lease that can be reached; None if there
+        is none."""
         others = await self.others()
         return secrets.choice(others) if others else None
 
@@ -318,13 +323,13 @@ class Cluster:
         return [(name, at) for name, at in live.items() if at and name != self.replica]
 
     async def ask_to_beat(self, replica: str) -> None:
-        """Ask that replica, by the bus, to renew its lease at once, if it runs."""
+        """Ask a replica, through the bus, to renew its lease at once. Does nothing if it was asked a moment ago."""
         now = monotonic()
         if now - self._asked_to_beat.get(replica, -LEASE_S) >= _BEAT_EACH_S:
             self._asked_to_beat = {replica: now}
             await self._bus.publish(BEAT + replica, b"")
 
     async def lease_age(self, replica: str) -> float | None:
-        """Return the seconds since that replica renewed its lease. None: the lease has expired, or was ended."""
+        """Return the seconds since a replica renewed its lease; None if the lease has expired or was ended."""
         left_s = await self._directory.lease_left(replica)
         return None if left_s is None else LEASE_S - left_s

@@ -2,7 +2,7 @@
 
 A POST is started on arrival, without a task and without ASGI. A call that differs from an earlier one with the same
 HTTP head only in id, progress token and arguments takes the fast path. An answer that is one small JSON message is sent
-as one frame. The endpoint's ASGI app serves all else, in a task. `requests_to_peers.py` is the sender's side.
+as one frame. The endpoint's ASGI app serves everything else, in a task. `requests_to_peers.py` is the sender's side.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _MOST_WITH_PATHS: Final = 2_048
-"""Limit on the HTTP heads with fast paths, for all peers together. Each costs about 8 KB."""
+"""Maximum number of HTTP heads that have fast paths, for all peers together. Each takes about 8 KB of memory."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Endpoint(Beginning, Protocol):
-    """Serve POSTs, as an ASGI app or on arrival without ASGI."""
+    """An endpoint that serves POSTs, as an ASGI app or on arrival without ASGI."""
 
     posts: Posts
 
@@ -57,8 +57,9 @@ class Endpoint(Beginning, Protocol):
 
 
 class PeerListener:
-    """Serve the requests of peers. `refused` is called for each sender that is no replica of this store or breaks a
-    rule. `hold` gets a replica's name. It returns True if this one agrees to claim no session of it for a while."""
+    """Serve the requests of peers. `refused` is called for each sender that is not a replica of this store, or that
+    breaks a rule. `hold` gets a replica's name, and returns True if this replica agrees to claim no session of that
+    replica for a while."""
 
     def __init__(
         self,
@@ -79,7 +80,8 @@ class PeerListener:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Accept peers inside the block. Yields the port. Raises `OSError`: the address cannot be bound."""
+        """Accept connections of peers inside the block, and yield the port. Raises `OSError`: the address cannot be
+        bound."""
         try:
             async with self._server.listening(host, port) as bound:
                 yield bound
@@ -115,8 +117,8 @@ class PeerListener:
                 call.end(b"r", Refusal.SEEN.value.encode())
 
     def _learn(self, repeated: RepeatedHead, post: StartedPost) -> None:
-        """Let calls like a POST that was answered in one piece take the fast path from now on. Channels keep more heads
-        than may have fast paths. So the head that got its first one earliest loses all of its paths."""
+        """Let calls like a POST that was answered in one piece take the fast path from now on. If too many HTTP heads
+        have fast paths, drop all paths of the head that got its first one earliest."""
         if not repeated.learn(post) or repeated in self._with_paths:
             return
         if len(self._with_paths) >= _MOST_WITH_PATHS:
@@ -127,12 +129,12 @@ class PeerListener:
 
 
 async def _nothing() -> None:
-    """Do nothing: this head is only checked, and no sender waits."""
+    """Do nothing. Passed as `started` when an HTTP head is only checked, and no request is served."""
 
 
 class DefinedHead:
-    """The facts about all calls with one HTTP head. `head` is None if such calls cannot be started on arrival, or if
-    the head is refused: then the endpoint's app answers. `repeated` keeps the fast paths of the head; None until the
+    """The facts about all calls with the same HTTP head. `head` is None if these calls cannot be started on arrival, or
+    if the head is refused: then the endpoint's app answers. `repeated` has the fast paths of the head; None until the
     second call."""
 
     __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
@@ -146,7 +148,8 @@ class DefinedHead:
         self._principal = Principal(issuer=shared.issuer, subject=shared.subject)
 
     def forwarded(self, facts: CallFacts, started: Callable[[], Awaitable[None]]) -> Forwarded:
-        """Return the facts about a call that its sender has verified. `started` is called before a server gets it."""
+        """Return the facts about a call that its sender has verified. `started` is called before the call is sent to a
+        server."""
         return Forwarded(
             session_id=self.shared.session,
             principal=self._principal,
@@ -157,14 +160,14 @@ class DefinedHead:
         )
 
     def comes(self) -> None:
-        """Record that a call with this head is about to begin. The second call sets `repeated`."""
+        """Record that a call with this HTTP head is about to begin. From the second call on, `repeated` is set."""
         if self.has_come and self.repeated is None and self.head is not None and self.endpoint is not None:
             self.head = msgspec.structs.replace(self.head, handler_cache=HandlerCache())
             self.repeated = RepeatedHead(self.endpoint, self.endpoint.posts, self.head, [])
         self.has_come = True
 
     def head_of(self, facts: CallFacts, forwarded: Forwarded) -> Head | None:
-        """Return the head of one call, with its own correlation id and `traceparent`. None: the head is refused."""
+        """Return the HTTP head of one call, with its own correlation id and `traceparent`; None if `head` is None."""
         if self.head is None:
             return None
         headers = {**self.head.headers, CORRELATION_HEADER: facts.correlation}
@@ -173,7 +176,7 @@ class DefinedHead:
         return msgspec.structs.replace(self.head, headers=headers, forwarded=forwarded)
 
     def scope(self, facts: CallFacts, forwarded: Forwarded) -> dict[str, Any]:
-        """Return the ASGI scope of one call. `mcp.forwarded` holds the facts that the sender has verified."""
+        """Return the ASGI scope of one call. Its key `mcp.forwarded` has the facts that the sender has verified."""
         shared = self.shared
         headers: HeaderList = [*shared.headers, (CORRELATION_HEADER.encode(), facts.correlation.encode())]
         if facts.traceparent:
@@ -192,8 +195,8 @@ class DefinedHead:
 
 
 class ForwardedPost:
-    """One forwarded request, while its endpoint serves it. `start` begins it. `learn` gets each POST that was answered
-    in one piece, with the fast paths of its head."""
+    """One forwarded request, while its endpoint serves it. `start` begins it. `learn` is called with each POST that was
+    answered in one piece, and the fast paths of its head."""
 
     __slots__ = """_agreeing _post _call _context _endpoint _facts _fast _gone _has_started _is_given _is_waiting
         _known _learn _response _tasks""".split()
@@ -222,7 +225,7 @@ class ForwardedPost:
         self._response: bytes | None = None  # the head of the answer, and empty once it was sent
 
     def start(self) -> None:
-        """Begin to serve the request: on the fast path, on arrival, or in a task, in this order."""
+        """Begin to serve the request: if possible on the fast path, else on arrival, else in a task."""
         known, call = self._known, self._call
         call.attend(self.leave)
         if self._begin_fast():
@@ -241,7 +244,7 @@ class ForwardedPost:
 
     def _begin_fast(self) -> bool:
         """Send the call on the fast path, if its sender lets this replica decide by its own record of the session
-        (`epoch` -1). Such a call counts as sent from its first moment. False: nothing was done."""
+        (`epoch` -1). The call counts as sent to a server from the start. Return False if nothing was done."""
         repeated, facts, call = self._known.repeated, self._facts, self._call
         if repeated is None or facts.epoch != -1 or call.goes_on:
             return False
@@ -254,8 +257,9 @@ class ForwardedPost:
         return self._has_started
 
     async def started(self) -> None:
-        """Record that a server is about to get the request. If the sender was told that the request waits, wait until
-        it agrees. Raises `Refused`: 503, the sender has left, and may have another replica serve the request."""
+        """Record that the request is about to be sent to a server. If the sender was notified that the request waits,
+        first wait until the sender agrees. Raises `Refused`: 503, the sender has left, and may have forwarded the
+        request to another replica."""
         self._has_started = True
         if self._is_waiting:
             self._is_waiting = False
@@ -267,7 +271,8 @@ class ForwardedPost:
                 raise unreachable() from None
 
     def _wait(self) -> None:
-        """Tell the sender that the request has to wait: it is not sent to a server yet, even if this process dies."""
+        """Notify the sender that the request waits and was not sent to a server. If this process dies now, the sender
+        knows that the request had no effect."""
         post = self._post
         if post is None or post.answer is not None or post.has_failed:
             return  # the request is over, or about to be
@@ -278,7 +283,7 @@ class ForwardedPost:
     # -- on the fast path (`transports.inbound_port.AnsweringConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send the answer of the call. If False, nothing was done."""
+        """Send the answer to the call in one frame. Return False if it is too large: then nothing was done."""
         if len(frame) > SMALL_BYTES:
             return False
         self._fast = None
@@ -286,12 +291,12 @@ class ForwardedPost:
         return True
 
     def stream_fast(self, *_: object) -> bool:
-        """Return False: the answer is passed on as the endpoint's app sends it."""
+        """Return False: streams are not sent on the fast path, but by the endpoint's app."""
         return False
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Continue a call in the usual way, with the answer that `become` makes of its request. `began` is the time of
-        its arrival, by the monotonic clock."""
+        """Continue a call without the fast path. `become` makes its answer from its request. `began`: the time of its
+        arrival (monotonic clock)."""
         self._fast = None
         known, call = self._known, self._call
         try:
@@ -317,7 +322,8 @@ class ForwardedPost:
             post.answer.replies.when_ready(self._ready, post.quiet_at)
 
     def _ready(self, is_quiet: bool) -> None:
-        """Answer, because a frame has come, or none for too long (`is_quiet`), or none will."""
+        """Answer the call. Called when the first frame has come, when none has come for too long (`is_quiet`), or when
+        none will come."""
         if self._post is None:
             return  # a task serves the request by now
         if is_quiet:
@@ -347,7 +353,7 @@ class ForwardedPost:
     # -- the app of the endpoint, for all else
 
     def leave(self) -> None:
-        """Tell the endpoint that the sender has cancelled the call, or is gone."""
+        """Notify the endpoint that the sender has cancelled the call or is gone, as an ASGI disconnect."""
         if self._gone is None:
             self._gone = asyncio.get_running_loop().create_future()
         if not self._gone.done():
@@ -392,8 +398,9 @@ class ForwardedPost:
         return {"type": "http.disconnect"}
 
     async def _send(self, event: MutableMapping[str, Any]) -> None:
-        """Handle an ASGI event of the endpoint. If the response is no event stream, its head waits for its body: both
-        may fit in one frame. If cancelled while a slow reader holds it up, send `x`: a part is missing."""
+        """Handle an ASGI event of the endpoint. Unless the response is an event stream, its head is kept until the body
+        comes: both may fit in one frame. If cancelled while a slow reader blocks, send `x`: the answer is incomplete.
+        """
         call = self._call
         if event["type"] == "http.response.start":
             headers = [(bytes(name), bytes(value)) for name, value in event["headers"]]
@@ -415,14 +422,14 @@ class ForwardedPost:
             call.end(b"e")
 
     def _begin_answer(self) -> None:
-        """Send the head of an answer whose body follows in pieces, unless it was sent."""
+        """Send the head of an answer whose body follows in pieces, unless the head was already sent."""
         if self._response:
             self._call.send(b"h", self._response)
             self._response = b""
 
 
 def _whole(post: StartedPost) -> bytes | None:
-    """Return the frame for an answer that has come, and is one small JSON message. None: any other answer."""
+    """Return the frame for an answer that has come and is one small JSON message; None for any other answer."""
     answer = post.answer
     frame = None if answer is None else answer.replies.first
     if answer is None or frame is None or not frame.final or not post.quiet_at or answer.is_doubtful:
@@ -431,7 +438,7 @@ def _whole(post: StartedPost) -> bytes | None:
 
 
 def _answer_of(status: int, message: bytes, headers: HeaderList) -> bytes:
-    """Return the frame for an answer that is that JSON message."""
+    """Return the frame for an answer that consists of the one JSON message `message`."""
     return _in_one(_encode((status, [JSON_TYPE, (b"content-length", b"%d" % len(message)), *headers])), message)
 
 

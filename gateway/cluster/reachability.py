@@ -1,10 +1,10 @@
-"""Check whether other replicas reach a gateway at the address that it advertises, and whether it has their keys.
+"""Check that other replicas reach this one at the address that it advertises, and that all have the same keys.
 
-A replica that the others cannot reach must own no session. They would take its sessions over, while it still serves the
-clients that reach it directly. So each replica sends itself a request at its advertised address, as another replica
-would. It does so periodically, and whenever another one has claimed a session although this one is alive. A replica
-whose keys are not those of the others must own none either, because they could not ask it. So it asks one of them
-before it is ready for the first time.
+A replica that its peers cannot reach must own no session: they would take its sessions over, while it still serves the
+clients that reach it directly. So each replica sends itself a request at its advertised address, as a peer would. It
+does so periodically, and whenever a peer has claimed one of its sessions while it was alive. A replica whose keys
+differ from its peers' keys must own no session either, because peers could not send it requests. So it contacts some
+peers before it is ready for the first time.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
 AGAIN_S: Final = 1.0
-"""Time until the next check after a failure: networks come up a moment after the process."""
+"""Seconds until the next check after a failure: networks come up a moment after the process."""
 
 _PATIENCE_S: Final = 3.0
 _NO_ANSWER: Final = "no answer from that address"
 _ASKED: Final = 3
-"""The most replicas that are asked for their keys at once: those that have just died do not answer."""
+"""Number of peers whose keys are compared at once. More than one, because a peer that has just died does not answer."""
 
 _LOG_EVERY: Final = 60
 
 
 async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Return the reason why that replica does not answer at that address, as text for operators. Empty: it answers."""
+    """Return the reason why `replica` does not answer at `address`, as text for operators; empty if it answers."""
     try:
         return await _greeted(address, replica, envelopes)
     except PeerUnproven as unproven:
@@ -49,7 +49,8 @@ async def why_not_found(address: str, replica: str, envelopes: Envelopes) -> str
 
 
 async def _greeted(address: str, replica: str, envelopes: Envelopes) -> str:
-    """Greet a replica. Return the reason as `why_not_found`. Raises `PeerUnproven`: it is not proved to be there."""
+    """Send a greeting to a replica. Return the reason if it does not answer, as `why_not_found` does. Raises
+    `PeerUnproven`: the process at that address has not proved that it is this replica."""
     channel = None  # a new one: an open connection does not show that new ones are accepted
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -71,7 +72,7 @@ async def _greeted(address: str, replica: str, envelopes: Envelopes) -> str:
 
 
 class Reachability:
-    """Check whether other replicas reach this one and have its keys, and set `cluster.is_reachable`."""
+    """Check that other replicas reach this one and have the same keys, and set `cluster.is_reachable`."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes) -> None:
         self._cluster = cluster
@@ -81,7 +82,7 @@ class Reachability:
         self._failed = 0
 
     async def check(self) -> None:
-        """Check once. A first timeout changes nothing, because the machine may be busy. The check is repeated soon."""
+        """Check once. After a first timeout, change nothing and repeat the check soon: the machine may only be busy."""
         cluster = self._cluster
         why = await why_not_found(cluster.address, cluster.replica, self._envelopes)
         is_first_timeout = why == _NO_ANSWER and not self._has_timed_out
@@ -107,7 +108,7 @@ class Reachability:
                 await cluster.beat()  # publishes it at once
 
     async def _has_keys_of_others(self) -> bool:
-        """Return False if another replica has other keys than this one, and log which one."""
+        """Return False, and log the replica's name, if another replica has other keys than this one."""
         try:
             others = await self._cluster.others()
         except StoreUnavailable:
@@ -127,7 +128,7 @@ class Reachability:
         return True
 
     async def _has_other_keys(self, name: str, address: str) -> bool | None:
-        """Ask that replica for its keys. None: it does not answer."""
+        """Return True if that replica has other keys than this one; None if it does not answer."""
         try:
             return None if await _greeted(address, name, self._envelopes) else False
         except PeerOtherKeys:
@@ -136,8 +137,8 @@ class Reachability:
             return None
 
     async def keep_checking(self) -> None:
-        """Check until cancelled whether other replicas reach this one: periodically, and soon after another replica has
-        claimed a session of this one."""
+        """Repeat the check until cancelled: periodically, and soon after a peer has claimed one of this replica's
+        sessions."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S if self._cluster.is_reachable else AGAIN_S):

@@ -1,8 +1,8 @@
-"""Send requests to peers (other replicas), relay the answers to clients, and decide whether a failed peer is gone.
+"""Send requests to peers (other replicas), relay the answers to clients, and decide if a peer that fails is dead.
 
-A request that was sent may have taken effect, unless the peer says that it has not. Copies may be sent to the same
-peer, which executes one of them. That is possible only for some seconds, because the peer remembers copies for a
-limited time. To another replica, the request is sent as one that may have taken effect.
+A request that was sent may have taken effect, unless the peer answers that it has not. Copies may be sent to the same
+peer, which executes only one of them. Copies are sent only for some seconds, because a peer remembers nonces for a
+limited time. If the request goes to another replica, it is marked as one that may have taken effect.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _SURELY_S: Final = HEARTBEAT_S + 0.1
-"""A lease renewed at least this long after a peer's last frame was renewed after the peer fell silent. A peer sends a
-frame each heartbeat, so it may still have run up to one heartbeat after its last frame."""
+"""Seconds. If a lease is renewed at least this long after its peer's last frame, the peer runs, although it is silent:
+a connected peer sends a frame at each heartbeat."""
 
 _HOLD_WITHIN_S: Final = 0.5
 _AGAIN_S: Final = 0.1
@@ -60,7 +60,7 @@ class Peer(NamedTuple):
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True):
-    """A client's request, its route, and the facts that the owner gets beside its body."""
+    """A client's request to forward: its route, its body, and the facts that are sent beside the body."""
 
     route: Route
     common: SharedFacts
@@ -68,7 +68,8 @@ class ForwardedRequest(msgspec.Struct, frozen=True):
 
 
 class Channels:
-    """Keep the channels to peers: one for each peer takes calls. Full ones stay until their calls have ended."""
+    """The channels (connections) to peers. One channel of each peer takes new calls; a full channel stays open until
+    its calls have ended."""
 
     def __init__(self, envelopes: Envelopes) -> None:
         self._envelopes = envelopes
@@ -78,12 +79,14 @@ class Channels:
         self._unproven = LogLimit()
 
     def ready(self, replica: str) -> PeerChannel | None:
-        """Return the open channel to a peer, if it takes one more call and the peer sent something a moment ago."""
+        """Return the open channel to a peer, if it has room for one more call and the peer sent a frame recently; else
+        None."""
         channel = self._channels.get(replica)
         return channel if channel is not None and channel.has_room and channel.is_heard else None
 
     async def open(self, peer: Peer) -> PeerChannel:
-        """Return a channel to a peer that takes one more call, sent before any await. The peer was heard just now.
+        """Return a channel with room for one more call, to a peer that has just sent a frame. The caller must send the
+        call before it awaits anything.
 
         Raises:
             PeerRefused, PeerTimedOut, PeerConnectionLost: no connection could be made. No request was sent.
@@ -120,7 +123,8 @@ class Channels:
 
 
 class Copies:
-    """Send copies of one request to one peer. Each names the first that may have arrived: at most one is executed."""
+    """Send copies of one request to one peer. Each copy refers to the first that may have arrived, so that the peer
+    executes at most one."""
 
     def __init__(
         self, peer: Peer, request: ForwardedRequest, traced: HeaderList, envelopes: Envelopes, channels: Channels
@@ -136,7 +140,7 @@ class Copies:
 
     @property
     def may_have_run(self) -> bool:
-        """Return True if the peer may have executed a copy, as far as its frames tell."""
+        """Return True if a copy was sent that the peer may have executed, as far as its frames tell."""
         return self._first is not None
 
     @property
@@ -150,11 +154,11 @@ class Copies:
         return first is not None and monotonic() - first.asked_at >= COPIES_S
 
     def returned(self) -> None:
-        """Record that the peer has executed no copy and will not, as it has said."""
+        """Record the peer's answer that it has executed no copy, and will execute none."""
         self._sent.clear()
 
     def last_refused(self) -> None:
-        """Record that the peer refused the last copy without a check of its nonce: it may have executed another."""
+        """Record that the peer refused the last copy as invalid. It may still have executed an earlier copy."""
         self._sent.pop()
 
     async def send(self) -> PeerCall:
@@ -176,7 +180,7 @@ class Copies:
 
 
 class PeerRequests:
-    """Send requests to peers, and return how they end. Decides nothing about sessions."""
+    """Send requests to peers, and return how each request has ended. Decides nothing about sessions."""
 
     def __init__(self, cluster: Cluster, envelopes: Envelopes, log: RequestLog) -> None:
         self._cluster = cluster
@@ -186,8 +190,8 @@ class PeerRequests:
         self._looks = Tasks("looks at leases")
 
     def channel_to(self, route: Route) -> PeerChannel | None:
-        """Return the open channel to the session's owner, for a POST that shares its HTTP head with others. None: there
-        is none. The owner's lease is not read: the owner knows whether it owns the session."""
+        """Return an open channel to the session's owner, for a POST that shares its HTTP head with others; None if no
+        channel can be used. The owner's lease is not read: the owner itself checks that it owns the session."""
         memory = route.memory
         if memory is None or self._log.tracing is not None or len(memory.common) > MAX_DEFINITION_BYTES:
             return None
@@ -201,19 +205,19 @@ class PeerRequests:
         return channel.ask(route.memory, self._envelopes.facts(route, traceparent, None, correlation), body)
 
     def answer_to(self, call: PeerCall, route: Route) -> ForwardedAnswer:
-        """Return the answer to come of the session's owner, to a POST that was sent."""
+        """Return the pending answer of the session's owner to a POST that was sent."""
         return ForwardedAnswer(call, route, self.answered)
 
     def answered(self, route: Route) -> None:
-        """Count an answer of the session's owner, and record that the owner is reached."""
+        """Count an answer of the session's owner, and record that the owner can be reached."""
         self._log.metrics.forwarded["answered"] += 1
         self._cluster.owner_answered(route.session.id)
 
     async def ask(self, peer: Peer, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Have that peer answer the client through `reply`. Return the end of the request.
+        """Send a request to a peer, relay its answer to the client through `reply`, and return how the request ended.
 
         Raises:
-            Refused: 503, the peer cannot be reached, and it is too early to say that it is gone.
+            Refused: 503, the peer cannot be reached, but may still be alive.
         """
         forwarded, copies = self._log.metrics.forwarded, None
         try:
@@ -259,8 +263,8 @@ class PeerRequests:
         return Outcome.TIMED_OUT
 
     async def _sent(self, peer: Peer, copies: Copies, since: float | None) -> PeerCall | Outcome:
-        """Send a copy. If the peer is silent since `since`, read its lease meanwhile, which may decide the outcome: the
-        peer was asked to renew it, and this try times out a second later. Raises the errors of `Copies.send`."""
+        """Send a copy of the request, and return its call. If the peer is silent since `since`, read its lease
+        meanwhile: if the lease proves it dead or cut off, return that outcome instead. Raises as `Copies.send`."""
         if since is None:
             return await copies.send()
         sending = asyncio.ensure_future(copies.send())
@@ -276,11 +280,11 @@ class PeerRequests:
     async def _before_next(
         self, peer: Peer, since: float, failure: PeerTimedOut | PeerConnectionLost
     ) -> Outcome | None:
-        """Wait before the next try to reach a peer. Return the outcome if there is to be no other try; else None.
+        """Wait before the next try to reach a peer, and return None. If there must be no other try, return the outcome.
 
-        `since` is the time of the first failed try (monotonic clock). The last one ended with `failure`. Raises
-        `Refused`: 503, the peer may run, and has other keys. To claim its sessions would move them to and fro, without
-        their processes.
+        `since`: the time of the first failed try (monotonic clock). `failure`: how the last try ended. Raises
+        `Refused`: 503, the peer may run, and has other keys. Two such replicas would claim sessions from each other
+        again and again, and each claim loses the session's processes.
         """
         is_lost = not isinstance(failure, PeerTimedOut)
         outcome = await self._after_timeout(peer, monotonic() - since, is_lost=is_lost)
@@ -291,7 +295,8 @@ class PeerRequests:
         return outcome
 
     async def _watched(self, call: PeerCall, peer: Peer, copies: Copies, reply: RelayedReply) -> Outcome | None:
-        """Relay the answer until it ends or the client leaves. None: the connection to the peer was lost first."""
+        """Relay the answer until it ends or the client disconnects. Return None if the connection to the peer was lost
+        first."""
         watch = ClientWatch(reply.receive, call.close)
         try:
             return await self._relay(call, peer, copies, reply)
@@ -330,8 +335,8 @@ class PeerRequests:
     # -- what a failure means for the peer
 
     async def _after_timeout(self, peer: Peer, silent_s: float, *, is_lost: bool = False) -> Outcome | None:
-        """Return the outcome for a peer that was silent for that time, or closes connections (`is_lost`). None: keep
-        waiting. Raises `Refused`: 503, its state is unknown, and the client has waited long enough."""
+        """Return the outcome for a peer that was silent for `silent_s`, or closes connections (`is_lost`); None to keep
+        waiting. Raises `Refused`: 503, the peer's state is unknown, and the client has waited long enough."""
         return self._judged(await self._look(peer, 0.0 if is_lost else silent_s), silent_s)
 
     def _judged(self, lease: Lease, silent_s: float) -> Outcome | None:
@@ -341,7 +346,8 @@ class PeerRequests:
         return outcome
 
     async def _look(self, peer: Peer, silent_s: float) -> Lease:
-        """Return the lease's state of a peer that was silent for that time. Concurrent requests share a read."""
+        """Read the state of the lease of a peer that was silent for `silent_s` seconds. Concurrent requests share one
+        read of the store."""
         silent_since, own = monotonic() - silent_s, self._cluster.lease
         try:
             asked_at, age_s = await self._looks.share(peer.replica, functools.partial(self._age_of, peer.replica))
@@ -357,11 +363,13 @@ class PeerRequests:
         return Lease.VALID
 
     async def _age_of(self, replica: str) -> tuple[float, float | None]:
-        """Return the monotonic time when the store was asked, and the lease's age in seconds. None: it has expired."""
+        """Return the time when the store was asked (monotonic clock), and the lease's age in seconds; None instead of
+        the age if the lease has expired."""
         return monotonic(), await self._cluster.lease_age(replica)
 
     async def _after_loss(self, peer: Peer) -> Outcome:
-        """Return the outcome after a lost connection during an answer. If a new one is refused, the peer is gone."""
+        """Return the outcome after the connection was lost during an answer: `GONE` if the peer refuses a new
+        connection, else `LOST`."""
         try:
             await self._channels.open(peer)
         except PeerRefused:
@@ -379,7 +387,7 @@ class PeerRequests:
         raise unreachable()
 
     async def hold(self, peers: Mapping[str, str]) -> bool:
-        """Ask replicas, given as addresses by name, to claim no session of this one for a while. True: all agreed."""
+        """Ask replicas (addresses by name) to claim no session of this one for a while. Return True if all agreed."""
         agreed = False
         with contextlib.suppress(PeerRefused, PeerTimedOut, PeerConnectionLost, TimeoutError):
             async with asyncio.timeout(_HOLD_WITHIN_S):
