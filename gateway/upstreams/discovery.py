@@ -1,7 +1,8 @@
 """Find which era of MCP a server speaks, from its answer to `server/discover`.
 
 MCP 2026-07-28, Versioning §Backward Compatibility; stdio and Streamable HTTP §Backward Compatibility. A server may
-refuse this request because it has no credentials. Then sessions ask with theirs (`SessionDiscovery`).
+refuse the gateway's request because it has no credentials. Then the request is sent with the credentials of a session
+(`SessionDiscovery`).
 """
 
 import asyncio
@@ -28,17 +29,17 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable, is_about_c
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 9.0
-"""Seconds that a session waits for its turn to ask, and then again for the answer."""
+"""Seconds that a session waits until it may ask the server, and then again for the answer."""
 
 AGAIN_S: Final = 5.0
-"""Minimum time between two questions of one session, after an answer that has proved nothing."""
+"""Minimum seconds between two requests of one session, after an answer that has proved no era."""
 
 LEGACY_S: Final = 60.0
-"""Time for which a legacy answer to one session counts for all sessions. Then another session asks: the answer may have
-been about the credentials."""
+"""Seconds for which a legacy answer to one session counts for all sessions. Then another session asks: the answer may
+have been about the credentials."""
 
 _MOST: Final = 4
-"""Maximum number of sessions that ask at the same time. The others wait, and most of them find the era known then."""
+"""Maximum number of sessions that ask at the same time. Others wait, and often need not ask any more."""
 
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _MOST_VERSIONS: Final = 8
@@ -49,9 +50,9 @@ _REFUSED: Final = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The era that an answer to `server/discover` proves; None if it proves nothing. `result` is the answer of a modern
-    server that can be used. `reason` says why the server cannot be used, or why nothing is proved. `retry` is a version
-    to ask again with. `is_refused`: the HTTP status asks for credentials."""
+    """The `era` that an answer to `server/discover` proves; None if it proves none. `result`: the answer of a usable
+    modern server. `reason`: why the server cannot be used, or why no era is proved. `retry`: the protocol version to
+    ask again with. `is_refused`: the HTTP status asks for credentials."""
 
     era: Era | None
     result: bytes | None = None
@@ -61,11 +62,11 @@ class Discovery:
 
 
 async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: bool) -> Discovery:
-    """Ask a server with `server/discover`, and return what its answer proves: `Discovery`, without an era if nothing.
+    """Send `server/discover` to a server, and return the era that its answer proves, if any.
 
-    If the server refuses the version and names another, it is asked again. Such a refusal proves a modern server,
-    whatever the second answer is. A process that stays silent for `within_s`, or exits, counts as legacy. Behind a URL
-    the same proves nothing: the server may be busy, or a proxy may have answered.
+    If the server refuses the protocol version and names another, it is asked again with that version. This refusal
+    proves a modern server, whatever the second answer is. A process that does not answer within `within_s` seconds, or
+    exits, counts as legacy. For a URL this proves nothing: the server may be busy, or a proxy may have answered.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused: the server cannot be reached.
@@ -99,8 +100,8 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
 
 
 def meaning_of(error: msgspec.Raw) -> Discovery:
-    """Return the conclusion from an error that answers `server/discover`. Only errors that MCP 2026-07-28 defines prove
-    a modern server: a legacy server chooses its error codes itself."""
+    """Return the era that an error answer to `server/discover` proves. Only errors that MCP 2026-07-28 defines prove a
+    modern server: a legacy server chooses its error codes itself."""
     try:
         decoded = msgspec.json.decode(error)
     except msgspec.MsgspecError:
@@ -117,7 +118,7 @@ def meaning_of(error: msgspec.Raw) -> Discovery:
 
 
 def _of_versions(data: dict[str, Any]) -> Discovery:
-    """Return the conclusion from an `UnsupportedProtocolVersionError`, which lists supported versions."""
+    """Return the era that the supported versions in an `UnsupportedProtocolVersionError` prove."""
     supported = [version for version in data["supported"] if isinstance(version, str)]
     common = [version for version in MODERN_VERSIONS if version in supported]
     if common:
@@ -131,11 +132,11 @@ def _of_versions(data: dict[str, Any]) -> Discovery:
 
 
 class SessionDiscovery:
-    """Ask one server with the credentials of sessions which era it speaks. `known` has the known facts of the server,
-    and `learn` takes those that a session has found.
+    """Ask one server for its era, with the credentials of sessions. `known` has the facts about the server so far.
+    `learn` is called with facts that a session has found.
 
-    The era and the capabilities that one session finds count for all sessions. The rest of the answer is not kept: it
-    may be for the owner of the credentials alone.
+    The era and the capabilities that one session finds count for all sessions. The rest of the answer is not stored:
+    it may be meant only for the owner of the credentials.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class SessionDiscovery:
         self._tasks = Tasks(f"discovery of {name} by sessions")
 
     def is_wanted(self, live: LiveSession) -> bool:
-        """Return True if the server has to be asked now with the credentials of this session."""
+        """Return True if the server must now be asked for its era with the credentials of this session."""
         facts = self._known.latest
         if facts is None or not facts.needs_credentials or facts.discover is not None:
             return False
@@ -166,8 +167,8 @@ class SessionDiscovery:
 
     async def ask(self, live: LiveSession, conversation: Conversation) -> None:
         """Ask the server for its era in a conversation of the session. Close the conversation unless the server is
-        modern. Concurrent callers share one question, and a cancelled caller does not end it. A failure proves nothing
-        and raises nothing."""
+        modern. Concurrent callers share one request, and a cancelled caller does not cancel it. A failure raises
+        nothing: the era stays unknown."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share(conversation, lambda: self._ask(live, conversation))
 
@@ -210,7 +211,7 @@ class SessionDiscovery:
         self._learn(ServerFacts(discover=shared, needs_credentials=True, at=self._clock()))
 
     async def _drop(self, live: LiveSession, conversation: Conversation) -> None:
-        """Close the conversation unless the server is known to be modern: later calls would be of the wrong era."""
+        """Close the conversation unless the server is known to be modern: later calls would go out in the wrong era."""
         facts = self._known.latest
         if facts is not None and facts.discover is not None:
             return
@@ -219,5 +220,5 @@ class SessionDiscovery:
         await conversation.close("the server does not speak MCP 2026-07-28")
 
     async def close(self) -> None:
-        """Cancel pending questions."""
+        """Cancel pending requests."""
         await self._tasks.close()

@@ -1,4 +1,4 @@
-"""Make the configured upstreams: the transport of each entry of the configuration, and the parts around it."""
+"""Build a `ConfiguredUpstream` for each configured server: its transport, and the objects that use it."""
 
 import importlib
 import sys
@@ -32,21 +32,21 @@ from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
 OBJECT = UpstreamSettings(in_process="given:object")
-"""The settings of a server object that the embedding program hands in."""
+"""The settings of a server object that the embedding program passes in."""
 
 SUSPENDED_S: Final = 55.0
-"""Time for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers give up after
-about 60 s."""
+"""Seconds for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers time out
+after about 60 s."""
 
 UNRETURNED_STOP_S: Final = 300.0
-"""Idle time after which a process stops, if its session's client has not come back."""
+"""Idle seconds after which a process is stopped, if its session's client has not come back."""
 
 CACHED_BYTES: Final = 8 << 20
-"""Size limit of the fresh results that are kept of each server: lists, and resources that were read."""
+"""Maximum number of bytes of cached results for each server: lists, and resources that were read."""
 
 
 class _LeftOut:
-    """The upstream of a server that is left out: it opens no link."""
+    """The upstream of a server whose configuration is faulty: it refuses every link."""
 
     def __init__(self, name: str) -> None:
         self.refused = left_out(name)
@@ -62,10 +62,11 @@ _GATEWAY_AWAY: Final = ". Start the gateway at {url} (`mcp-session-gateway run`)
 
 
 class UpstreamFactory:
-    """Make the upstream objects of configured servers.
+    """Build the `ConfiguredUpstream` of each server.
 
-    `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` makes the resources of
-    links to one server. `permits` returns those of a server's resource URIs that a context may subscribe to.
+    `gateway` is the name of this gateway in the `Via` header of requests to URLs. `resources` builds the
+    `SessionResources` of one server. `permits` gets a server's resource URIs, and returns those that a context may
+    subscribe to. `quotes`: see `UpstreamLinks`.
     """
 
     def __init__(
@@ -91,18 +92,18 @@ class UpstreamFactory:
         """Return the upstream of an entry of the configuration.
 
         Raises:
-            ConfigurationError: the server cannot be served.
+            ConfigurationError: the entry's `in_process` object cannot be loaded or is not a server.
         """
         return self._make(name, settings, self._transport(name, settings))
 
     def of_object(self, name: str, server: Any) -> ConfiguredUpstream:
-        """Return the upstream of a server object in this process. Raises `ConfigurationError` if it is no server
-        object."""
+        """Return the upstream of a server object in this process. Raises `ConfigurationError` if `server` is not a
+        server object."""
         return self._make(name, OBJECT, _in_process(f"servers[{name!r}]", name, server))
 
     def of_left_out(self, name: str, settings: UpstreamSettings) -> ConfiguredUpstream:
-        """Return the upstream of a server that cannot be used, because its entry has faults. Clients are told that it
-        is missing; operators are told why."""
+        """Return the upstream of a server whose configuration entry has faults. Its links fail with an error that tells
+        clients that the server is missing, and refers operators to the log."""
         return self._make(name, settings, _LeftOut(name))
 
     def _make(self, name: str, settings: UpstreamSettings, upstream: Upstream) -> ConfiguredUpstream:
@@ -191,15 +192,15 @@ class UpstreamFactory:
 
 
 def _same_for_all(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values without a placeholder of a principal's secret. They are the same for all sessions."""
+    """Return the values that have no placeholder for a principal's secret: they are the same for all sessions."""
     return {name: value for name, value in values.items() if not is_template(value)}
 
 
 def _in_process(where: str, name: str, server: Any) -> Upstream:
     """Return the upstream of an object in this process: a server object of the SDK, or an `Upstream`.
 
-    Other packages can add kinds of upstreams: their `Upstream` stands in setting `in_process`, or in `servers` of
-    `create_app`. `transports.testing` has its contract.
+    Other packages can add kinds of upstreams: pass an `Upstream` with the setting `in_process`, or in `servers` of
+    `create_app`. `transports.testing` has the tests that it must pass.
 
     Raises:
         ConfigurationError: the object is neither, or the SDK is not installed.
@@ -217,7 +218,7 @@ def _in_process(where: str, name: str, server: Any) -> Upstream:
 
 
 def load_object(name: str, path: str) -> Any:
-    """Import and return the object that `module:attribute` names. Modules of the working directory are found too.
+    """Import and return the object that `path` (`module:attribute`) names. Modules may be in the working directory.
 
     Raises:
         ConfigurationError: the object cannot be imported.
@@ -238,8 +239,8 @@ def load_object(name: str, path: str) -> Any:
 
 
 def _failed_in(error: Exception) -> str:
-    """Return the end of an error message: the line of the operator's module that failed. If no module was found, return
-    where modules are looked for."""
+    """Return the last part of an error message about a failed import: the line of the operator's module that failed,
+    or, if no module was found, the folder in which modules are searched."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename != __file__ and "importlib" not in frame.filename:
             return f" ({frame.filename}, line {frame.lineno})"

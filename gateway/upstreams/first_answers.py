@@ -1,10 +1,9 @@
-"""Cache the first answers of new processes of a legacy server: the handshake, and the lists.
+"""Cache the first answers of new processes of a legacy server: to the handshake, and to requests for lists.
 
-A legacy server does not say how long its answers are fresh, or for whom. The operator does (setting `lists_fresh_s`). A
-process gets the facts of its session. So an answer is kept for sessions whose facts are equal, metadata and credential
-count included; ids and times may differ. A session's calls may change the lists of its server. So an answer is kept
-only if its process was asked for nothing but lists. It is kept and used only in sessions that have called no server:
-these then need no process.
+A legacy server does not say how long its answers are fresh, or for whom. The operator says it (`lists_fresh_s`). A
+process gets the facts of its session. So a cached answer serves only sessions with equal facts, including metadata and
+credential; ids and times may differ. Calls may change the lists of a server. So an answer is cached only if its process
+was asked for nothing but lists, and only sessions that have called no server use it: they then need no process.
 """
 
 from collections.abc import Mapping
@@ -23,14 +22,14 @@ _HANDSHAKE: Final = "initialize"
 
 
 class FirstAnswers:
-    """Cache first answers of processes of one legacy server, for `fresh_s` seconds each; 0: none are kept."""
+    """Cache the first answers of processes of one legacy server, each for `fresh_s` seconds; 0 caches none."""
 
     def __init__(self, results: ResultCache, fresh_s: float) -> None:
         self._results = results
         self._fresh_ms = int(fresh_s * 1_000) if results.takes("tools/list") else 0
 
     def asked(self, method: str, params: Mapping[str, bytes], live: LiveSession, context: Context) -> CacheKey | None:
-        """Return the cache key (`CacheKey`) for a request of a legacy client; None if its result must not be kept."""
+        """Return the cache key for a request of a legacy client; None if its result must not be cached."""
         if not self._fresh_ms or method not in (*LISTS, _HANDSHAKE):
             return None
         session = live.session
@@ -39,7 +38,7 @@ class FirstAnswers:
         return CacheKey.of(method, params, public=None, private=equal, fresh_ms=self._fresh_ms)
 
     def handshake(self, live: LiveSession) -> bytes | None:
-        """Return the cached answer of a new process to the session's `initialize`; None if there is none."""
+        """Return the cached `initialize` result that a new process would give this session; None if there is none."""
         asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
         found = None if asked is None or live.session.links else self._results.find(asked)
         if found is not None:
@@ -51,7 +50,7 @@ class FirstAnswers:
         return self._results.version(_HANDSHAKE)
 
     def keep_handshake(self, live: LiveSession, conversation: Conversation, version: int) -> None:
-        """Keep the answer of the session's process to `initialize`, if the process was asked for nothing else yet."""
+        """Cache the `initialize` result of the session's process, if the process was asked for nothing else yet."""
         asked = self.asked(_HANDSHAKE, {}, live, live.session.context)
         if asked is not None and is_unused(live, conversation, _HANDSHAKE):
             assert conversation.initialize_result is not None
@@ -59,7 +58,7 @@ class FirstAnswers:
 
 
 def is_unused(live: LiveSession, conversation: Conversation | None, method: str) -> bool:
-    """Return True if a session has called no server, and its process has announced no change of the list `method`."""
+    """Return True if a session has called no server, and its process has notified of no change of the list `method`."""
     if live.session.links or live.ended:
         return False
     if conversation is None:

@@ -1,4 +1,5 @@
-"""Open links to one server: for one session, for many sessions or none, and for a trial (`LinkSource`)."""
+"""Open links to one server: for one session, for many sessions, for no session, or to try a handshake. Implements
+`LinkSource`."""
 
 import asyncio
 import logging
@@ -30,7 +31,7 @@ Key = tuple[str, Era, bytes]
 """The key of a session's conversation: server, era, and the capabilities that the handshake declares."""
 
 Start = Literal["started", "failed"]
-"""The outcome of opening a link."""
+"""The outcome of opening a link. Used as a counter key."""
 
 Quotes = Literal["own", "all", "none"]
 Permits = Callable[[Context, frozenset[str]], frozenset[str]]
@@ -48,14 +49,15 @@ _INITIALIZED: Final = encode_notification("notifications/initialized", None)
 
 
 class SessionRecorder(Protocol):
-    """Write to the records of sessions the data that later links need."""
+    """Write the data that later links need to the records of sessions."""
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that the session uses that upstream. Return True if an earlier process has recorded it already."""
+        """Record that a session has a link to an upstream. Return True if that was recorded before, for an earlier
+        link."""
         ...
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
-        """Replace the entry `old` of the session's record with `new`, which a later link can resume with."""
+        """Replace the entry `old` of the session's record with `new`, from which a later link can resume."""
         ...
 
     def happened(self, session: Session, entry: TimelineEntry) -> None:
@@ -64,12 +66,12 @@ class SessionRecorder(Protocol):
 
 
 class UpstreamLinks:
-    """Keep the facts that all links to one server share. `restarts` counts replaced links by reason, `starts` opened
-    links by outcome. `start_times_s` has the opening times of the last links.
+    """The common part of all links to one server. `restarts` counts replaced links by reason, `starts` counts links by
+    outcome. `start_times_s` has the seconds that opening each of the last links took.
 
-    `records` writes to the record of a session. `permits` returns those resource URIs that a context may subscribe to.
-    `known` has the facts of the last probe. `quotes` says whose process output is quoted in errors to clients: of the
-    session that has the error, of all sessions, or of none.
+    `records` writes to the record of a session. `permits` returns the resource URIs that a context may subscribe to.
+    `known` has the facts of the last probe. `quotes`: which process output is quoted in errors to clients: only of the
+    session's own processes ("own"), of shared processes too ("all"), or none.
     """
 
     def __init__(
@@ -107,8 +109,8 @@ class UpstreamLinks:
         return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
 
     def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link of that session is open; None: the next link that belongs to no session.
-        Return a function that cancels this."""
+        """Call `callback` once the next link of a session is open. `live` None: the next link that belongs to no
+        session. Return a function that cancels the callback."""
         self._awaited.setdefault(live, []).append(callback)
 
         def take_back() -> None:
@@ -127,7 +129,8 @@ class UpstreamLinks:
     def started(
         self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None, why: str = ""
     ) -> None:
-        """Log an opened link with its session. `why` is the reason for the session's timeline."""
+        """Log an opened link with its session, add it to the session's timeline with the reason `why`, and run the
+        callbacks of `when_started`."""
         self.start_times_s.append(took_s)
         for callback in self._awaited.pop(live, ()):
             asyncio.get_running_loop().call_soon(callback)
@@ -159,14 +162,14 @@ class UpstreamLinks:
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record that a session uses the server. Return True if an earlier process has recorded it already. A server
-        behind a URL is not recorded: it does not end with the gateway."""
+        """Record that a session has a link to the server. Return True if that was recorded before, for an earlier link.
+        A server behind a URL is not recorded: it does not end with the gateway."""
         return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:
-    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: the one link
-    tries whether the server accepts a handshake."""
+    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: the only link
+    is opened to test if the server accepts a handshake."""
 
     def __init__(self, links: UpstreamLinks, era: Era, *, is_trial: bool = False) -> None:
         self._links = links
@@ -183,7 +186,7 @@ class SharedLinks:
         self.answered, self.failed = links.answered, links.failed
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return no secrets: nobody watches such a link."""
+        """Return no secrets: frames of these links are not shown to anyone."""
         return set()
 
     def handshake(self) -> bytes | None:
@@ -196,7 +199,7 @@ class SharedLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record nothing: many sessions use the link."""
+        """Do nothing: the link belongs to no single session, so no record can have its id."""
 
     def started(self, pid: int | None, took_s: float, correlation: str) -> None:
         self._links.started(pid, took_s, correlation, None)
@@ -206,9 +209,9 @@ class SharedLinks:
 
 
 class SessionLinks:
-    """Open the links of one session in the context that it has when the source is made, also after it has got another
-    one. `caller` is the modern client for which a legacy server gets a handshake; None: the session's own client has
-    made one. `correlation` is the id of the request that the first link is opened for."""
+    """Open the links of one session, in the context that the session has when this object is made. `caller`: the modern
+    client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
+    `correlation`: the id of the request that the first link is opened for."""
 
     __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
 
@@ -240,8 +243,8 @@ class SessionLinks:
 
     @property
     def _is_former(self) -> bool:
-        """Return True if the session has got another context since: these links serve only calls that are in flight,
-        and take part in no session at a server behind a URL."""
+        """Return True if the session's context has changed since: these links serve only calls in flight, and resume no
+        MCP session of a server behind a URL."""
         return self._live.renewals != self._renewals
 
     @property
@@ -296,7 +299,7 @@ class SessionLinks:
         return await self._links.record_use(live, self.era)
 
     async def remote_session_changed(self, resume: str) -> None:
-        """Record the id of the session that the server has made. Later links on any replica can resume with it."""
+        """Record the id of the MCP session that the server has created. Later links on any replica can resume it."""
         if self._is_former:
             return
         entry, known = _recorded(self._live, self._key)
@@ -321,8 +324,8 @@ class SessionLinks:
 
 
 def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
-    """Find the entry about that server in the session's record. Return it, and the id with which a link can resume;
-    both are empty if there is no entry."""
+    """Return a server's entry in the session's record, and the MCP session id in it that a link can resume. Both are
+    empty if there is no entry."""
     for entry in live.session.remote:
         name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
         if (name, capabilities) == (key[0], key[2].decode()):

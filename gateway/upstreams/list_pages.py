@@ -1,4 +1,4 @@
-"""Read the lists of tools, prompts and resources that a server sends. Keep nothing."""
+"""Request and read the lists of tools, prompts and resources of a server. Stores nothing itself."""
 
 import itertools
 from collections.abc import Mapping
@@ -27,20 +27,21 @@ MOST_URI_CHARS: Final = _LIMITS.uri_chars
 
 
 def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
-    """Return the cache key of the gateway's own request. It is only for results that are for every caller."""
+    """Return the cache key of a request of the gateway itself. It is only for results that are the same for all."""
     return CacheKey.of(method, params, public=b"", private=None)
 
 
 def listed_items(method: str, page: Any) -> list[dict[str, Any]]:
-    """Return the items of one page of the list `method`. Leave out items that no client can name, because their name or
-    URI is longer than `transports.inbound.limits.Limits` allows in a request."""
+    """Return the items of one page of the list `method`, without those that no client can request: their name or URI is
+    longer than `transports.inbound.limits.Limits` allows."""
     row = METHODS[method]
     most_chars = _LIMITS.name_chars if row.item_key == "name" else MOST_URI_CHARS
     return items_of(page, row.listed, row.item_key, most_chars=most_chars)
 
 
 def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | None:
-    """Return the cached items of all pages of the list; None without fresh pages that are for every caller."""
+    """Return the items of a list from its cached pages; None unless all pages are cached, fresh, and the same for every
+    caller."""
     pages = results.pages(lambda params: asked_by_gateway(method, params))
     if pages is None:
         return None
@@ -48,7 +49,7 @@ def cached_items(method: str, results: ResultCache) -> list[dict[str, Any]] | No
 
 
 def with_files(method: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items of a list, and behind them the files of those that are skills: these are resources, too."""
+    """Return the items of a list, followed by the files of its skills, which are resources too."""
     if not METHODS[method].extension:
         return items
     files = (items_of(item, "resources", "uri", most_chars=MOST_URI_CHARS) for item in items)
@@ -58,8 +59,8 @@ def with_files(method: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]
 async def all_items(
     method: str, conversation: Conversation, results: ResultCache | None = None
 ) -> list[dict[str, Any]]:
-    """Request all pages of the list `method`, and return their items. Stop when there are more than the gateway
-    keeps. `results` caches pages that are the same for every caller.
+    """Request all pages of the list `method`, and return their items. Stop at the gateway's limits on number and size.
+    `results` caches the pages that are the same for every caller.
 
     Raises:
         UpstreamUnavailable: the server refused with an HTTP status, or cannot be reached.
@@ -89,7 +90,7 @@ async def all_items(
 
 
 async def is_repeatable(tool: str, conversation: Conversation) -> bool:
-    """Return True if two calls of a tool do no more than one, according to its annotations (ToolAnnotations).
+    """Return True if a tool may be called twice without further effect, according to its annotations.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.

@@ -1,8 +1,8 @@
 """Start processes before a session needs them (setting `warm` of a server).
 
-A prestarted set is made for one future session. It has a session id, and a process of each such server with the
-environment of that session. Only a session with the same endpoint, principal, context, client and secrets may use it.
-Environments are learned: when a session opens, sets are made for the next one like it.
+A prestarted set is made for one future session. The set has a session id, and a process of each server with that
+setting, started in the environment of the session. Only a session with the same endpoint, principal, context, client
+and secrets may use the set. When a session opens, a set is made for the next session with the same environment.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class _PrestartedSet:
 
 
 class PrestartedProcesses:
-    """Keep the prestarted processes that sessions were given and have not used yet."""
+    """Hold the prestarted processes that are assigned to a session and not used yet."""
 
     def __init__(self) -> None:
         self._given: dict[str, _PrestartedSet] = {}
@@ -84,7 +84,7 @@ class PrestartedProcesses:
 
 
 class _Environment(NamedTuple):
-    """The facts of a session that its processes get, except for the session's id."""
+    """The facts of a session that its processes get, without the session's id."""
 
     endpoint: str
     principal: Principal
@@ -97,7 +97,7 @@ class _Environment(NamedTuple):
 
 
 class _Pool:
-    """Keep prestarted sets for sessions with the same environment as the session `like`."""
+    """The unassigned prestarted sets for sessions with the same environment as the session `like`."""
 
     def __init__(self, like: Session) -> None:
         self.like = like
@@ -106,9 +106,9 @@ class _Pool:
 
 
 class PrestartPool:
-    """Make and keep prestarted sets, in a pool for each environment.
+    """Make and store prestarted sets, in one pool for each environment.
 
-    `servers_of` returns the servers with prestarted processes at an endpoint, for sessions of a context.
+    `servers_of` gets an endpoint and a session's context, and returns the servers whose processes are prestarted.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class PrestartPool:
 
     @contextlib.contextmanager
     def beginning(self, session: Session) -> Iterator[Session]:
-        """Surround the opening of a session. Yield the session, with the id of a prestarted set if one fits it. If
-        `opened` is not called inside the block, close the set."""
+        """Surround the opening of a session. Assign a fitting prestarted set to the session, if there is one, and yield
+        the session with the set's id. If `opened` is not called inside the block, close the set."""
         begun = self._begin(session)
         try:
             yield begun
@@ -154,7 +154,7 @@ class PrestartPool:
         return session
 
     def opened(self, session: Session) -> None:
-        """Record that a session is open, and make sets for the next one like it."""
+        """Record that a session is open, and make sets for the next session with the same environment."""
         self._opened.add(session.id)
         pool = self._pools.get(_Environment.of(session))
         if pool is not None:
@@ -168,7 +168,7 @@ class PrestartPool:
                 self._drop(pool)
 
     def drop(self) -> None:
-        """Close all pools, and the sets that no session was given, in the background."""
+        """Close all pools and their unassigned sets, in the background."""
         for pool in self._pools.values():
             self._drop(pool)
         self._pools.clear()

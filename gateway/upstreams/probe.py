@@ -1,4 +1,4 @@
-"""Ask one server which eras it speaks and which tools it lists, at the start and again after each failure."""
+"""Ask one server which eras it speaks and which tools it lists: when the gateway starts, and after each failure."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION, HEADER_MISMATCH})
 """Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version, missing
-header. The header is one of 2026-07-28, which a server may check before it looks at the method."""
+header. A server may check the headers of 2026-07-28 before the method."""
 
 _TOO_MANY: Final = (
     "server %s declares too many or too long extensions: %d names do not count when methods are sent to servers. "
@@ -39,11 +39,11 @@ _TOO_MANY: Final = (
 )
 
 WAIT_S: Final = 9.0
-"""Clients wait this long after a probe began. SDK clients wait 10 s for the answer to `server/discover`."""
+"""Seconds after the start of a probe, for which clients wait for it. SDK clients wait 10 s for `server/discover`."""
 
 AGAIN_S: Final = 5.0
-"""Minimum time from a failure to the next probe that a client's request causes. Without requests, the next probe
-follows a `Backoff`: a server that recovers is found even if no client asks, as when no load balancer sends any."""
+"""Minimum seconds from a failure to the next probe that a client's request starts. Without requests, a `Backoff` times
+the next probe, so that a server that recovers is found even while a load balancer sends no clients."""
 
 _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 
@@ -51,10 +51,10 @@ _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 class Probe:
     """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
 
-    `start_s` is how long the server may take to answer. `is_url`: the server is no process. `results` caches the list
-    of tools, if it is the same for all. `clock` is monotonic. `took_s` is the duration of the last probe. `started_s`
-    is the part of it until the server answered in its era. `began_at` is when the running probe began; None if none
-    runs. `answered` is set once the server has answered.
+    `start_s`: how long the server may take to answer. `is_url`: the server is not a child process. `results` caches the
+    list of tools, if it is the same for all callers. `clock` is monotonic. `took_s`: duration of the last probe.
+    `started_s`: the part of it until the server answered in its era. `began_at`: start time of the running probe; None
+    if none runs. `answered` is set once the server has answered.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Probe:
         return self._tasks.start(_PROBE, self._probe)
 
     async def facts(self) -> ServerFacts:
-        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. After a failure, run the probe
-        again in the background, to find a server that is started later.
+        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. If the last probe failed, run it
+        again in the background: the server may have started since.
 
-        A server that has not answered in this time counts as legacy, so that its clients need not wait.
+        A server that has not answered in this time counts as legacy, so that its clients need not wait longer.
         """
         facts = self._known.latest
         if facts is not None:
@@ -112,8 +112,8 @@ class Probe:
             return ServerFacts(failure="the gateway stops")
 
     def discovery(self, facts: ServerFacts) -> bytes | None:
-        """Return the answer to `server/discover` for modern clients, with what is left of its `ttlMs`. If it is no
-        longer fresh, ask the server again in the background: nobody waits for it."""
+        """Return the answer to `server/discover` for modern clients, with its `ttlMs` reduced to the remaining time. If
+        the answer is no longer fresh, ask the server again in the background."""
         ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
         if not ttl_ms or facts.discover is None:
             return facts.discovery
@@ -125,7 +125,7 @@ class Probe:
         return with_ttl(facts.discover, max(0, left_ms))
 
     async def _refresh(self, facts: ServerFacts) -> None:
-        """Ask a modern server `server/discover` again. If it cannot be asked, its last answer stays."""
+        """Send `server/discover` to a modern server again. If it does not answer, its last answer stays."""
         with contextlib.suppress(UpstreamUnavailable, HandshakeRefused):
             found = await ask_discovery(self._shared.of(Era.MODERN), within_s=self._start_s, is_url=self._is_url)
             if found.result is not None and self._known.latest is facts:
@@ -139,12 +139,12 @@ class Probe:
     # -- eras
 
     def era_now(self, client: Era) -> Era | None:
-        """Return the era in which to address the server for a client of that era now; None while it is not known."""
+        """Return the era in which to send requests of a client (of era `client`) to the server; None while unknown."""
         return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
 
     async def era_for(self, client: Era) -> Era:
-        """Return the era in which to address the server for a client of that era. Wait for the probe, and try a
-        handshake if the era depends on it."""
+        """Return the era in which to send requests of a client (of era `client`) to the server. Wait for the probe. If
+        the era depends on it, test if the server accepts a handshake."""
         facts = await self.facts()
         era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
         if era is None and not facts.needs_credentials:
@@ -156,8 +156,8 @@ class Probe:
         return era
 
     async def _try_handshake(self) -> None:
-        """Find out whether a modern server accepts a handshake. This takes a process of its own: a server that speaks
-        both eras chooses one by the first message."""
+        """Test if a modern server accepts a handshake, with a process of its own: a server that speaks both eras
+        chooses one by the first message."""
         trial = self._shared.trial()
         try:
             await self._learn_from(trial)
@@ -165,9 +165,9 @@ class Probe:
             await trial.close()
 
     async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
-        """Find out with a session's own process whether a modern server accepts a handshake. So the session's client
-        waits for one start only. If the server refuses, call `drop` and close the conversation. A cancelled caller does
-        not end the trial."""
+        """Test if a modern server accepts a handshake, with a session's own process, so that the session's client waits
+        for only one start. If the server refuses, call `drop` and close the conversation. A cancelled caller does not
+        end the trial."""
         with contextlib.suppress(TasksClosed):
             await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
 
@@ -214,25 +214,25 @@ class Probe:
         return facts
 
     def give_up(self, reason: str) -> None:
-        """Record that the server is never asked. `reason` is for clients."""
+        """Mark the server as failed for good: it is never asked. `reason` is shown to clients."""
         self._known.learn(ServerFacts(failure=reason))
         self.failures.fail(reason, math.inf)
 
     def learn(self, facts: ServerFacts) -> None:
-        """Keep the facts that a session has learned about a server that refuses the probe."""
+        """Store the facts that a session has found about a server that refuses the probe."""
         self._cancel_timer()
         self._keep(facts)
         self.failures = Backoff()
         self.answered.set()
 
     def _keep(self, facts: ServerFacts) -> None:
-        """Keep the facts of a probe, and warn the operator of extensions that do not count."""
+        """Store the facts of a probe, and log a warning if the server declares too many extensions."""
         self._known.learn(facts)
         if facts.has_answered and facts.declared.left_off:
             logger.warning(_TOO_MANY, self._name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
 
     def _failed(self, reason: str, output_tail: Sequence[str]) -> None:
-        """Record a failure, and make the probe again later."""
+        """Record a failed probe, log it, and schedule the next one."""
         level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
         told = with_output_tail(reason, output_tail)
         logger.log(level, "server %s cannot be used: %s", self._name, told, extra={"server": self._name})
@@ -248,8 +248,8 @@ class Probe:
             self._again = None
 
     async def _asked(self) -> ServerFacts:
-        """Return the facts. An unforeseen error counts as a failed attempt: without another attempt, no client could
-        use the server any more."""
+        """Ask the server, and return the facts. An unexpected error counts as a failed probe, so that another one
+        follows: otherwise no client could use the server any more."""
         try:
             return await self._ask()
         except Exception as error:
@@ -280,7 +280,8 @@ class Probe:
         return replace(facts, needs_credentials=found.is_refused and self._is_url and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
-        """Make a handshake, and return the facts: the server is legacy, or `server/discover` has proved nothing."""
+        """Make a handshake with a server, and return the facts. Called if `server/discover` has proved a legacy server
+        or no era."""
         conversation, began = self._shared.of(Era.LEGACY), self._clock()
         is_certain = found.era is not None
         try:
@@ -303,7 +304,7 @@ class Probe:
         return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
 
     async def _tools(self, conversation: Conversation) -> Tools:
-        """Return the tools that the server lists; none if it cannot list them now, or not in time."""
+        """Return the tools that the server lists; no tools if it cannot list them within `start_s`."""
         with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(self._start_s):
                 return Tools(await all_items("tools/list", conversation, self._results))

@@ -1,8 +1,8 @@
 """Cache the fresh results of one server: lists, and resources that were read (MCP 2026-07-28, Caching).
 
-A result that the server calls public is kept for all callers, any other for one session or one principal. When the
-server notifies of a change in any conversation, all results of that kind are dropped. This module does not know who may
-see what: callers apply policy to cached results as to new ones.
+A result that the server declares public is cached for all callers, any other for one session or one principal. When the
+server notifies of a change in any conversation, all results of that kind are dropped. The cache enforces no policy:
+callers apply policy to cached results as to new ones.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from gateway.protocol.methods import CACHEABLE, LISTS, METHODS, Method
 from transports.jsonrpc import encode
 
 _OVERHEAD: Final = 512
-"""Bytes that an entry takes in addition to its result, so that many small entries are bounded too."""
+"""Bytes that are counted for an entry in addition to its result, so that many small entries are limited too."""
 
 
 _LEAST_S: Final = 0.001
-"""A result that stays fresh for less time is not given to anybody: `ttlMs` is a whole number."""
+"""Seconds. A cached result that is fresh for less time is not used: its `ttlMs`, a whole number, would be 0."""
 
 
 class CacheKey(msgspec.Struct, frozen=True):
     """The keys under which the result of one request may be cached.
 
-    `public` is the key of results for all callers, `private` of those for this caller. If a key is empty, such
-    results are neither kept nor found. `session` is the only session that a private result is for; empty: it is for
-    more than one. `fresh_ms` is how long results of a legacy server are fresh; 0: each result says it.
+    `public`: the key of a result for all callers. `private`: the key of a result for this caller. With an empty key, no
+    result of that kind is stored or found. `session`: the only session that a private result is for; empty if it is for
+    several. `fresh_ms`: how long results of a legacy server are fresh; 0 if each result says so itself.
     """
 
     method: str
@@ -51,8 +51,8 @@ class CacheKey(msgspec.Struct, frozen=True):
         session: str = "",
         fresh_ms: int = 0,
     ) -> "CacheKey":
-        """Return the keys of a request with these params. `public` is what else a public result depends on. `private`
-        is for whom a private result is. None: such results are not kept."""
+        """Return the cache keys of a request with these params. `public`: what a public result depends on besides the
+        params. `private`: identifies the caller that a private result is for. None for either: not cached."""
         # As JSON, so that no two requests have the same text: the result of one request must not answer another.
         named = [[name, msgspec.Raw(bytes(params[name]))] for name in sorted(params) if name != "_meta"]
         digest = hashlib.sha256(encode([method, named]))
@@ -75,7 +75,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class ResultCache:
-    """Cache results of one server, in at most `most_bytes` together; 0: keep none. `clock` is monotonic.
+    """Cache results of one server, up to `most_bytes` in total; 0 caches none. `clock` is monotonic.
 
     `hits` counts by method how often a client was answered from the cache.
     """
@@ -99,11 +99,11 @@ class ResultCache:
         return int(self._kept.currsize)
 
     def takes(self, method: str) -> bool:
-        """Return True if results of that method are kept."""
+        """Return True if results of `method` are cached."""
         return self._most_bytes > 0 and method in CACHEABLE
 
     def find(self, key: CacheKey) -> bytes | None:
-        """Return the cached result, its `ttlMs` reduced to the time that is left; None if no fresh one is kept."""
+        """Return the cached result, its `ttlMs` reduced to the remaining time; None if there is no fresh one."""
         kept = self._fresh(key)
         if kept is None or key.fresh_ms:
             return None if kept is None else kept.result
@@ -124,12 +124,13 @@ class ResultCache:
         return None
 
     def version(self, method: str) -> int:
-        """Return how often the server has notified of a change of these results. Read it before the request is sent."""
+        """Return how often the server has notified of a change of results of `method`. Read it before the request is
+        sent, and pass it to `keep`."""
         return self._versions[method]
 
     def keep(self, key: CacheKey, result: object, version: int, *, for_all: bool = True) -> None:
-        """Keep the result of a request, unless the server has notified of a change since the request was sent.
-        `for_all`: keep a public result for all callers."""
+        """Cache the result of a request, unless the server has notified of a change since the request was sent.
+        `for_all`: False caches even a public result only for this caller."""
         if not isinstance(result, msgspec.Raw) or version != self._versions[key.method]:
             return
         hints = Hints(key.fresh_ms, False) if key.fresh_ms else hints_of(result)
@@ -143,7 +144,7 @@ class ResultCache:
             self._sessions.add(session)
 
     def changed(self, change: Method) -> None:
-        """Drop the results that a notified change outdates: lists of a kind, or resources."""
+        """Invalidate the results that a change notification of the server affects: lists of a kind, or resources."""
         affected = (row for row in METHODS.values() if row.is_cacheable and row.kind == change.kind)
         self._versions.update(row.name for row in affected if change.flag or row.name not in LISTS)
 
@@ -155,7 +156,8 @@ class ResultCache:
                 del self._kept[key]
 
     def pages(self, key_of: Callable[[Mapping[str, bytes]], CacheKey]) -> Iterable[bytes] | None:
-        """Return all cached pages of a list; None if one is not kept. `key_of` makes the key of a page."""
+        """Return all pages of a list from the cache; None if a page is missing. `key_of` returns the key of a page for
+        its request params."""
         pages: list[bytes] = []
         params: Mapping[str, bytes] = {}
         for _ in range(_MOST_PAGES):

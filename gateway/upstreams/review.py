@@ -1,6 +1,7 @@
-"""Compare the patterns of the configuration and the schemas of tools with the lists of servers.
+"""Review the configuration against the lists of servers: find name patterns that match no tool, prompt or resource, and
+tools whose schemas cannot be used.
 
-A pattern that matches no name protects nothing, and a schema that cannot be used checks nothing.
+A pattern that matches no name protects nothing, and an unusable schema checks nothing.
 """
 
 import asyncio
@@ -32,19 +33,19 @@ MEND: Final = "correct the schemas in the server: such tools are hidden unless g
 _WAIT_S: Final = 10.0
 _SHOWN_NAMES: Final = 12
 _SHOWN_CHARS: Final = 64
-"""Longest part of a listed name, in characters, in the message about a pattern that matches no name."""
+"""Maximum number of characters of a listed name that are shown in a message about a pattern that matches no name."""
 _MOST_SHOWN: Final = 128
 
 _KINDS: Final = ("tools", "prompts", "resources")
 
 
 class Reviewed:
-    """The findings of a review.
+    """The findings of a review: messages for operators, and the names of servers that could not be asked (`unasked`).
 
-    `unmatched`: patterns of the configuration that match no name. `of_workspaces`: those of them in the settings of
-    workspaces. `unusable`: schemas that cannot be used. `unchecked`: patterns in usable schemas that are not checked.
-    `unbound`: arguments in `bind` that no tool has. `no_tasks`: patterns in `gateway.tasks` that match no tool.
-    `unasked`: names of servers that could not be asked.
+    `unmatched`: patterns of the configuration that match no name. `of_workspaces`: the part of `unmatched` from the
+    settings of workspaces. `unusable`: schemas that cannot be used. `unchecked`: regular expressions in usable schemas
+    that are not checked. `unbound`: arguments in `bind` that no tool has. `no_tasks`: patterns in `gateway.tasks` that
+    match no tool.
     """
 
     def __init__(self) -> None:
@@ -58,8 +59,8 @@ class Reviewed:
 
 
 def asking(settings: Settings) -> Settings:
-    """Return the settings without tracing, and with unmatched patterns allowed. They are for commands that only ask
-    servers for their lists, and report the findings themselves."""
+    """Return the settings without tracing, and with unmatched patterns allowed. Used by commands that only ask servers
+    for their lists, and report the findings themselves."""
     policy = settings.gateway.policy.model_copy(update={"unmatched_patterns": "allow"})
     options = settings.gateway.model_copy(update={"tracing": False, "policy": policy})
     return settings.model_copy(update={"gateway": options})
@@ -69,7 +70,7 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
     """Review all servers that have answered, before clients are served. Log the findings.
 
     Raises:
-        ConfigurationError: a pattern matches nothing, and the policy refuses that.
+        ConfigurationError: a pattern matches no name, and `unmatched_patterns` is "refuse".
     """
     reached = [upstream for upstream in upstreams if upstream.has_answered]
     found = await review(reached, settings if len(reached) == len(upstreams) else None, calls)
@@ -88,8 +89,9 @@ async def compare(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySett
 
 
 async def compare_late(upstreams: Sequence[ConfiguredUpstream], settings: GatewaySettings, calls: ToolCalls) -> None:
-    """Review each server that had not answered before clients were served, and log when it is ready. Then review the
-    patterns of workspaces and of tasks. Faults are only logged, because `Admission` refuses to serve such servers."""
+    """Review each server that answers only after the gateway has started to serve clients, once it answers. After the
+    last one, review the patterns of workspaces and tasks. Only log faults: `Admission` refuses requests to servers
+    with unmatched patterns."""
     late = [upstream for upstream in upstreams if not upstream.has_answered]
     if not late:
         return
@@ -118,8 +120,8 @@ async def _compare_when_up(upstream: ConfiguredUpstream, calls: ToolCalls) -> No
 async def review(
     upstreams: Iterable[ConfiguredUpstream], settings: GatewaySettings | None, calls: ToolCalls
 ) -> Reviewed:
-    """Ask each server for its lists, and compare them with its settings. If all have answered, also compare `settings`,
-    the gateway's own, with all lists."""
+    """Ask each server for its lists, and compare the lists with the server's settings. If all servers have answered,
+    also compare the gateway's own `settings` with all lists."""
     found = Reviewed()
     workspaces = {} if settings is None else settings.policy.workspaces
     names: dict[str, dict[str, list[str]]] = {}
@@ -157,8 +159,8 @@ async def review(
 async def _lists_to_compare(
     upstream: ConfiguredUpstream, workspaces: Iterable[WorkspaceSettings]
 ) -> dict[str, list[str] | None]:
-    """Return the names of prompts and the URIs of resources that a server lists. Leave out kinds without patterns. None
-    in place of a list: the server does not give it."""
+    """Return the names of prompts and the URIs of resources that a server lists. Leave out kinds without patterns. A
+    list is None if the server does not send it."""
     facts = await upstream.facts()
     if not facts.has_answered or facts.needs_credentials:
         return {}
@@ -170,7 +172,7 @@ async def _lists_to_compare(
 
 
 def _unbound(server: str, rules: Mapping[str, ToolSettings], tools: Tools) -> Iterable[str]:
-    """Yield a message for each bound argument that no tool of its pattern has."""
+    """Yield a message for each argument in `bind` that no tool matching the rule's pattern has."""
     for pattern, rule in rules.items():
         matching = [tool["name"] for tool in tools.listed if matches(pattern, tool["name"])]
         for argument in rule.bind if matching else ():
@@ -187,8 +189,8 @@ def _unchecked(tool: str, pattern: str) -> str:
 
 
 def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: str) -> list[str]:
-    """Return a message for each pattern that matches no name. Do not report patterns that match everything: these are
-    meant for names that the server may list later."""
+    """Return a message for each pattern that matches no name. Patterns that match every name are not reported, even if
+    there are no names: the server may list some later."""
     listed = sorted(names)
     known = {form for name in listed for form in (name, unicodedata.normalize("NFKC", name))}
     return [
@@ -199,17 +201,18 @@ def unmatched(where: str, patterns: Iterable[str], names: Iterable[str], what: s
 
 
 def patterns_of(settings: UpstreamSettings, kind: str) -> tuple[str, Iterable[str]]:
-    """Return the name of the setting with a server's patterns for a kind of items, and these patterns."""
+    """Return the name and the value of the setting that has a server's patterns for tools, prompts or resources
+    (`kind`)."""
     setting = "resource_uris" if kind == "resources" else kind
     patterns: Iterable[str] = getattr(settings, setting)
     return setting, patterns
 
 
 def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
-    """Check that each pattern of a server for a kind of items matches a name that the server lists.
+    """Check that each pattern in a server's settings for `kind` (tools, prompts or resources) matches a listed name.
 
     Raises:
-        UpstreamUnavailable: a pattern matches nothing, so it is unknown what it should protect.
+        UpstreamUnavailable: a pattern matches no name, so it is unknown what it should protect.
     """
     setting, patterns = patterns_of(upstream.settings, kind)
     where, what = f"mcpServers.{upstream.name}.{setting}", kind.removesuffix("s")
@@ -224,7 +227,7 @@ def require_matches(upstream: ConfiguredUpstream, kind: str, listed: Listed | fr
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, as text for an operator who has misspelt one."""
+    """Return the first names as text for an error message, because the operator may have misspelt one."""
     shown = [repr(name[:_SHOWN_CHARS]) for name in names[:_SHOWN_NAMES]]
     return ", ".join(shown + ["…"] * (len(names) > _SHOWN_NAMES)) or "it has none"
 
@@ -256,7 +259,8 @@ def _no_tasks(settings: TaskSettings, names: Mapping[str, Mapping[str, list[str]
 
 
 async def listed_names(upstream: ConfiguredUpstream, kind: str) -> list[str] | None:
-    """Return the names or URIs of a kind of items that a server lists; None if it cannot be asked."""
+    """Return the names of tools or prompts, or the URIs of resources (`kind`), that a server lists; None if it cannot
+    be asked."""
     facts = await upstream.facts()
     conversation = upstream.sessionless(Era.LEGACY if facts.discover is None else Era.MODERN)
     names: list[str] = []

@@ -1,5 +1,5 @@
-"""Add to the resources of a server's links what each of its processes needs: memory, walls, a private folder, and the
-package to start."""
+"""Prepare the sandbox of each process of a server: its share of memory, its walls (restrictions by the kernel), its
+private folder, and the package that it is started from."""
 
 import contextlib
 import logging
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class SandboxedResources:
-    """Put the processes of the server `name` into its sandbox. `sandbox` returns the sandbox for sessions of a trust
-    level. `package` fetches the package that the server's command names, if it names one. `memory` has room for its
-    processes, or none."""
+    """Put the processes of the server `name` into a sandbox. `sandbox` returns the sandbox for sessions of a trust
+    level. `package` fetches the package that the server's command names, if any. `memory` decides if there is enough
+    memory for another process."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class SandboxedResources:
 
     @property
     def is_memory_short(self) -> bool:
-        """Return True while only processes that a client waits for are started."""
+        """Return True while memory is short: then only processes that a client waits for are started."""
         return self._memory.is_short
 
     async def shared(self) -> LinkResources:
-        """Return walled resources of a link that belongs to no session, or to many.
+        """Return the resources, with walls, of a link that belongs to no session, or to many.
 
         Raises:
-            UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is left for it.
+            UpstreamUnavailable: as `of_session`; `StartRefused`, too little memory is free for the process.
         """
         try:
             return await self.of_session(LinkResources(), "", self._by_trust.shared)
@@ -64,12 +64,12 @@ class SandboxedResources:
             raise StartRefused(refused) from None
 
     async def of_session(self, resources: LinkResources, session_id: str, sandbox: Sandbox) -> LinkResources:
-        """Return the resources of a session's link, with the walls of that sandbox added. If this fails, release the
+        """Return the resources of a session's link, with the walls of `sandbox` added. If this fails, release the
         resources.
 
         Raises:
-            UpstreamUnavailable: the process cannot have its walls, its folder or its package.
-            Refused: 503, too little memory is left for it.
+            UpstreamUnavailable: the walls, the folder or the package cannot be prepared.
+            Refused: 503, too little memory is free for the process.
         """
         given = resources.given
         with contextlib.ExitStack() as held:
@@ -97,8 +97,8 @@ class SandboxedResources:
     def _walled(
         self, given: ConnectOptions, enclosure: Enclosure, own: OwnFolder, shared: str, code: tuple[str, ...]
     ) -> ConnectOptions:
-        """Add the walls of a process with that folder. `shared` is the folder of the whole session, which is granted if
-        the options name it. Raises `UpstreamUnavailable`."""
+        """Add the walls of a process with the private folder `own`. `shared`: the folder of the whole session, to which
+        the process gets access if the options name it. Raises `UpstreamUnavailable`."""
         is_named = shared in given.env.values() or any(shared in part for part in given.launcher)
         process = enclosure.process(
             own,
@@ -110,11 +110,12 @@ class SandboxedResources:
         return structs.replace(given, env={**process.env, **given.env}, walls=process.walls, cwd=process.cwd)
 
     def _refuse_open(self, sandbox: Sandbox, walls: Walls) -> None:
-        """Check that the walls do not open files of the gateway. The start has checked this already, but a mount may
-        have replaced a folder since.
+        """Check that the walls give no access to the gateway's private files. This was also checked when the gateway
+        started, but a mount may have replaced a folder since.
 
         Raises:
-            UpstreamUnavailable: the walls open such files. The log names them, the message to clients does not.
+            UpstreamUnavailable: they give access to such a file. The log names the file, the message to clients does
+                not.
         """
         refused = list(opened(walls, self._by_trust.private))
         for grant, file in refused if refused != self._refused.get(sandbox) else ():
@@ -130,8 +131,8 @@ class SandboxedResources:
 
 
 def _began(given: ConnectOptions, process: ServerProcess) -> Callable[[int | None], None]:
-    """Return a function that notes the id of a started process, and tells it to those that `given` names. Without
-    walls, processes that are not below it may do its work, so they get None."""
+    """Return a callback that records the pid of a started process, and calls `given.began` with it. Without walls,
+    processes that are not its descendants may do its work: then `given.began` gets None."""
     tell, is_walled = given.began, given.walls is not None
 
     def began(pid: int | None) -> None:

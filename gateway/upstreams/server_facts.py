@@ -1,4 +1,4 @@
-"""Hold the facts about one server: the eras it speaks, and the tools it lists. Pure: the probe collects them."""
+"""The facts about one server: the eras that it speaks, and the tools that it lists. Pure: the probe collects them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ from gateway.protocol.listing import Tools
 from transports.era import LEGACY, MODERN, Era
 
 STARTING: Final = "it has not answered yet"
-"""The reason that is shown for a server that has neither answered nor failed yet."""
+"""The reason that operators see for a server that has neither answered nor failed yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """The findings of one probe of a server.
 
-    `discover` is the `server/discover` result of a modern server, or else `initialize` is the handshake's. `failure`
-    says to clients why the server could not be asked. `output_tail` then has its last lines of output, for operators.
-    Without these three (`discover`, `initialize`, `failure`), the server speaks neither era. `is_certain` is false
-    while a server counts as legacy only because it has accepted a handshake: its answer to `server/discover` proved
-    nothing. `at` is when `discover` came, by the monotonic clock. `needs_credentials`: the server refuses the gateway's
-    requests without credentials of a session. `discover` is then the part of its answer to a session that is for all.
+    `discover`: the `server/discover` result of a modern server. `initialize`: the handshake result of a legacy server.
+    `failure`: why the server could not be asked, as text for clients; `output_tail` then has its last lines of output,
+    for operators. If all three are empty, the server speaks neither era. `is_certain`: False if a server counts as
+    legacy only because it has accepted a handshake, while its answer to `server/discover` proved nothing. `at`: when
+    `discover` came (monotonic clock). `needs_credentials`: the server answers only requests with the credentials of a
+    session; `discover` is then the part of such an answer that is the same for all sessions.
     """
 
     discover: bytes | None = None
@@ -40,7 +40,8 @@ class ServerFacts:
 
     @property
     def discovery(self) -> bytes | None:
-        """Return the answer to `server/discover` for modern clients, for a legacy server made from its handshake."""
+        """Return the answer to `server/discover` for modern clients. For a legacy server, it is made from its handshake
+        result. None if the server has answered neither."""
         return discovery_of(self.initialize) if self.initialize is not None else self.discover
 
     @property
@@ -50,13 +51,13 @@ class ServerFacts:
 
     @cached_property
     def declared(self) -> Declared:
-        """Return the extensions of the server. They are cached, because every method that MCP does not define needs
-        them."""
+        """Return the extensions that the server declares. Cached, because every call of a method that is not in MCP
+        itself needs them."""
         return Declared.of(capabilities_json(self.discovery))
 
     @cached_property
     def notifies(self) -> bool:
-        """Return True if the server declares that it notifies of changes, either of a list or of resources."""
+        """Return True if the server declares that it sends change notifications, for a list or for resources."""
         return bool(everything([""]).honoured(self.capabilities))
 
     @cached_property
@@ -68,10 +69,10 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of a server, and the reason if it cannot be used.
+    """The state of a server for operators, and the reason if it cannot be used.
 
-    `start_s` is the time that the server took to start and answer. `waited_s` is the time that the gateway has waited
-    for it. `attempts` counts the failures in a row. `output_tail` has the last lines that the server wrote.
+    `start_s`: how long the server took to start and answer. `waited_s`: how long the gateway has waited for it so far.
+    `attempts`: number of failures in a row. `output_tail`: the last lines that the server wrote.
     """
 
     state: Literal["ok", "starting", "failing"]
@@ -88,10 +89,10 @@ class ServerState:
 
 
 def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | None) -> Era | None:
-    """Return the era in which to address a server for a client of era `client`: the client's, if the server speaks it.
+    """Return the era in which to send a client's requests to a server: the client's own era if the server speaks it.
 
-    `accepts_handshake` says whether a modern server accepts `initialize` as well; None: not known yet. The result is
-    None if it depends on something that is not known yet.
+    `accepts_handshake`: True if a modern server accepts `initialize` too; None if not known yet. Return None if the
+    era depends on a fact that is not known yet.
     """
     if facts is None:
         return None
@@ -105,8 +106,8 @@ def era_of(facts: ServerFacts | None, client: Era, *, accepts_handshake: bool | 
 
 
 class KnownFacts:
-    """Keep the facts of the last probe of one server. Only the probe writes them. `version` changes with the facts that
-    decisions about calls depend on.
+    """Hold the facts of the last probe of one server. Only the probe writes them. `version` increases when facts change
+    on which decisions about calls depend.
 
     The schemas of tools that mirror arguments in headers come from the last list that any session has received.
     """
@@ -123,17 +124,18 @@ class KnownFacts:
         self._mirrored = dict(facts.tools.mirrored)
 
     def changed(self) -> None:
-        """Increase `version`. Decisions on calls of the server that were made before are invalid then."""
+        """Increase `version`, which invalidates cached decisions about calls of the server."""
         self.version += 1
 
     @property
     def guessed(self) -> ServerFacts | None:
-        """Return the facts of a server that has accepted a handshake, but not proved its era; otherwise None."""
+        """Return the facts of a server that has accepted a handshake without proving its era; None for any other."""
         latest = self.latest
         return latest if latest is not None and latest.has_answered and not latest.is_certain else None
 
     def kept(self, facts: ServerFacts) -> ServerFacts:
-        """Return the facts to keep after a probe: `facts`, or those of a session if the server refused the probe."""
+        """Return the facts to store after a probe: `facts`, or the facts that a session has found if the server refuses
+        the probe."""
         latest = self.latest
         if latest is None or facts.has_answered or not (latest.has_answered and latest.needs_credentials):
             return facts

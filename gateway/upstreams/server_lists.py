@@ -1,7 +1,7 @@
 """Request the lists of a server when they are needed, over the conversation that needs them.
 
-A server may send different lists to different sessions, and may change them. So a list counts for the conversation that
-has received it, until the server notifies of a change. This module does not know who may see what.
+A server may send different lists to different sessions, and may change them. So a list is valid only for the
+conversation that has received it, until the server notifies of a change. Policy is not applied here.
 """
 
 import asyncio
@@ -23,16 +23,17 @@ from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import UpstreamUnavailable
 
 AGAIN_S: Final = 5.0
-"""Minimum age of a list that is requested again because it lacks a name: not all servers notify of changes."""
+"""Minimum age in seconds of a list that is requested again because it lacks a name: some servers send no change
+notifications."""
 _HELD_BYTES: Final = 16 << 20
 
 
 class ServerLists:
-    """Request and keep the lists of one server.
+    """Request and cache the lists of one server.
 
-    `timeout_s` is how long the server may take to send a list. `probed` returns the tools that the server listed to the
-    probe. They count for a conversation until it has received a list itself. `listed` is called with each list of
-    tools. `results` caches fresh results of the server: a list in it is read without the server.
+    `timeout_s`: how long the server may take to send a list. `probed` returns the tools that the server listed to the
+    probe, which are valid for a conversation until it has received a list itself. `listed` is called with each list of
+    tools. `results` caches the server's fresh results: a list found there is not requested.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ServerLists:
         self._tasks = Tasks(f"lists of {name}")
 
     def known(self, method: str, conversation: Conversation | None) -> Listed | None:
-        """Return the list, without a request to the server; None if it is not known."""
+        """Return the list `method` without a request to the server; None if it is not known."""
         lists = None if conversation is None else conversation.known_lists
         if lists is not None and method in lists.known:
             return lists.known[method]
@@ -63,8 +64,8 @@ class ServerLists:
         return self._probed()
 
     async def listed(self, method: str, conversation: Conversation, name: str = "") -> Listed:
-        """Return the list, requested if unknown, or if it lacks `name` and is old. Concurrent callers share one
-        request.
+        """Return the list `method`. Request it if it is unknown, or if it lacks `name` and is old. Concurrent callers
+        share one request.
 
         Raises:
             UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
@@ -84,7 +85,7 @@ class ServerLists:
         return await self.refresh(method, conversation)
 
     async def refresh(self, method: str, conversation: Conversation) -> Listed:
-        """Request the list now, and return it. Raises the same errors as `listed`."""
+        """Request the list `method` now, and return it. Raises the same errors as `listed`."""
         lists = conversation.lists
         try:
             return await self._tasks.share((lists, method), lambda: self._ask(method, conversation, lists))
@@ -106,7 +107,7 @@ class ServerLists:
         return found
 
     def seen(self, method: str, conversation: Conversation | None, page: Any) -> None:
-        """Add the items of a page that a client has requested to the known list."""
+        """Add the items of a list page, which a client has requested and the server has sent, to the known list."""
         if conversation is None:
             return
         key, known = METHODS[method].item_key, self.known(method, conversation)
@@ -135,7 +136,7 @@ class ServerLists:
             passed[method] = found
 
     def names(self, method: str, conversation: Conversation | None) -> Names:
-        """Return the names of resources or templates that are known without a request. The server may have more."""
+        """Return the known names of resources or templates, without a request to the server, which may have more."""
         known = self.known(method, conversation)
         if isinstance(known, Names):
             return known

@@ -1,5 +1,5 @@
-"""Make the resources of links to one server: environment and secrets of a child, or headers with an assertion. Find the
-secret values in them, and in the configuration of the server."""
+"""Build the resources of links to one server: environment and secrets of a child process, or headers with a signed
+assertion. Find the secret values in these resources, and in the server's configuration."""
 
 import functools
 import os
@@ -29,8 +29,8 @@ from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 @dataclass(frozen=True, slots=True)
 class PrestartedProcess:
-    """A prestarted process, its resources, and the environment and sandbox that it was started with. `forget` removes
-    the files that the process leaves behind if its session never opens."""
+    """A process that was started before its session opens, its resources, and the environment and sandbox that it was
+    started with. `forget` removes the files that it leaves behind if the session never opens."""
 
     grant: LinkResources
     link: StdioLink
@@ -40,7 +40,7 @@ class PrestartedProcess:
 
     @property
     def is_good(self) -> bool:
-        """Return True if the process is as good as a new one: it runs, and has sent nothing yet."""
+        """Return True if the process is as good as a new one: it runs, and has sent no message yet."""
         return self.link.is_unheard
 
     async def close(self) -> None:
@@ -51,10 +51,10 @@ class PrestartedProcess:
 
 
 class SessionResources:
-    """Make the resources of links to one server.
+    """Build the resources of links to one server.
 
-    `take_prestarted` returns the prestarted process of a session, if there is one. `sandboxed` has the server's
-    sandboxes.
+    `take_prestarted` returns the prestarted process of a session; None if there is none. `sandboxed` puts processes
+    into the server's sandbox.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class SessionResources:
         self._secret_headers = {name: value for name, value in settings.headers.items() if is_template(value)}
 
     async def of(self, live: LiveSession, context: Context, correlation: str, resume: str) -> LinkResources:
-        """Return the resources of the next link of a session in that context. `resume` is the state from an earlier
-        link to a URL.
+        """Return the resources of a session's next link, in the given context. `resume`: the MCP session id from an
+        earlier link to a URL.
 
         Raises:
-            UpstreamUnavailable: a secret is missing, or its walls, folder or socket cannot be made.
-            Refused: 429, the process limit of its principal is reached; 503, too little memory is left.
+            UpstreamUnavailable: a secret is missing, or the process's walls, folder or socket cannot be made.
+            Refused: 429, the process limit of the session's principal is reached; 503, too little memory is free.
         """
         if self._settings.kind == "url":
             return await self._for_url(live, context, resume)
@@ -127,7 +127,7 @@ class SessionResources:
         return await self._sandboxed.of_session(replace(resources, given=given), session.id, sandbox)
 
     def secrets(self, given: ConnectOptions) -> set[str]:
-        """Return the secret values in the configuration of the server, and in the options that a link is given."""
+        """Return the secret values in the server's configuration and in the options of a link."""
         return secrets_in(self._settings) | secrets_of_link(given)
 
     async def shared(self) -> LinkResources:
@@ -135,8 +135,7 @@ class SessionResources:
         return await self._sandboxed.shared() if self._settings.kind == "command" else LinkResources()
 
     async def prestart(self, session: Session, upstream: StdioUpstream) -> PrestartedProcess:
-        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also while memory is
-        short."""
+        """Start a process for a session that is not open yet. Raises `UpstreamUnavailable`, also if memory is short."""
         if self._sandboxed.is_memory_short:
             raise UpstreamUnavailable("memory is short")
         correlation = new_correlation_id()
@@ -155,8 +154,8 @@ class SessionResources:
         return PrestartedProcess(resources, link, self._environment.comparable(env), sandbox, forget)
 
     async def _prestarted(self, session: Session, env: Mapping[str, str]) -> LinkResources | None:
-        """Return the resources of the session's prestarted process; None if there is none. If its environment or
-        sandbox is not that of a new process now, close it and return None."""
+        """Return the resources of the session's prestarted process; None if there is none. If a new process would now
+        get another environment or sandbox, close the prestarted one and return None."""
         prestarted = self._take_prestarted(session)
         if prestarted is None:
             return None
@@ -168,8 +167,8 @@ class SessionResources:
 
 
 def secrets_in_command(settings: UpstreamSettings) -> set[str]:
-    """Return the secrets in a server's command line. Include those of the gateway's environment that the configuration
-    puts into the command line or environment of the server."""
+    """Return the secrets in a server's command line, and the secrets from the gateway's environment that the
+    configuration puts into the server's command line or environment."""
     texts = (*settings.args, *settings.env.values())
     ours = {value for value in secret_values(os.environ) if any(value in text for text in texts)}
     return secret_arguments(settings.args) | ours
@@ -181,14 +180,15 @@ def secrets_in(settings: UpstreamSettings) -> set[str]:
 
 
 def secrets_of_link(given: ConnectOptions) -> set[str]:
-    """Return the values of a link's headers, and of its variables that do not repeat facts of the session."""
+    """Return the values of a link's headers, and of its environment variables that do not just repeat a fact of the
+    session."""
     facts = {*_texts(msgspec.json.decode(given.env.get(FACTS_VARIABLE, "{}")))}
     variables = {value for name, value in given.env.items() if name != FACTS_VARIABLE}
     return (variables - facts) | _of_headers(given.headers().values())
 
 
 def _of_headers(values: Any) -> set[str]:
-    """Return the values of headers. For `Bearer VALUE`, include `VALUE` alone."""
+    """Return the values of headers. For `Bearer VALUE`, also return `VALUE` alone."""
     return {part for value in values for part in (value, value.rpartition(" ")[2])}
 
 

@@ -14,7 +14,7 @@ from transports.era import Era
 
 
 class SharedConversations:
-    """Keep one shared conversation for each era, made when it is first needed. `on_change` is called when the server
+    """Hold one shared conversation for each era, created when it is first needed. `on_change` is called when the server
     notifies of a change."""
 
     def __init__(
@@ -33,7 +33,7 @@ class SharedConversations:
         return iter(tuple(self._open.values()))
 
     def of(self, era: Era) -> Conversation:
-        """Return the conversation in that era."""
+        """Return the shared conversation in `era`; create it if there is none."""
         conversation = self._open.get(era)
         if conversation is None:
             source = SharedLinks(self._links, era)
@@ -41,7 +41,7 @@ class SharedConversations:
         return conversation
 
     async def discard(self, era: Era) -> None:
-        """Close the conversation in an era that the server does not speak."""
+        """Close the shared conversation in an era that the server does not speak."""
         conversation = self._open.pop(era, None)
         if conversation is not None:
             self._discarded_words = tuple(newest(conversation.output_tail))  # the process may take seconds to end
@@ -50,14 +50,15 @@ class SharedConversations:
 
     @property
     def output_tail(self) -> tuple[str, ...]:
-        """Return the last output lines of a server that has not answered: of its present process, else of the last."""
+        """Return the last output lines of a server that has not answered: from its current process, else from the
+        previous one."""
         for conversation in self:
             if words := newest(conversation.output_tail):
                 return tuple(words)
         return self._discarded_words
 
     def trial(self) -> Conversation:
-        """Return a new conversation of the legacy era, with a link of its own. The caller closes it."""
+        """Return a new legacy conversation with a link of its own, to try a handshake. The caller closes it."""
         return Conversation(SharedLinks(self._links, Era.LEGACY, is_trial=True), SharedRouter(), self._deadlines)
 
     def forget(self, live: LiveSession) -> None:

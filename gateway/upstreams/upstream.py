@@ -1,4 +1,4 @@
-"""Decide in which era a configured server is addressed, and keep the conversations with it."""
+"""Decide in which era requests are sent to a configured server, and find or create the conversations with it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
@@ -29,14 +29,14 @@ from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import Upstream, UpstreamUnavailable
 
 MAX_CONVERSATIONS: Final = 16
-"""Maximum number of conversations of one session with one server. A client can declare other capabilities with each
-request. Each set of them takes a connection of its own, often with a process."""
+"""Maximum number of conversations of one session with one server. A client can declare different capabilities with each
+request, and each set of capabilities needs a connection of its own, often with a process."""
 
 _NOTHING: Final = ServerFacts()
 
 
 class ConfiguredUpstream:
-    """Give access to one configured server: its state, its eras and its conversations. `UpstreamFactory` makes it."""
+    """One configured server: its state, its eras and its conversations. Built by `UpstreamFactory`."""
 
     def __init__(
         self,
@@ -56,7 +56,8 @@ class ConfiguredUpstream:
         self.first_answers = FirstAnswers(lists.results, settings.lists_fresh_s)
         rules = {"tools": settings.tools, "prompts": settings.prompts, "resources": settings.resource_uris}
         self.unreviewed = {kind for kind, patterns in rules.items() if patterns}
-        """Kinds of items with patterns in the configuration that are not yet known to match the server's lists."""
+        """Kinds of items (tools, prompts, resources) whose patterns in the configuration were not yet checked to match
+        the server's lists."""
         self._upstream = upstream
         self._links = links
         self.known = known
@@ -80,7 +81,7 @@ class ConfiguredUpstream:
 
     @property
     def start_failure(self) -> tuple[float, str]:
-        """Return when the last start failed (Unix time), and why; 0 and empty if none has."""
+        """Return when a link last failed to open (Unix time), and why; 0 and empty if none has failed."""
         return self._links.start_failure
 
     @property
@@ -95,7 +96,7 @@ class ConfiguredUpstream:
 
     @property
     def is_left_out(self) -> bool:
-        """Return True if the server is never asked, because its entry has faults."""
+        """Return True if the server is never asked, because its configuration entry has faults."""
         return bool(self.settings.faults)
 
     @property
@@ -105,12 +106,12 @@ class ConfiguredUpstream:
 
     @property
     def failures(self) -> Backoff:
-        """Return the failed probes since the last successful one."""
+        """Return the backoff that counts the failed probes since the last successful one."""
         return self._probe.failures
 
     @property
     def hangs_for_s(self) -> float:
-        """Return how many seconds the server has let the probe wait; 0 if it has answered."""
+        """Return how many seconds the probe has waited for the server; 0 if the server has answered."""
         return 0.0 if self.has_answered else self._probe.waited_s
 
     @property
@@ -120,7 +121,8 @@ class ConfiguredUpstream:
 
     @property
     def is_asked_in_sessions(self) -> bool:
-        """Return True if the server answers only with the credentials that its configuration has for each session."""
+        """Return True if the server answers only requests with a session's credentials, and its configuration has
+        such credentials."""
         return self._takes_secrets and self._facts.needs_credentials
 
     @property
@@ -171,7 +173,7 @@ class ConfiguredUpstream:
         return (await self.facts()).capabilities
 
     def mark_reviewed(self, kind: str = "") -> None:
-        """Record that the patterns for that kind of items match the server's lists; empty: for all kinds."""
+        """Record that the patterns for `kind` (tools, prompts, resources; empty: all) match the server's lists."""
         self.unreviewed -= {kind} if kind else self.unreviewed
 
     # -- conversations
@@ -186,19 +188,19 @@ class ConfiguredUpstream:
         return self._shared.of(era)
 
     def is_asked_by(self, live: LiveSession) -> bool:
-        """Return True if the server must first be asked for its era with the session's credentials (`era_in`)."""
+        """Return True if `era_in` must first ask the server for its era with the session's credentials."""
         return not self.settings.shared and self._by_sessions.is_wanted(live)
 
     async def conversation_for(self, call: Call) -> Conversation:
-        """Return the conversation for a call, in the era in which to address this server for the call's client."""
+        """Return the conversation for a call, in the era in which to send the call to this server."""
         if (live := call.live) is None:
             return self._shared.of(await self.era_for(call.era))
         era = await self.era_in(live, call.era, call.correlation)
         return self.conversation(live, era, call.correlation, call.exchange.caller)
 
     async def era_in(self, live: LiveSession, client: Era, correlation: str) -> Era:
-        """Return the era in which to address the server for a client of a session. If the server refuses the gateway's
-        own requests, ask it with the session's credentials first."""
+        """Return the era in which to send the requests of a session's client to the server. If the server refuses the
+        gateway's own requests, first ask it with the session's credentials."""
         era = await self.era_for(client)
         if not self._facts.needs_credentials or self.settings.shared:
             return era
@@ -209,8 +211,9 @@ class ConfiguredUpstream:
         return await self.era_for(client)
 
     def conversation_at_hand(self, exchange: Exchange, client: Era) -> Conversation | None:
-        """Return the conversation in which a client's call would be sent; None if there is none yet, or its era is
-        unknown. A tool call then gets another conversation of its session, whose list of tools counts."""
+        """Return the conversation in which a client's call would be sent, without waiting; None if there is none yet,
+        or its era is unknown. For a tool call, then return any other conversation of the session: the tools that it
+        lists are valid for the call."""
         live, era = live_session_of(exchange), self.era_now(client)
         if live is None:
             return None
@@ -221,12 +224,12 @@ class ConfiguredUpstream:
         return self.open_with(live) if held is None and exchange.method == "tools/call" else held
 
     def _key(self, era: Era, caller: ClientDeclaration | None) -> Key:
-        """Return the key of the conversation for that era and caller among those of a session."""
+        """Return the key of a session's conversation with this server, for an era and a caller."""
         declaring = caller if era is LEGACY else None
         return self._plain_keys[era] if declaring is None else (self.name, era, declaring.key)
 
     def open_with(self, live: LiveSession) -> Conversation | None:
-        """Return the present conversation of a session, in either era; None if it has none."""
+        """Return a conversation of the session with this server, in either era; None if there is none."""
         if self.settings.shared:
             return next(iter(self._shared), None)
         return next((held for (name, *_), held in live.conversations.items() if name == self.name), None)
@@ -239,8 +242,8 @@ class ConfiguredUpstream:
     def conversation(
         self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None = None
     ) -> Conversation:
-        """Return the conversation of a session in that era, made if there is none. A shared server has one for all
-        sessions. `caller` is a modern client: a legacy server learns its capabilities in the handshake. So each set of
+        """Return the conversation of a session in `era`; create it if there is none. A shared server has one for all
+        sessions. `caller`: a modern client, whose capabilities a legacy server learns in the handshake. So each set of
         capabilities has its own conversation.
 
         Raises:
@@ -269,8 +272,8 @@ class ConfiguredUpstream:
         return conversation
 
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
-        """Find out with the session's own process whether a modern server accepts a handshake, unless that is known.
-        Another process would double the wait of the first legacy client."""
+        """Test if a modern server accepts a handshake, unless that is known. Use the session's own process: another
+        process would double the wait of the first legacy client."""
         await self.era_in(live, MODERN, correlation)
         if not self.settings.shared:
             await self._try_own_handshake(live, correlation)
@@ -282,7 +285,8 @@ class ConfiguredUpstream:
         await self._probe.try_with(conversation, lambda: live.conversations.pop((self.name, LEGACY, b""), None))
 
     def when_started(self, live: LiveSession, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once the next link that serves the session is open. Return a function that cancels this."""
+        """Call `callback` once the next link that serves the session is open. Return a function that cancels the
+        callback."""
         return self._links.when_started(None if self.settings.shared else live, callback)
 
     async def prestart(self, session: Session) -> PrestartedProcess:
