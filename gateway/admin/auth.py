@@ -30,21 +30,22 @@ _HOST_CHARS: Final = 261
 
 _NOT_OF_A_HOST: Final = frozenset("@/?#\\")
 FREE: Final = 10
-"""How many wrong keys are answered at once. A script may have an old key, a person the wrong one in the clipboard."""
+"""The number of wrong keys after which a network has to wait. Before, a script may send an old key, or a person a wrong
+one by mistake."""
 
 LONGEST_S: Final = 60.0
-"""The longest wait after a wrong key."""
+"""The longest wait after a wrong key, in seconds."""
 
 _FORGOTTEN_S: Final = 900.0
 _MOST_NETWORKS: Final = 4_096
 OPERATOR: Final = "local"
-"""The operator's name of a person who has used the link, or its key."""
+"""The operator's name of whoever signs in by the one-time link, or sends its key."""
 
 VALID_S: Final = 600.0
 _LINK_BYTES: Final = 32
 SIGNED_IN_S: Final = 12 * 3_600
 _COOKIE: Final = "mcp_gateway_operator_"
-"""The beginning of a cookie's name. The rest differs between gateways with different keys, because a browser sends
+"""The prefix of the cookie's name. The rest differs between gateways with different keys, because a browser sends its
 cookies to every port of a host."""
 
 _NAME_BYTES: Final = 6
@@ -52,7 +53,7 @@ _PROOF_CHARS: Final = 16
 
 
 class HostNotAllowed(Exception):
-    """The Host header of a request names no host that is allowed. The text says what to do."""
+    """The Host header of an operator's request names no allowed host. The message says what to do."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -62,15 +63,15 @@ class HostNotAllowed(Exception):
 
 
 class OperatorHosts:
-    """Check the Host header. `names` are spelled as by `gateway.config.addresses.host_names`: `*.` before a domain
-    stands for all names below it, `*` for any."""
+    """Check the Host header of operators' requests. `names` are the allowed hosts: `*.` before a domain stands for all
+    names below it, `*` for any name. `gateway.config.addresses.host_names` gives their spelling."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = frozenset(names) | {"localhost"}
         self._domains = tuple(name[1:] for name in names if name.startswith("*."))
 
     def check(self, host: str) -> None:
-        """Raise `HostNotAllowed` if the Host header `host` names neither an address nor a name that is allowed."""
+        """Raise `HostNotAllowed` unless the Host header `host` has an IP address or an allowed name."""
         name = _hostname(host)
         if "*" in self._names or name in self._names or name.endswith(self._domains) or _is_address(name):
             return
@@ -96,8 +97,7 @@ def _is_address(name: str) -> bool:
 
 
 class TooManyAttempts(Exception):
-    """Too many wrong keys came from one network. For `wait_s` more seconds, further wrong keys are refused with
-    this."""
+    """One network has sent too many wrong keys. Its further wrong keys get this error for `wait_s` more seconds."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"too many wrong keys came from your address: try again in {wait_s:.0f} s")
@@ -105,28 +105,30 @@ class TooManyAttempts(Exception):
 
 
 class SignInAttempts:
-    """Count wrong keys by network, on this replica."""
+    """Count the wrong keys of each network on this replica. After `FREE` of them, each makes the network wait
+    longer."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._wrong: TTLCache[str, tuple[int, float]] = TTLCache(_MOST_NETWORKS, _FORGOTTEN_S, timer=clock)
 
     def check(self, network: str) -> None:
-        """Raise `TooManyAttempts` if the network has to wait before its next wrong key is answered."""
+        """Raise `TooManyAttempts` if the network has to wait."""
         _, until = self._wrong.get(network, (0, 0.0))
         if (wait := until - self._clock()) > 0:
             raise TooManyAttempts(max(1.0, wait))
 
     def wrong(self, network: str) -> None:
-        """Count one more wrong key of the network."""
+        """Count a wrong key of the network."""
         count = self._wrong.get(network, (0, 0.0))[0] + 1
         wait = min(LONGEST_S, 2.0 ** min(count - FREE, 16)) if count >= FREE else 0.0
         self._wrong[network] = (count, self._clock() + wait)
 
 
 class SignInLink:
-    """A one-time link to sign in with. `token` is its last part. `proof` marks the sign-ins by this link, which end
-    with this process. `key` is an operator's key that is in no configuration."""
+    """A one-time link by which a person signs in to the console. `token`: the last part of its URL. `proof`: a value in
+    the cookies of such sign-ins, which are valid until this process ends. `key`: a generated operator's key, for
+    commands on this machine."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -137,20 +139,22 @@ class SignInLink:
         self.key = secrets.token_urlsafe(_LINK_BYTES)
 
     def opens_with(self, token: str) -> bool:
-        """Return True if the link can still be used, and `token` is its token. This does not use it up."""
+        """Return True if `token` is the link's token, and the link is neither used nor expired. Does not use the link
+        up."""
         is_right = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
         return is_right and not self._is_used and self._clock() < self._until
 
     def take(self, token: str) -> bool:
-        """Use the link up if `token` is its token. Return True for the first of several that try at once."""
+        """Use the link up if `token` is valid (`opens_with`). Return True if so: of several concurrent calls, only the
+        first."""
         is_open = self.opens_with(token)
         self._is_used = self._is_used or is_open
         return is_open
 
 
 class Access:
-    """Authenticate operators. Compare keys with the configured digests, and sign the cookies of browsers that have sent
-    a key or used the link."""
+    """Authenticate operators. Compare their keys with the configured digests. Give a signed cookie to each browser that
+    sends a key or uses the link."""
 
     def __init__(
         self,
@@ -187,21 +191,21 @@ class Access:
         return self.has_keys or self._link is not None
 
     def is_secure(self, request: Request) -> bool:
-        """Return True if the browser uses TLS. Trusted proxies may say so."""
+        """Return True if the browser uses TLS, to this gateway or, as its headers say, to a trusted proxy."""
         return self._guard.is_secure(request.scope, request.headers)
 
     def check_host(self, request: Request) -> None:
-        """Raise `HostNotAllowed` for a name that is not the gateway's."""
+        """Raise `HostNotAllowed` if the request's Host header names no allowed host."""
         self._hosts.check(request.headers.get("host", ""))
 
     async def operator(self, request: Request) -> str | None:
-        """Return the name of the operator that sends a request; None if it has no valid credential.
+        """Return the name of the operator that sends a request; None if the request has no valid credential.
 
-        A cookie counts only in requests that pages of the gateway have caused.
+        A cookie is not accepted in requests that another site has caused.
 
         Raises:
-            TooManyAttempts: the key is wrong, and too many wrong ones came from its network.
-            StoreUnavailable: the sign-in cannot be checked.
+            TooManyAttempts: the key is wrong, and its network has sent too many wrong keys.
+            StoreUnavailable: the store cannot be asked whether the sign-in is valid.
         """
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme:
@@ -212,8 +216,8 @@ class Access:
         return signed_in[0]
 
     def _signed_in(self, request: Request) -> tuple[str, str] | None:
-        """Return the operator and the sign-in that a cookie names; None if the cookie is invalid, or the operator's key
-        is no longer configured."""
+        """Return the operator's name and the sign-in's id from the request's cookie. Return None if the cookie is
+        invalid, or the operator's key is no longer configured."""
         cookie = next((request.cookies[name] for name in self._cookies if name in request.cookies), None)
         if cookie is None or not is_canonical(cookie) or not Guard.same_site(request.headers):
             return None
@@ -224,8 +228,8 @@ class Access:
         return (name, sign_in) if (name, proof) in self._proofs else None
 
     def _holder(self, request: Request, key: str) -> str | None:
-        """Return the name of the operator with that key; None if it is wrong. A right key is never refused: somebody
-        who guesses keys may share its network, and could lock its holder out."""
+        """Return the name of the operator with that key; None if no operator has it. Raises `TooManyAttempts` for wrong
+        keys only: an attacker in the operator's network cannot lock the operator out."""
         name = self._keys.holder(key)
         if name is None:
             network = self._guard.client(request.scope, _forwarded(request))
@@ -236,10 +240,10 @@ class Access:
         return name
 
     async def sign_in(self, request: Request, response: Response, key: str) -> bool:
-        """Give the browser a cookie if `key` is an operator's, and return whether it is.
+        """Set a sign-in cookie in `response` if `key` is an operator's key. Return whether it is.
 
         Raises:
-            TooManyAttempts: the key is wrong, and too many wrong ones came from its network.
+            TooManyAttempts: the key is wrong, and its network has sent too many wrong keys.
             StoreUnavailable: the sign-in cannot be stored.
         """
         name = self._holder(request, key)
@@ -251,7 +255,7 @@ class Access:
         return True
 
     async def sign_in_by_link(self, request: Request, response: Response, token: str) -> bool:
-        """Give the browser a cookie and use the link up, if `token` is that of the link. Return whether it is.
+        """Use the link up and set a sign-in cookie in `response`, if `token` is the link's token. Return whether it is.
 
         Raises:
             StoreUnavailable: the sign-in cannot be stored. The link can be used again.
@@ -267,7 +271,7 @@ class Access:
         return True
 
     async def _marked(self) -> str:
-        """Store a new sign-in, and return its name."""
+        """Store the flag of a new sign-in. Return the sign-in's random id."""
         sign_in = secrets.token_urlsafe(18)
         await self._flags.set(_flag(sign_in), SIGNED_IN_S)
         return sign_in
@@ -284,10 +288,11 @@ class Access:
         )
 
     async def sign_out(self, request: Request, response: Response) -> None:
-        """End the sign-in of the browser, also for copies of its cookie.
+        """Delete the browser's cookie, and the sign-in's flag in the store: this makes copies of the cookie invalid,
+        too.
 
         Raises:
-            StoreUnavailable: the sign-in has not ended.
+            StoreUnavailable: the sign-in is still valid.
         """
         signed_in = self._signed_in(request)
         if signed_in is not None:
@@ -302,5 +307,5 @@ def _flag(sign_in: str) -> str:
 
 
 def _forwarded(request: Request) -> Mapping[str, str]:
-    """Return all lines of `X-Forwarded-For` as one, because some proxies add a line of their own."""
+    """Return the values of all `X-Forwarded-For` lines as one, because some proxies add a line of their own."""
     return {"x-forwarded-for": ", ".join(request.headers.getlist("x-forwarded-for"))}

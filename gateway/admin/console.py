@@ -1,5 +1,5 @@
-"""Serve the console: each page of `gateway.admin.pages`, and a stream that sends the page again when its content
-changes. The pages work without scripts as well."""
+"""Serve the console: each page of `gateway.admin.pages`, and an event stream that updates a page when its content
+changes. The pages also work without scripts."""
 
 import asyncio
 import json
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment  # with the first page
 
 EVERY_S: Final = 2.0
-"""How often the content of an open page is read."""
+"""Seconds between two updates of an open page."""
 
 _REST: Final = 10
-"""The pause between two readings is at least this many times as long as the reading, because calls come first."""
+"""The pause between two updates is at least this many times as long as an update took. So calls of clients come
+first."""
 
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -50,7 +51,7 @@ _HEADERS: Final = {
 _WITH_IMAGES: Final = {
     "Content-Security-Policy": _HEADERS["Content-Security-Policy"].replace("img-src 'self'", "img-src 'self' data:")
 }
-"""The header for pages with images of a server. Everything but images is restricted as on other pages."""
+"""The Content-Security-Policy of pages that show images from servers. Otherwise it is that of the other pages."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _MAX_FORM_BYTES: Final = 16 << 10
@@ -59,7 +60,7 @@ _STORE_IS_AWAY: Final = "The session store does not answer. Try again."
 
 
 class Console:
-    """Make the console's routes, for operators who have signed in."""
+    """Make the routes of the console, for operators who have signed in."""
 
     def __init__(self, operations: Operations, access: Access) -> None:
         self._operations = operations
@@ -91,8 +92,7 @@ class Console:
         ]
 
     def _explained(self, endpoint: Endpoint) -> Endpoint:
-        """Return the endpoint with a check of the Host header. Errors that prevent that the operator is known are
-        answered as plain text."""
+        """Wrap an endpoint: check the Host header first, and answer failures of authentication as plain text."""
 
         async def explained(request: Request) -> Response:
             try:
@@ -117,8 +117,8 @@ class Console:
         return _environment({f"pages/{name}": page.template for name, page in self._pages.items()})
 
     async def _compiled(self) -> None:
-        """Compile all templates once, before the first page. That takes a quarter of a second, so it runs in a thread,
-        and calls of clients go on."""
+        """Compile all templates once, before the first page is served. This takes a quarter of a second, so it runs in
+        a thread."""
         if self._is_compiled:
             return
         await self._compiling.share("templates", lambda: asyncio.to_thread(self._compile))
@@ -162,8 +162,8 @@ class Console:
         return endpoint
 
     async def _changes(self, name: str, page: ConsolePage, request: Request) -> AsyncIterator[str]:
-        """Yield the live part of a page whenever it has changed. The stream ends when the replica drains, and the
-        browser connects to another replica."""
+        """Yield the live part of a page as an event whenever it has changed. End when the operator signs out. End also
+        when the replica drains; the browser then connects to another replica."""
         before = ""
         while True:
             began = monotonic()
@@ -182,7 +182,7 @@ class Console:
             await asyncio.sleep(max(EVERY_S, (monotonic() - began) * _REST))
 
     def _tell(self, request: Request, operator: str) -> None:
-        """Store in the request's scope who looks at the page, and the URL at which the browser has this gateway."""
+        """Store the operator's name, and the gateway's URL as the browser knows it, in the request's scope."""
         request.scope[OPERATOR] = operator
         scheme = "https" if self._access.is_secure(request) else "http"
         request.scope[BASE_URL] = f"{scheme}://{request.headers.get('host', '')}{_root(request)}"
@@ -200,8 +200,8 @@ class Console:
     # -- actions
 
     def _action(self, name: str, page: ConsolePage, action: Action) -> Endpoint:
-        """Serve a form. Its action redirects to the next page, or its own page shows the outcome. Loading that page
-        again sends the form again, as browsers warn."""
+        """Return the endpoint to which a form is posted. It redirects to the path that `action` returns. If `action`
+        returns variables, it renders the page with them; reloading this page sends the form again."""
 
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
@@ -243,7 +243,7 @@ class Console:
         )
 
     def _asking_for_key(self, request: Request, problem: str) -> Response:
-        """Show the sign-in page, with the problem of the last attempt if there was one."""
+        """Return the sign-in page. `problem`: why the last attempt failed; empty before the first one."""
         facts = {"problem": problem, "has_keys": self._access.has_keys}
         html = self._html("sign_in.html", request, operator=None, path="", live="", **facts)
         return HTMLResponse(html, 403 if problem else 200, headers=_HEADERS)
@@ -256,7 +256,7 @@ class Console:
 
 
 def _environment(pages: dict[str, str]) -> "Environment":
-    """Return an environment of Jinja with these page templates and those in the folder `templates`."""
+    """Return the Jinja environment with `pages` (templates by name) and the templates in the folder `templates`."""
     from jinja2 import ChoiceLoader, DictLoader, Environment, PackageLoader, StrictUndefined  # with the first page
 
     environment = Environment(
@@ -274,7 +274,8 @@ def _environment(pages: dict[str, str]) -> "Environment":
 
 
 def _shown(value: Any) -> Any:
-    """Escape control characters and marks of text direction in a value of a template. Markup of the console stays."""
+    """Escape control characters and marks of text direction in a template's value. Numbers and HTML markup stay
+    unchanged."""
     return value if isinstance(value, int | float) or hasattr(value, "__html__") else visible(str(value))
 
 
@@ -298,5 +299,5 @@ def _redirect(request: Request, path: str) -> RedirectResponse:
 
 
 def _root(request: Request) -> str:
-    """Return the path below which a proxy serves the gateway."""
+    """Return the path prefix under which a proxy or another app serves the gateway."""
     return str(request.scope.get("root_path", ""))

@@ -22,7 +22,7 @@ def took(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a time span in seconds, in at most two units."""
+    """Format a time span in seconds, in at most two units, such as `3 h 20 min`."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -34,7 +34,7 @@ def span(seconds: float) -> str:
 
 
 def amount(count: float) -> str:
-    """Format a number of bytes."""
+    """Format a number of bytes, such as `1.5 MiB`."""
     if count < 1_024:
         return f"{count:.0f} B"
     if count < 1 << 20:
@@ -48,5 +48,5 @@ def clock(at: float) -> str:
 
 
 def moment(at: float) -> Markup:
-    """Format a Unix time as an HTML element in UTC. The console's script changes it to local time."""
+    """Return a Unix time as an HTML element in UTC. The console's script changes it to local time."""
     return Markup('<time datetime="{}Z">{} UTC</time>').format(clock(at).replace(" ", "T"), clock(at))

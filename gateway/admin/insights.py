@@ -1,4 +1,4 @@
-"""Read for operators what happened: timelines of sessions, the history of calls, and the state of servers."""
+"""Read for operators the timelines of sessions, the history of calls, and the state of servers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from session_store.session import redact
 from transports.tasks import Tasks
 
 _READ_AT_ONCE: Final = 2_000
-"""How many timelines are read at once during a search."""
+"""The most timelines that a search reads at once."""
 
 _STATES: Final = ("ok", "starting", "failing")
 """States of a server, the worst last. A server has the worst state that any replica reports."""
@@ -44,7 +44,8 @@ _SUMMED: Final = ("processes", "memory_bytes", "links", "in_flight", "started", 
 
 
 class Insights:
-    """Read what replicas have written to the store, and ask them for what they have not written yet."""
+    """Read timelines and counts that replicas have written to the store, and get from replicas what is not written
+    yet."""
 
     def __init__(self, backend: Backend, replicas: Replicas, clock: Callable[[], float]) -> None:
         self._backend = backend
@@ -59,7 +60,7 @@ class Insights:
         """Return the timeline of a session that is live or has ended in the last day.
 
         Raises:
-            NoSuch, Ambiguous, TooShort: `prefix` does not name one session.
+            NoSuch, Ambiguous, TooShort: `prefix` names no session, several sessions, or has too few characters.
         """
         name, session = await self._named(prefix)
         stored = await self._backend.timelines.read(name)
@@ -80,7 +81,7 @@ class Insights:
         return SessionTimeline(head=head, entries=[TimelineRow(**msgspec.structs.asdict(one)) for one in entries])
 
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
-        """Return sessions of the last day that match, the last used first."""
+        """Return the sessions of the last day, live or ended, that match the query; the last used ones first."""
         await self._replicas.ask(Replica.write_activity)
         # Where nearly all match, few have to be read. One written meanwhile moves to the front: it is met twice.
         found: dict[str, TimelineHead] = {}
@@ -97,7 +98,8 @@ class Insights:
         return list(found.values())[: query.limit]
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
-        """Find the one timeline that is meant. Return its name, and the record of its session if that is live."""
+        """Find the one timeline whose session's id begins with `prefix`. Return its name, and the session's record;
+        None in place of the record if the session has ended."""
         names: set[str] = set()
         session = None
         try:
@@ -116,19 +118,21 @@ class Insights:
     # -- the history
 
     async def history(self, over: Range = "15m", server: str = "", tool: str = "") -> HistoryView:
-        """Return the points of a range, one for each step; of one server or one tool if that is given."""
+        """Return calls, failures, durations and live sessions over a range, one point for each step. `server` and
+        `tool` restrict the calls that count; empty: all calls."""
         records, steps = await self._records(over)
         _, step_s = RANGES[over]
         return HistoryView(range=over, step_s=step_s, points=points_of(records, steps, server=server, tool=tool))
 
     async def usage(self, by: UsageBy = "tool", over: Range = "15m") -> list[UsageRow]:
-        """Return the use of each tool, server, principal or client in a range, the most calls first."""
+        """Return how much each tool, server, principal or client was used in a range; those with the most calls
+        first."""
         records, _ = await self._records(over)
         return usage_of(records, by, RANGES[over][0])
 
     async def _records(self, over: Range) -> tuple[list[HistoryRecord], range]:
-        """Read the counts of all replicas in a range. Requests for the same range at the same time share one
-        reading."""
+        """Return the counts of all replicas in a range, and the times of its steps. Concurrent callers with the same
+        range share one read of the store."""
         return await self._readings.share(over, lambda: self._read(over))
 
     async def _read(self, over: Range) -> tuple[list[HistoryRecord], range]:
@@ -141,7 +145,7 @@ class Insights:
     # -- servers
 
     async def servers(self, over: Range = "15m") -> list[ServerRow]:
-        """Return the configured servers on all replicas together, with their calls in a range."""
+        """Return a row for each configured server: its state on all replicas together, and its calls in a range."""
         self._replicas.require("the store does not record which servers run: use --url with a running gateway")
         answers = await self._replicas.ask(Replica.servers)
         parts = [part for some in answers.by.values() for part in some]
@@ -154,7 +158,8 @@ class Insights:
 def points_of(
     records: Iterable[HistoryRecord], steps: Sequence[int], *, server: str = "", tool: str = ""
 ) -> list[HistoryPoint]:
-    """Return one point for each of these times; of one server, or one tool of it, if that is given."""
+    """Return one point for each Unix time in `steps`. `server` and `tool` restrict the calls that count; empty: all
+    calls."""
     found: dict[int, list[FigureRecord]] = {at: [] for at in steps}
     for record in records:
         if record.at in found:
@@ -191,7 +196,8 @@ def _quantile(figures: ToolFigures, q: float) -> float:
 
 
 def usage_of(records: Iterable[HistoryRecord], by: UsageBy, length_s: float) -> list[UsageRow]:
-    """Return the use of each tool, server, principal or client in `length_s` seconds, the most calls first."""
+    """Return how much each tool, server, principal or client was used, those with the most calls first. `length_s`: the
+    seconds that the records cover."""
     record = figures_together(read_record(one.body) for one in records)
     if by in ("principal", "client"):
         who = record.principals if by == "principal" else record.clients
@@ -223,7 +229,8 @@ def _row(used: ToolFigures | WhoFigures, length_s: float, **more: Any) -> UsageR
 def _server_rows(
     parts: Iterable[ServerPart], by_server: Mapping[str, UsageRow], by_tool: Sequence[UsageRow]
 ) -> list[ServerRow]:
-    """Return the servers in order of name, with their calls in a range."""
+    """Merge the parts of all replicas into one row for each server, in order of name, with the server's calls in a
+    range."""
     of: dict[str, list[ServerPart]] = {}
     for part in parts:
         of.setdefault(part.server, []).append(part)

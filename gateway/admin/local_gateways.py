@@ -1,8 +1,8 @@
-"""Let commands find the gateways that their own user runs on this machine, and a key to ask them.
+"""Let a user's commands find the gateways that the same user runs on this machine, and an operator's key for each.
 
 A gateway that was started at a terminal writes a file with its addresses and a key. The file is in the runtime folder
-of its user, which nobody else can enter. The gateway holds a lock on the file while it lives; the kernel releases the
-lock however the gateway ends. Symlinks are not followed, and files that others could write are ignored.
+of its user, which nobody else can enter. The gateway locks the file while it runs; the kernel releases the lock however
+the gateway ends. Symlinks are not followed, and files that others could write are ignored.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _OPEN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway of this user on this machine. `url` is the operators' URL without a path, `endpoint` that of clients,
-    and `key` an operator's key. The addresses are valid in the network namespace `network`."""
+    """A running gateway of this user on this machine. `url` is the operators' URL without a path, `endpoint` the
+    clients' URL, and `key` an operator's key. The addresses are valid in the network namespace `network`."""
 
     url: str
     endpoint: str
@@ -38,12 +38,12 @@ class LocalGateway(msgspec.Struct, frozen=True, kw_only=True):
     network: int
 
     def is_at(self, url: str) -> bool:
-        """Return whether that URL is one of this gateway."""
+        """Return True if `url` is on this machine, with scheme and port of one of this gateway's URLs."""
         return _place(url) in (_place(self.url), _place(self.endpoint))
 
 
 def _place(url: str) -> tuple[str, int | None]:
-    """Return scheme and port of a URL of this machine. For any other URL, return the URL itself."""
+    """Return scheme and port of a loopback URL. For any other URL, return the URL itself and None."""
     try:
         parts = urlsplit(url)
         return (parts.scheme, parts.port) if is_loopback(parts.hostname or "") else (url, None)
@@ -53,7 +53,7 @@ def _place(url: str) -> tuple[str, int | None]:
 
 def network_namespace() -> int:
     """Return the number of this process's network namespace; 0 if the system has none. Containers may share the runtime
-    folder, but the addresses in it mean other gateways there."""
+    folder, but a loopback address means another gateway in each of them."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -61,7 +61,7 @@ def network_namespace() -> int:
 
 
 def runtime_folder() -> Path:
-    """Return the folder of the files. It may not exist.
+    """Return the folder in which gateways write their files. It may not exist.
 
     It is below `XDG_RUNTIME_DIR`, or else below `/run/user/UID`, if only this user can enter that folder. Otherwise it
     is below `/tmp`, with the user's number in its name.
@@ -76,7 +76,8 @@ def runtime_folder() -> Path:
 
 
 def _entered(folder: Path) -> int:
-    """Open a folder that only this user can enter or change. Raises `OSError` for any other folder."""
+    """Open a folder that only this user can enter or change, and return its descriptor. Raises `OSError` for other
+    folders."""
     descriptor = os.open(folder, _OPEN | os.O_DIRECTORY)
     try:
         _refuse_foreign(os.fstat(descriptor), str(folder))
@@ -93,7 +94,8 @@ def _refuse_foreign(found: os.stat_result, name: str) -> None:
 
 @contextlib.contextmanager
 def announced(gateway: LocalGateway, folder: Path | None = None) -> Iterator[None]:
-    """Write the gateway's file for the time of the block. Raises `OSError`: it cannot be written safely."""
+    """Write the gateway's file, and remove it at the end of the block. Raises `OSError` if it cannot be written
+    safely."""
     place = runtime_folder() if folder is None else folder
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
@@ -121,7 +123,7 @@ def _remove(name: str, directory: int) -> None:
 
 
 def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
-    """Return the running gateways of this user on this machine, by URL. Files of dead gateways are removed."""
+    """Return the running gateways of this user on this machine, sorted by URL. Remove the files of dead gateways."""
     try:
         directory = _entered(runtime_folder() if folder is None else folder)
     except OSError:
@@ -135,8 +137,8 @@ def local_gateways(folder: Path | None = None) -> list[LocalGateway]:
 
 
 def _read(name: str, directory: int) -> LocalGateway | None:
-    """Read the file of a living gateway. Return None if its gateway is dead, or its addresses are not of this
-    machine."""
+    """Return the gateway that a file describes. Return None if the file is unreadable, or the gateway is dead (then the
+    file is removed) or in another network namespace."""
     try:
         file = os.open(name, os.O_RDONLY | _OPEN, dir_fd=directory)
     except OSError:
@@ -157,7 +159,7 @@ def _read(name: str, directory: int) -> LocalGateway | None:
 
 
 def _is_held(file: int) -> bool:
-    """Return whether another process holds the lock of the file."""
+    """Return True if another process holds the lock of the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

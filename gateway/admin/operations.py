@@ -1,4 +1,4 @@
-"""Implement the operators' verbs with a store, and with the replicas that use the store."""
+"""Implement the operators' verbs (`gateway.admin.verbs`) with a store, and with the replicas that use the store."""
 
 import asyncio
 import time
@@ -52,22 +52,23 @@ from session_store.session import redact
 from transports.work_steps import slices
 
 SEARCHED: Final = 20_000
-"""How many of the newest tasks are searched."""
+"""The number of the newest tasks that a search reads at most."""
 
 _READ_AT_ONCE: Final = 1_000
 _OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
 _ENDED_AT_ONCE: Final = 32
-"""How many sessions are ended at once. Each end waits for the end of its processes."""
+"""The number of sessions that are ended concurrently. Ending one waits until its processes have ended."""
 
 _EVENTS_SEARCHED: Final = 2_000
-"""How many of the newest events are searched for those of one session."""
+"""The number of the newest events that are searched for the events of one session."""
 
 _FOLLOW_EVERY_S: Final = 1.0
 _FOLLOWED_AT_ONCE: Final = 500
 
 
 class Operations:
-    """Implement `admin.verbs.Operators`. `record` writes an operator's action to the audit trail."""
+    """Implement `admin.verbs.Operators`. `record` writes an operator's action to the audit trail. `ending` ends
+    sessions."""
 
     def __init__(
         self,
@@ -111,15 +112,16 @@ class Operations:
 
     @property
     def is_draining(self) -> bool:
-        """Return True if this replica drains. Streams to operators end then, and the operators ask another replica."""
+        """Return True if this replica drains. Event streams to operators then end, so that they connect to another
+        replica."""
         return self._replicas.is_draining
 
     @property
     def tried(self) -> TriedCalls:
-        """Return the catalog of tools, and the calls that operators try.
+        """Return the part that lists tools, and calls them for operators.
 
         Raises:
-            UnknownHere: there is only a store.
+            UnknownHere: the command works on a store, without a running gateway.
         """
         if self._tried is None:
             raise UnknownHere("only a running gateway knows tools and calls them: use --url")
@@ -185,7 +187,8 @@ class Operations:
         return ended
 
     async def _matching(self, which: SessionFilter) -> AsyncIterator[list[tuple[Session, SessionPart | None]]]:
-        """Yield all sessions that match, page by page, each with the facts of the replica that serves it."""
+        """Yield all sessions that match, page by page. With each session comes its part from the replica that serves
+        it; None if no replica does."""
         if not which.is_of_records and not self._replicas.are_known:
             raise UnknownHere("the store does not record states and failures: use --url with a running gateway")
         place = ""
@@ -243,7 +246,7 @@ def _operator(by: str) -> str:
 
 
 def _facts(event: AuditEvent) -> dict[str, Any]:
-    """Return the fields of an event that have a value."""
+    """Return the fields of an event by name, without empty ones."""
     facts = {
         name: value for name in event.__struct_fields__ if (value := getattr(event, name)) not in ("", 0.0, None, {})
     }
@@ -251,7 +254,7 @@ def _facts(event: AuditEvent) -> dict[str, Any]:
 
 
 def operations_on(backend: Backend) -> Operations:
-    """Return the operators' model of an open store alone. It knows nothing of calls and processes in gateways."""
+    """Return the operators' verbs for an open store without a running gateway: calls and processes are unknown."""
     return Operations(
         backend=backend,
         replicas=Replicas(backend),
@@ -262,7 +265,7 @@ def operations_on(backend: Backend) -> Operations:
 
 
 class _StoreEnding:
-    """End sessions in the store, and notify the gateways that serve them."""
+    """End sessions in the store, and notify the gateways that serve them over the store's bus."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -279,7 +282,7 @@ class _StoreEnding:
 
 
 class TaskList:
-    """List and find the tasks of a store."""
+    """List and find tasks in a store."""
 
     def __init__(self, tasks: TaskStore, clock: Callable[[], float]) -> None:
         self._tasks = tasks
@@ -289,8 +292,8 @@ class TaskList:
         """Return a page of the tasks that match, newest first.
 
         Raises:
-            NoSuch: the last task of the page before is unknown; or the query is a client's id of a task, which is
-                unknown.
+            NoSuch: `query.after` names no task; or `query.query` is the id of a task, as clients get it, and no such
+                task exists.
         """
         if (handle := claimed(query.query)) is not None:
             return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
@@ -306,14 +309,14 @@ class TaskList:
         return TaskPage(tasks=[task_row(task, now) for task in rows], after=after)
 
     async def row(self, prefix: str) -> TaskRow:
-        """Return the task that `found` finds, as operators see it. Raises as `found`."""
+        """Find a task as `found` does, with the same errors. Return it as operators see it."""
         return task_row(await self.found(prefix), self._clock())
 
     async def found(self, prefix: str) -> Task:
-        """Find the one task whose id begins with `prefix`, or for which a client has the id `prefix`.
+        """Find the one task whose id begins with `prefix`, or whose id at its client is `prefix`.
 
         Raises:
-            NoSuch, Ambiguous, TooShort: not exactly one task is meant.
+            NoSuch, Ambiguous, TooShort: `prefix` names no task, several tasks, or has too few characters.
         """
         if (handle := claimed(prefix)) is not None:
             return await self._of_client(handle)
@@ -376,10 +379,11 @@ class _Error(msgspec.Struct):
 
 
 class SessionWatches:
-    """Start and stop the watching of sessions, and read what was seen. Sessions are named by how their ids begin.
+    """Start and stop the watch of a session, which records its messages and stderr lines, and read what it has
+    recorded. `prefix` is the beginning of a session's id, `by` the name of the operator.
 
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow it, or the prefix
-    does not name one session.
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow the watch, or the
+    prefix does not name one session.
     """
 
     def __init__(self, finder: SessionFinder, replicas: Replicas, record: Records, options: GatewaySettings) -> None:
@@ -389,7 +393,7 @@ class SessionWatches:
         self.where: SessionScope = options.admin.frames or ("any" if options.is_of_one_person else "own")
 
     async def switch_on(self, prefix: str, by: str) -> FramesPage:
-        """Watch a session for the next 10 minutes. Raises `TooLate`: no replica serves the session now."""
+        """Watch a session for the next 10 minutes. Raises `TooLate` if no replica serves the session now."""
         session = await self._allowed(prefix, by)
         report = _best(await self._replicas.ask(Replica.watch, session.id, by))
         if report is None:
@@ -400,20 +404,20 @@ class SessionWatches:
         return report.frames
 
     async def switch_off(self, prefix: str, by: str) -> FramesPage:
-        """Stop watching a session, and delete what was seen."""
+        """Stop watching a session, and delete the recorded messages and lines."""
         session = await self._allowed(prefix, by)
         if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
             self._record(reason=f"the operator {by} has switched off its frames", session=session)
         return FramesPage(watched=False)
 
     async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
-        """Return the newest messages; or the oldest ones after the number `after`."""
+        """Return the newest recorded messages. If `after` is given, return the oldest ones with a higher number."""
         session = await self._allowed(prefix, by)
         return (await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after))).frames
 
     async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
-        """Return the newest lines; or the oldest ones after the number `after`. Without a watch, every operator gets
-        the last lines of each server."""
+        """Return the newest recorded stderr lines; with `after`, the oldest ones with a higher number. If nobody
+        watches the session, return the last lines of each server, which every operator may see."""
         session = await self._finder.find(prefix)
         page = (await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))).stderr
         if page.watched:
@@ -421,7 +425,7 @@ class SessionWatches:
         return page
 
     async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> FrameReport | None:
-        """Return the newest messages and lines; None if `admin.frames` does not allow it."""
+        """Return the newest messages and stderr lines, as many as given; None if `admin.frames` does not allow it."""
         session = await self._finder.find(prefix)
         if not may_use(self.where, session.principal, by):
             return None
@@ -447,6 +451,7 @@ class SessionWatches:
 
 
 def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
-    """Return the report of the replica that serves a session. If several do, prefer the one that watches it."""
+    """Return the report of the replica that serves a session; None if none does. Of several, prefer one with a
+    watch."""
     reports = [report for report in answers.by.values() if report is not None]
     return max(reports, key=lambda report: report.frames.watched, default=None)

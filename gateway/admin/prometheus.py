@@ -42,8 +42,8 @@ class PrometheusExporter:
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str, store_s: float | None, replicas: int) -> tuple[bytes, str]:
-        """Return the text and its media type. `store_s`: how many seconds the store took to answer; None if it did
-        not."""
+        """Return the metrics as text, and its media type. `store_s`: the seconds until the store answered; None if it
+        did not. `replicas`: the number of replicas."""
         held = await self._replica.held()
         # No await from here on: the collector reads these.
         self._store_s, self._replicas, self._counted = store_s, replicas, held

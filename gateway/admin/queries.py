@@ -10,16 +10,16 @@ from gateway.admin.reports import SESSION_STATES, SessionRow, SessionTotals, Tas
 from session_store import Task, TaskStatus, TimelineHead
 
 SHORTEST_PREFIX: Final = 4
-"""The fewest characters of a session's id that name it."""
+"""The minimum length of the beginning of an id by which an operator names a session or a task."""
 
 TASK_STATUSES: Final[tuple[str, ...]] = (*get_args(TaskStatus), "tool_error")
-"""What becomes of a task. `tool_error`: it is completed, and its tool has reported an error."""
+"""The statuses of tasks. `tool_error`: the task is completed, and its tool has reported an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of a parameter in REST: `words` for its text, `name` if its name differs there, and `most` for
-    its highest number."""
+    """The description of a REST parameter. `words`: its text. `name`: its name in REST, if that is not the name in
+    Python. `most`: the maximum of a number."""
 
     words: str = ""
     name: str = ""
@@ -38,13 +38,13 @@ class OperatorError(Exception):
 
 
 class NoSuch(OperatorError):
-    """Nothing has that name."""
+    """No session, task, replica, server or tool has the given name."""
 
     status = 404
 
 
 class Ambiguous(OperatorError):
-    """Several things have that name. `candidates` are some of them if they are sessions."""
+    """Several sessions, tasks or replicas have the given name. `candidates` are some of the sessions."""
 
     status = 409
 
@@ -54,27 +54,27 @@ class Ambiguous(OperatorError):
 
 
 class TooLate(OperatorError):
-    """The named thing is not in a state in which this can be done."""
+    """The state of the named session or task does not allow the request."""
 
     status = 409
 
 
 class TooShort(OperatorError):
-    """The given beginning of an id is too short. `what` is the kind of thing it should name."""
+    """The given beginning of an id is too short. `what` is the kind of thing that was meant, such as `session`."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"give at least {SHORTEST_PREFIX} characters of the {what}'s id")
 
 
 class UnknownHere(OperatorError):
-    """This model of operators does not have the data: a store alone, or a gateway, where the other one has it."""
+    """The store alone does not have the data; a running gateway has to be asked."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A query for tasks.
 
-    `query` holds words to find in principal, endpoint, server, tool and message; or how the id of a task or of its
-    session begins. `status` is one of `TASK_STATUSES`, or empty for all. `after` is the last task of the page before.
+    `query` has words to find in principal, endpoint, server, tool and message; or the beginning of the id of a task or
+    of its session. `status` is one of `TASK_STATUSES`; empty: all. `after` is the `after` of the previous page.
     """
 
     query: Annotated[
@@ -91,11 +91,12 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matches_all(self) -> bool:
-        """Return True if no task is left out."""
+        """Return True if the query selects all tasks."""
         return not self.query and not self.status
 
     def matches(self, task: Task) -> bool:
-        """Return True if the task has that status, and all words of the query occur in its facts."""
+        """Return True if the task has the given status and matches `query`: its facts contain all words, or its own or
+        its session's id begins with it."""
         if self.status not in ("", task.status) and not (self.status == "tool_error" and task.is_tool_error):
             return False
         facts = (str(task.principal), task.endpoint, task.server, task.tool, task.message)
@@ -105,15 +106,16 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some tasks, newest first, and where the next page begins (empty: there is none)."""
+    """A page of tasks, newest first. `after` is where the next page begins; empty if there is none."""
 
     tasks: list[TaskRow]
     after: str = ""
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A filter for sessions that have every given value, exactly. `client` is a client's name, `server` one that the
-    session uses, `state` one of `SESSION_STATES`. `failing`: only sessions in which calls have failed.
+    """A filter that selects the sessions with all given values; they must be equal. `client` is a client's name,
+    `server` the name of a server that the session uses, `state` one of `SESSION_STATES`. `failing`: only sessions with
+    failed calls.
 
     Raises:
         OperatorError: no value is given, which would mean all sessions; or there is no such state.
@@ -139,7 +141,7 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Return the filter with these values.
 
         Raises:
-            OperatorError: a value is empty, which would widen the filter, or a name or value is unknown.
+            OperatorError: a value is empty, which would select more sessions; or a name or value is unknown.
         """
         if empty := [name for name, value in values.items() if not value]:
             raise OperatorError(f"{empty[0]}: is empty; give a value, or leave it out")
@@ -150,12 +152,12 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_records(self) -> bool:
-        """Return True if the sessions' records alone are enough to apply the filter."""
+        """Return True if the records in the store are enough to apply the filter: no replica has to be asked."""
         return not self.state and not self.failing
 
     @property
     def given(self) -> dict[str, str]:
-        """Return the values that are given, as text by name. `of` reads them."""
+        """Return the values that are set, as text by name, in the form that `of` reads."""
         found = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return found | ({"failing": "true"} if self.failing else {})
 
@@ -172,10 +174,11 @@ SORTS: Final = ("id", "used", "created", "calls", "failures", "last_failure", "i
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """A query for live sessions.
 
-    `query` holds words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or a
-    correlation id of a failed call or an audit event. `only` selects all sessions, those with failed calls, or those
-    with calls in flight. `after` is the `after` of the page before. `sort`: by id, or by the highest or latest value.
-    If it is empty, `failing` is sorted by the last failure, `busy` by calls in flight, and `all` by id.
+    `query` has words to find in id, principal, client, workspace, endpoint, era, trust, owner and servers; or the
+    correlation id of a failed call or an audit event. `only` is `all`, `failing` (with failed calls) or `busy` (with
+    calls in flight). `after` is the `after` of the previous page. `sort` is one of `SORTS`: ids in their order, other
+    values with the highest or latest first. If it is empty, `failing` is sorted by the last failure, `busy` by calls in
+    flight, and `all` by id.
 
     Raises:
         OperatorError: `only` or `sort` has no such value.
@@ -207,7 +210,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """Return the name of the order in which the sessions are listed."""
+        """Return the sort order that applies: one of `SORTS`."""
         return self.sort or {"failing": "last_failure", "busy": "in_flight"}.get(self.only, "id")
 
     @property
@@ -217,8 +220,8 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for sessions of the last day, live or ended. `query` holds words to find in their facts; `principal` and
-    `client` are compared exactly."""
+    """A query for sessions of the last day, live or ended. `query` has words to find in their facts; `principal` and
+    `client` must be equal."""
 
     query: Annotated[
         str,
@@ -229,7 +232,8 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = 50
 
     def matches(self, head: TimelineHead) -> bool:
-        """Return True if the session has all given values."""
+        """Return True if the session has the given principal and client, and its facts contain all words of the
+        query."""
         facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
         text = "\n".join(facts).lower()
         return (
@@ -240,10 +244,10 @@ class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Some sessions, and where the next page begins (empty: there is none). `totals` are of all sessions that the query
-    is about; None where they are not counted. `unanswered`: replicas that did not answer, whose sessions are missing.
-    `is_reading`: sessions that no replica serves are still being looked for in the store, and some are missing.
-    """
+    """A page of sessions. `after` is where the next page begins; empty if there is none. `totals` are of all sessions
+    that match; None if they are not counted. `unanswered`: the number of replicas that did not answer; their sessions
+    are missing. `is_reading`: sessions that no replica serves are still being read from the store, so some are
+    missing."""
 
     sessions: list[SessionRow]
     after: str = ""

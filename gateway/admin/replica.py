@@ -1,4 +1,5 @@
-"""Report the state of this replica to operators, and carry out their orders, which may come from any replica."""
+"""Report the state of this replica to operators, and carry out their orders. Both may be requested by another
+replica."""
 
 import inspect
 import os
@@ -46,15 +47,17 @@ from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
 _MOST_CHARS: Final = 300
 _MOST_UNRETURNING: Final = 50
 _LISTED_LINES: Final = 10
-"""Output lines of one process in a list of sessions. The page of one session has all lines that are kept."""
+"""The most output lines of a process in a report about several sessions. A report about one session has all kept
+lines."""
 _MOST_BODY_CHARS: Final = 256 << 10
-"""The most characters of all bodies in one report, which travels over the bus of the store."""
+"""The most characters of all message bodies in one report, which is sent over the bus of the store."""
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
 class Question(NamedTuple):
-    """A question that a replica answers with a method of `Replica`: its name on the bus, and the types that travel."""
+    """A query that replicas answer with a method of `Replica`: its name on the bus, and the types of arguments and
+    answer."""
 
     name: str
     takes: tuple[Any, ...]
@@ -62,11 +65,12 @@ class Question(NamedTuple):
 
 
 QUESTIONS: Final[dict[Callable[..., Awaitable[Any]], Question]] = {}
-"""All questions, by the method that answers."""
+"""All queries between replicas, by the method of `Replica` that answers."""
 
 
 def question(name: str) -> Callable[[Method], Method]:
-    """Let other replicas ask a method of `Replica` by that name. Its annotations are the types that travel."""
+    """Let other replicas call a method of `Replica` by that name. Its annotations give the types of arguments and
+    answer."""
 
     def known(method: Method) -> Method:
         _, *takes = inspect.signature(method).parameters.values()
@@ -78,7 +82,7 @@ def question(name: str) -> Callable[[Method], Method]:
 
 
 class Serving(Protocol):
-    """Start and end the draining of this process."""
+    """Start and end the drain of this process."""
 
     @property
     def is_draining(self) -> bool: ...
@@ -92,18 +96,18 @@ class Serving(Protocol):
         ...
 
     def admit(self) -> None:
-        """Take sessions again."""
+        """End the drain: take sessions again."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSources:
-    """The parts of this process that a report is made of. Sessions are named by how their ids begin.
+    """The parts of this process that supply the reports of `Replica`. A session is named by the beginning of its id.
 
-    `environments` describes what servers of sessions were given. `unreturning` returns clients that return to no
-    session, `refused` what sandboxes have refused to a session. `unwritten` returns the part of a timeline that is not
-    in the store yet. `write_activity` writes counts and the timelines of ended sessions to the store. `watches` are the
-    watched sessions.
+    `environments` describes variables, folders and sandboxes of a session's servers. `unreturning` returns clients that
+    return to no session, `refused` what sandboxes have refused to a session. `unwritten` returns the part of a timeline
+    that is not in the store yet. `write_activity` writes counts and the timelines of ended sessions to the store.
+    `watches` records the messages of sessions.
     """
 
     environments: SessionEnvironments
@@ -116,8 +120,8 @@ class ReplicaSources:
 
 
 class ReplicaCounts(msgspec.Struct):
-    """Numbers of what a replica holds: sessions, those of them without a workspace, exchanges in flight, suspended ones
-    among them, standalone streams, and running processes by server."""
+    """Counts of a replica: sessions, those without a workspace, exchanges in flight, those that are suspended,
+    standalone streams, and running processes by server."""
 
     processes: dict[str, int]
     sessions: int = 0
@@ -128,7 +132,7 @@ class ReplicaCounts(msgspec.Struct):
 
 
 class Replica:
-    """Answer operators' questions about one gateway process."""
+    """Answer operators' queries about one gateway process, and carry out operators' orders in it."""
 
     def __init__(
         self,
@@ -159,7 +163,7 @@ class Replica:
         return self._serving.is_draining
 
     async def answer(self, what: str, args: Any) -> Any:
-        """Answer a query of another replica.
+        """Answer a query of another replica: call the method that is registered for `what`.
 
         Raises:
             LookupError: this version does not know the query.
@@ -173,7 +177,8 @@ class Replica:
 
     @question("report")
     async def report(self) -> ReplicaReport:
-        """Return the report of this replica."""
+        """Return the state of this process: readiness, counts, memory, recent history, and servers that cannot be
+        used."""
         held = await self.held()
         return ReplicaReport(
             replica=self.name,
@@ -201,7 +206,8 @@ class Replica:
         )
 
     async def held(self) -> ReplicaCounts:
-        """Count what this replica holds now, in steps, so that calls do not wait for the count."""
+        """Count sessions, exchanges, streams and processes of this replica. Work in steps, so that calls do not
+        wait."""
         held = ReplicaCounts(dict.fromkeys((upstream.name for upstream in self.upstreams), 0))
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
@@ -219,7 +225,7 @@ class Replica:
 
     @question("servers")
     async def servers(self) -> list[ServerPart]:
-        """Collect what this replica knows of each server, in steps, so that calls do not wait for it."""
+        """Return what this replica knows of each server. Work in steps, so that calls do not wait."""
         links: dict[str, list[tuple[str, Conversation]]] = {upstream.name: [] for upstream in self.upstreams}
         for some in slices(list(self._live), SCANNED_AT_ONCE // 2):
             for live in some:
@@ -233,7 +239,8 @@ class Replica:
 
     @question("parts")
     async def parts(self, session_ids: list[str]) -> list[SessionPart]:
-        """Return the facts that this replica knows about these sessions."""
+        """Return facts about the given sessions, with processes and refusals. Leave out sessions that this replica does
+        not serve."""
         lines = MOST_LINES if len(session_ids) == 1 else _LISTED_LINES
         found = [live for one in session_ids if (live := self._live.get(one)) is not None]
         return [
@@ -259,22 +266,23 @@ class Replica:
 
     @question("brief parts")
     async def brief_parts(self, session_ids: list[str]) -> list[SessionPart]:
-        """Return the same facts without processes and refusals."""
+        """Return facts about the given sessions that this replica serves, without processes and refusals."""
         return [part_of(live, self.memory) for one in session_ids if (live := self._live.get(one)) is not None]
 
     @question("held")
     async def serves(self, session_ids: list[str]) -> list[str]:
-        """Return those of these sessions that this replica serves."""
+        """Return the given ids without those of sessions that this replica does not serve."""
         return [one for one in session_ids if self._live.get(one) is not None]
 
     @question("listing")
     async def listing(self, query: SessionQuery) -> ListingPage:
-        """Return the sessions of this replica that match, and their totals."""
+        """Return the first of this replica's sessions that match the query, and totals of all that match."""
         return await listing_page(self._live, query, time, self.memory)
 
     @question("timeline")
     async def unwritten(self, name: str) -> TimelinePart | None:
-        """Return the part of a session's timeline that is not in the store yet. `name` is how its id begins."""
+        """Return the part of a session's timeline that is not in the store yet. `name` is the beginning of the
+        session's id."""
         return self._seen.unwritten(name)
 
     @question("write activity")
@@ -284,12 +292,14 @@ class Replica:
 
     @question("environment")
     async def environment(self, session_id: str) -> SessionEnvironment | None:
-        """Describe what the servers of a session were given; None if this replica does not serve it."""
+        """Return the variables, folders and sandboxes of a session's servers; None if this replica does not serve the
+        session."""
         return self.environments.held(session_id)
 
     @question("watch")
     async def watch(self, session_id: str, by: str) -> FrameReport | None:
-        """Watch a session for the operator `by`. Return None if this replica does not serve it."""
+        """Watch a session for the operator `by`: record its messages and stderr. Return None if this replica does not
+        serve it."""
         live = self._live.get(session_id)
         if live is None:
             return None
@@ -311,13 +321,13 @@ class Replica:
 
     @question("frames")
     async def frames(self, query: FrameQuery) -> FrameReport | None:
-        """Report what was seen of a session. Return None if this replica does not serve it."""
+        """Return the recorded messages and lines of a session. Return None if this replica does not serve it."""
         live = self._live.get(query.session)
         return None if live is None else _seen_of(live, query)
 
     @question("cancel task")
     async def cancel_task(self, name: str, reason: str) -> bool:
-        """Cancel a task (`Task.name`). Return False if this replica does not run it."""
+        """Cancel the task with that `Task.name`. Return False if this replica does not run it."""
         return self._cancel_task(name, reason)
 
     @question("drain")
@@ -327,7 +337,7 @@ class Replica:
 
     @question("admit")
     async def admit(self) -> None:
-        """Take sessions again."""
+        """End the drain: take sessions again."""
         self._serving.admit()
 
 
@@ -351,8 +361,8 @@ def _count_processes(conversations: Iterable[Conversation], counts: dict[str, in
 def _part_of_server(
     upstream: ConfiguredUpstream, links: Sequence[tuple[str, Conversation]], memory_bytes: int
 ) -> ServerPart:
-    """Report what this replica knows of a server. `links` are its conversations, each with how the id of its session
-    begins."""
+    """Return what this replica knows of a server. `links` are its conversations, each with the beginning of its
+    session's id."""
     settings, found = upstream.settings, upstream.state
     tools = upstream.probed_tools
     return ServerPart(
@@ -387,7 +397,8 @@ def _lines(words: Sequence[str], most: int = MOST_LINES) -> list[str]:
 
 
 def _seen_of(live: LiveSession, query: FrameQuery) -> FrameReport:
-    """Report what was seen of a session."""
+    """Return the messages and lines that the watch has recorded. If nobody watches the session, return its last
+    lines."""
     seen = live.frames
     if seen is None:
         return FrameReport(
@@ -409,8 +420,8 @@ def _last(items: Sequence[SeenFrame] | Sequence[StderrLine], before: int) -> int
 
 
 def _output_tail(live: LiveSession) -> list[StderrLine]:
-    """Return the last lines of the session's servers, which are kept without a watch. Of an ended process fewer are
-    kept."""
+    """Return the last stderr lines of the session's servers, which are kept without a watch. Of an ended process, fewer
+    are kept."""
     found: list[StderrLine] = []
     for conversation in live.every_conversation():
         link = conversation.link
@@ -420,7 +431,7 @@ def _output_tail(live: LiveSession) -> list[StderrLine]:
 
 
 def _fitting(frames: list[SeenFrame], *, newest: bool) -> list[SeenFrame]:
-    """Return as many messages as one report may have: the newest, or the oldest."""
+    """Return as many messages as fit into one report: the newest, or else the oldest."""
     left = _MOST_BODY_CHARS
     found: list[SeenFrame] = []
     for frame in reversed(frames) if newest else frames:

@@ -1,4 +1,4 @@
-"""Ask the running gateways of a store over its bus, for the operators' model."""
+"""Send operators' queries to the running gateways of a store, over the store's bus."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ ASK: Final = "mcp:ask"
 _ANSWERS: Final = "mcp:answers:"
 _AGAIN_S: Final = 1.0
 PATIENCE_S: Final = 1.0
-"""How long the sender of a query waits for answers."""
+"""Seconds that the sender of a query waits for answers."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class PeerQueries:
         self._tasks = Tasks("peer queries")
 
     async def listen(self) -> None:
-        """Receive queries and answers until cancelled."""
+        """Receive queries and answers of other replicas until cancelled."""
         while True:
             try:
                 async with (
@@ -67,7 +67,7 @@ class PeerQueries:
                 await asyncio.sleep(_AGAIN_S)
 
     async def ask(self, what: str, args: Any, of: Iterable[str], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """Send a query to the replicas `of`. Return the answers that came in time, by replica."""
+        """Send a query to the replicas with the names `of`. Return the answers that came in time, by replica."""
         others, answers = {name for name in of if name != self._name}, {}
         here = self._name in of
         number = secrets.token_hex(8)
@@ -117,7 +117,8 @@ class PeerQueries:
 
 
 def _read(data: bytes | None, kind: type[Message]) -> Message | None:
-    """Decode a message. Return None if messages were missed, or another version has encoded it differently."""
+    """Decode a message of the bus. Return None if `data` is None (the bus has lost messages), or if another version has
+    encoded the message differently."""
     try:
         return None if data is None else msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -126,14 +127,14 @@ def _read(data: bytes | None, kind: type[Message]) -> Message | None:
 
 
 class Answers(NamedTuple, Generic[T]):
-    """The answers of replicas by name, and how many replicas did not answer."""
+    """The answers by replica, and the number of replicas that did not answer."""
 
     by: dict[str, T]
     unanswered: int = 0
 
 
 class Replicas:
-    """Ask the replicas that use a store. `own` is this process; None for a store without a gateway to ask."""
+    """Query the replicas that use a store. `own` is this process; None if a command works on the store alone."""
 
     def __init__(self, backend: Backend, own: Replica | None = None, queries: PeerQueries | None = None) -> None:
         self._backend = backend
@@ -147,7 +148,7 @@ class Replicas:
 
     @property
     def is_draining(self) -> bool:
-        """Return True if the gateway that is asked drains."""
+        """Return True if this process is a gateway that drains."""
         return self._own is not None and self._own.is_draining
 
     def require(self, why: str) -> None:
@@ -158,14 +159,14 @@ class Replicas:
     async def ask(
         self, question: Callable[Concatenate[Replica, P], Awaitable[T]], *args: P.args, **named: P.kwargs
     ) -> Answers[T]:
-        """Ask all replicas the question that a method of `Replica` answers. Arguments are positional."""
+        """Call a method of `Replica` on all replicas, and return their answers. Arguments must be positional."""
         assert not named, "arguments travel by place"
         names = await self._addresses()
         answers = await self._ask(names, question, args)
         return Answers(answers, len(names) - len(answers))
 
     async def reports(self) -> list[ReplicaReport]:
-        """Return a report for each replica that holds a lease, in order of name. Replicas that do not answer are
+        """Return a report for each replica that holds a lease, in order of name. Those that do not answer are
         `silent`."""
         self.require("the store does not record which replicas run: use --url with a running gateway")
         addresses = await self._addresses()
@@ -179,13 +180,13 @@ class Replicas:
         ]
 
     async def parts(self, session_ids: Iterable[str]) -> dict[str, SessionPart]:
-        """Return what replicas know of these sessions in addition to their records, by id."""
+        """Return what the replicas know of these sessions beyond the records in the store, by id."""
         answers = await self.ask(Replica.parts, list(session_ids))
         return {part.id: part for parts in answers.by.values() for part in parts}
 
     async def environment(self, session: Session) -> SessionEnvironment:
-        """Ask the replica that serves a session what its servers were given. If none serves it, describe what its
-        record and the configuration here say."""
+        """Ask the replica that serves a session for variables, folders and sandboxes of the session's servers. If no
+        replica serves it, derive them from its record and the configuration of this replica."""
         self.require("the store does not record what servers were given: use --url with a running gateway")
         assert self._own is not None
         owner = session.owner if session.owner in await self._addresses() else self._own.name
@@ -193,10 +194,11 @@ class Replicas:
         return answer or self._own.environments.of(session)
 
     async def order(self, order: Callable[[Replica], Awaitable[None]], prefix: str) -> str:
-        """Have one replica drain or take sessions again. Return its name.
+        """Have one replica drain, or end its drain. Return the replica's name.
 
         Raises:
-            NoSuch, Ambiguous: not one replica's name begins with `prefix`; or that one does not answer.
+            NoSuch, Ambiguous: no replica or several have a name that begins with `prefix`; or the replica does not
+                answer.
         """
         self.require("only a running gateway can drain or admit a replica: use --url")
         names = [name for name in await self._addresses() if name.startswith(prefix)]

@@ -1,4 +1,5 @@
-"""Define the values that operators are shown. They travel between replicas and out by REST, and contain no whole id.
+"""Define the values that operators are shown. Replicas send them to each other, and REST returns them without whole
+ids.
 
 Times are seconds; memory is bytes.
 """
@@ -23,7 +24,7 @@ names, the context of the session, a rule of the policy, the configuration of th
 the gateway itself."""
 
 SessionState = Literal["idle", "busy", "waiting", "draining", "detached"]
-"""`busy`: a call is in flight. `waiting`: a call waits for its client. `draining`: its replica hands it over.
+"""`busy`: a call is in flight. `waiting`: a call waits for its client. `draining`: its replica hands it to another one.
 `detached`: no replica serves it now; the next request of its client attaches it to one."""
 
 SESSION_STATES: Final = get_args(SessionState)
@@ -42,14 +43,14 @@ RANGES: Final[dict[Range, tuple[int, int]]] = {
     "6h": (21_600, 600),
     "24h": (86_400, 600),
 }
-"""The ranges of the history. Each has its length, and the length of the records that it is made of, in seconds."""
+"""The ranges of the history. Each has its length and the length of one step, in seconds."""
 
 UsageBy = Literal["tool", "server", "principal", "client"]
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One step: when it began (Unix time), calls that ended in it, how many failed, and their durations in seconds.
-    `sessions`: live at its end on all replicas."""
+    """One step of the history, which begins at `at` (Unix time). `calls` ended in it, `failed` of these failed, and
+    `p50_s` and `p99_s` are their durations. `sessions`: those that were live at its end, on all replicas."""
 
     at: int
     calls: int = 0
@@ -60,7 +61,7 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of the history: its points in order of time, `step_s` apart. The last one is not over yet."""
+    """A range of the history: its points in order of time, `step_s` apart. The last step is not over yet."""
 
     range: Range
     step_s: int
@@ -68,9 +69,9 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Use in a range. `name` is the tool or the method, the principal or the client; `server` is empty for those two.
-    Durations are in seconds and known for tools and servers, `sessions` (opened in the range) for principals and
-    clients."""
+    """Calls in a range, of one tool, server, principal or client. `name` is the tool or method, the principal or the
+    client; `server` is empty for the last two. Only tools and servers have durations, and only principals and clients
+    have `sessions` (opened in the range)."""
 
     name: str
     server: str = ""
@@ -84,8 +85,8 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment variable of a process, or a header. `where` is the setting or the field that it comes from.
-    `value` is None if it is not shown."""
+    """An environment variable of a process, or a header. `where` is the setting or field that gives it. `value` is None
+    if the value is hidden or unknown."""
 
     name: str
     origin: Origin
@@ -94,7 +95,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HiddenTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Tools of one server that a session does not see for one reason: how many, and the first of their names."""
+    """Tools of one server that are hidden from a session for one reason: their number, and the first of their names."""
 
     reason: str
     count: int
@@ -102,14 +103,14 @@ class HiddenTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """One server of a session.
+    """One server of a session: its variables, folders and sandbox, and what the session sees of it.
 
-    `kind`: `command`, `url` or `object`. `hidden`: why the session does not see it; empty if it does. `shared`: one
-    process or connection is for all sessions. `pid`: its process; None if none runs. `injected`: variables, folders and
-    profile are those of a link that is open; otherwise they are what the next one will get, as far as that is known.
-    `cwd`, `home` and `temporary` are folders. `sandbox` is the profile in the lines of `sandbox explain`,
-    and `holds` the same as data. `tools`: how many it lists; None if that is not known. `visible_tools`: how many of
-    them the session sees. `era`: in which the gateway speaks with it; empty if that is not known yet. `why`: sentences.
+    `kind`: `command`, `url` or `object`. `hidden`: why the session does not see the server; empty if it does. `shared`:
+    all sessions use one process or connection. `pid`: the server's process; None if none runs. `injected`: a link is
+    open, and variables, folders and profile are those of this link; otherwise they are the expected ones of the next
+    link. `cwd`, `home` and `temporary` are folders. `sandbox` has the lines of `sandbox explain`, and `holds` the same
+    as data. `tools`: how many the server lists; None if unknown. `visible_tools`: how many of them the session sees.
+    `era`: the one that the server speaks; empty if unknown. `why`: explanations in sentences.
     """
 
     server: str
@@ -135,11 +136,11 @@ class ServerEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the servers of a session were given, and why the session sees what it sees.
+    """The servers of a session with their variables, folders and sandboxes, and why the session sees what it sees.
 
-    `replica`: which one says so. `held`: it serves the session; otherwise it says what the record and its own
-    configuration say. `why`: sentences about the session, in the order in which a request is decided. `more_servers`:
-    how many servers are left out.
+    `replica`: the one that reports this. `held`: that replica serves the session; otherwise it has derived the report
+    from the session's record and its own configuration. `why`: sentences about the session, in the order in which a
+    request is decided. `more_servers`: the number of servers that are left out.
     """
 
     session: str
@@ -154,7 +155,7 @@ class SessionEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's link of one session, or of all that share it: its process, where it has one."""
+    """A server as one session uses it, or all sessions if they share it. `pid`: its process; None if there is none."""
 
     server: str
     era: str
@@ -166,7 +167,8 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that only the replica that serves a session knows, in addition to its record. `id` is the full id."""
+    """Facts about a session that are not in its record: only the replica that serves it knows them. `id` is the full
+    id."""
 
     id: str
     state: SessionState = "idle"
@@ -188,8 +190,8 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as operators see it; `session` is how its id begins. `state` is one of `SESSION_STATES`.
-    `memory_bytes`: of its server processes, about."""
+    """A session as operators see it; `session` is the beginning of its id. `memory_bytes`: an estimate for its server
+    processes."""
 
     session: str
     principal: str
@@ -220,7 +222,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionTotals(msgspec.Struct, kw_only=True):
-    """Of all sessions that match a query: how many, how many in each state and with failures, their calls, and the
+    """Totals of the sessions that match a query: their number, in all, by state and with failures; their calls; and the
     memory of their server processes."""
 
     sessions: int = 0
@@ -232,7 +234,7 @@ class SessionTotals(msgspec.Struct, kw_only=True):
     memory_bytes: int = 0
 
     def count(self, part: SessionPart) -> None:
-        """Count one more session."""
+        """Add one session to the totals."""
         self.states[part.state] = self.states.get(part.state, 0) + 1
         self.sessions += 1
         self.failing += part.failed > 0
@@ -242,7 +244,7 @@ class SessionTotals(msgspec.Struct, kw_only=True):
         self.memory_bytes += part.memory_bytes
 
     def add(self, other: "SessionTotals") -> None:
-        """Add the totals of other sessions."""
+        """Add the totals of further sessions to these."""
         for state, count in other.states.items():
             self.states[state] = self.states.get(state, 0) + count
         self.sessions += other.sessions
@@ -254,8 +256,8 @@ class SessionTotals(msgspec.Struct, kw_only=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that a replica cannot use now. `state`: `starting` or `failing`. `attempts`: failed ones in a row.
-    `output`: the last lines that the server wrote."""
+    """A server that a replica cannot use now. `state`: `starting` or `failing`. `attempts`: how many in a row have
+    failed. `output`: the last lines that the server wrote."""
 
     server: str
     state: str
@@ -265,10 +267,10 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway process: what it is, what it holds, and its last minutes. `silent`: the replica does not answer.
-    `unreturning`: clients that opened sessions here and returned to none. `unavailable`: servers that it cannot use.
-    `memory_bytes`: of the gateway's own process. `server_memory`: of server processes, about, by server. `most_memory`:
-    what all of these together may have now; 0: any. `memory_short`: little of it is left."""
+    """The state of one gateway process. `silent`: the replica does not answer. `unreturning`: clients that opened
+    sessions here and returned to none. `unavailable`: servers that the replica cannot use. `memory_bytes`: of the
+    gateway's own process. `server_memory`: estimates for server processes, by server. `most_memory`: what all of these
+    together may have now; 0: no limit. `memory_short`: little of it is left."""
 
     replica: str
     address: str = ""
@@ -297,7 +299,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as operators see it; `task` and `session` are how their ids begin.
+    """A task as operators see it; `task` and `session` are the beginnings of the two ids.
 
     `runs`: how often it was started. `asked`: how many questions its client was asked. `error_code` and `error`: the
     JSON-RPC error of a task that failed. `tool_error`: the task is completed, and its tool has reported an error.
@@ -322,7 +324,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """Return the status for people."""
+        """Return the status in words, such as `tool error`."""
         return "tool error" if self.tool_error else self.status.replace("_", " ")
 
     @property
@@ -332,8 +334,8 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimelineRow(TimelineEntry, frozen=True, array_like=False):
-    """An entry of a timeline, by the names of its fields. For a `session` or a `move`, `name` is the event of the audit
-    trail."""
+    """An entry of a timeline; in JSON, an object with a name for each field. In entries of the kinds `session` and
+    `move`, `name` is the event of the audit trail."""
 
     @property
     def has_failed(self) -> bool:
@@ -342,22 +344,22 @@ class TimelineRow(TimelineEntry, frozen=True, array_like=False):
 
 
 class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest entries of a session, in order of time."""
+    """The newest entries in a session's timeline, in order of time, and its head with the facts about the session."""
 
     head: TimelineHead
     entries: list[TimelineRow] = []
 
 
 class DeadProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has ended by itself: how the id of its session begins, empty if it belonged to none, and its last
-    lines on stderr."""
+    """A server's process that ended by itself. `session` is the beginning of its session's id; empty if sessions share
+    the server. `output`: its last lines."""
 
     session: str
     output: list[str]
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a server, by one replica or by all: `ServerRow` says what each field is."""
+    """Facts about a server, on one replica (`ServerPart`) or on all (`ServerRow`, which describes the fields)."""
 
     server: str
     kind: str
@@ -380,7 +382,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerPart(ServerFacts, frozen=True, kw_only=True):
-    """What one replica knows of a server."""
+    """Facts about a server that one replica knows. `start_times_s`: the durations of its last starts."""
 
     start_times_s: list[float] = []
 
@@ -388,13 +390,13 @@ class ServerPart(ServerFacts, frozen=True, kw_only=True):
 class ServerRow(ServerFacts, frozen=True, kw_only=True):
     """A configured server on all replicas together.
 
-    `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`, where it is worst; then `reason`,
-    `attempts` (failed ones in a row) and `output` (the last lines that it wrote) say more. `states`: how many replicas
-    say which. `tools`: how many it lists. `memory_bytes`: of its processes, about. `links`: connections of sessions to
-    it, with a process each or without. `started`, `failed_starts` and `restarts` (by reason) count since the replicas
-    began, `start_p50_s` and `start_max_s` are of the last starts. `start_failure` is why the last one that failed did,
-    at `start_failed_at`. `died`: processes of sessions that ended by themselves and are not replaced.
-    `calls`, `failed`, `p50_s` and `p99_s` are of the range that was asked for, and so are the rows `usage` by tool.
+    `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`: the worst on any replica; `reason`,
+    `attempts` (failed ones in a row) and `output` (the server's last lines) explain it. `states`: the number of
+    replicas by state. `tools`: how many the server lists. `memory_bytes`: an estimate for its processes. `links`: open
+    connections of sessions to it. `started`, `failed_starts` and `restarts` (by reason) count since the replicas began;
+    `start_p50_s` and `start_max_s` are durations of the last starts. `start_failure` is the reason of the last failed
+    start, at `start_failed_at`. `died`: processes that ended by themselves and are not replaced. `calls`, `failed`,
+    `p50_s`, `p99_s` and the rows `usage` by tool are those of the range that was asked for.
     """
 
     states: dict[str, int] = {}
@@ -408,8 +410,9 @@ class ServerRow(ServerFacts, frozen=True, kw_only=True):
 
 
 class FramesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some messages of a session, oldest first. `after` names the last one, `missed` counts those in front of them that
-    are not kept any more. `by` has switched the watch on, which ends in `ends_in_s`."""
+    """Messages of a session that its watch has recorded, oldest first. `after` is the number of the last one. `missed`
+    counts older messages that are no longer kept. `by` is the operator who has started the watch, which ends in
+    `ends_in_s`."""
 
     watched: bool
     by: str = ""
@@ -420,8 +423,8 @@ class FramesPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some lines that a session's servers wrote to stderr; otherwise as `FramesPage`. If nobody watches the session,
-    these are the last lines of each server, without numbers."""
+    """Recorded stderr lines of a session's servers; the fields are those of `FramesPage`. If nobody watches the
+    session, these are the last lines of each server, without numbers."""
 
     watched: bool
     by: str = ""
@@ -432,8 +435,8 @@ class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for messages and lines of a session: the newest, or the oldest after a number. `session` is the whole
-    id."""
+    """A query for recorded messages and lines of a session: the newest, or the oldest after a number. `session` is the
+    full id."""
 
     session: str
     frames: int = 0
@@ -443,7 +446,7 @@ class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages and lines that a replica has seen of a session. `problem`: why the session cannot be watched."""
+    """Messages and lines that a replica has recorded of a session. `problem`: why the session cannot be watched."""
 
     frames: FramesPage = FramesPage(watched=False)
     stderr: StderrPage = StderrPage(watched=False)
@@ -464,13 +467,13 @@ class ToolRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Return the text in which words of a query are searched."""
+        """Return the text in which the words of a query are searched."""
         return "\n".join((self.server, self.name, self.title, self.description)).lower()
 
 
 class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some tools, in the order of the configuration, and how many there are. `unknown` are servers whose tools are not
-    known: they have not answered yet, or answer with the credentials of a session only."""
+    """A page of tools, in the order of the configuration. `total`: the number of tools that match. `unknown`: servers
+    whose tools are unknown, because they have not answered yet, or answer only with the credentials of a session."""
 
     tools: list[ToolRow]
     total: int
@@ -478,8 +481,8 @@ class CatalogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call to try. `session` is how the id of a live session begins; empty for a new session, which ends after the
-    call unless `keep` is set."""
+    """A tool call that an operator tries. `session` is the beginning of a live session's id; empty for a new session,
+    which ends after the call unless `keep` is set."""
 
     server: str
     tool: str
@@ -489,12 +492,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a tried call. In JSON, a field that is empty is left out.
+    """The outcome of a tool call that an operator has tried. JSON has no empty fields.
 
-    `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`; `asks`: the tool wants an answer
-    of its user, whom a tried call does not have; `timeout`, `too_large` and `unreadable` are explained in `note`.
-    `session` is how the id of the session begins, empty if none was opened. `kept`: it is live now. `messages` are
-    what the server sent before the answer, `asked` is what it wanted to know, both cut.
+    `outcome`: `ok` and `tool_error` have a `result`, `error` has the JSON-RPC `error`. `asks`: the tool asks its user,
+    but a tried call has none. `note` explains `timeout`, `too_large` and `unreadable`. `session` is the beginning of
+    the session's id; empty if none was opened. `kept`: the session is live now. `messages` are notifications of the
+    server before its answer, `asked` are its questions, both cut.
     """
 
     server: str
@@ -513,7 +516,7 @@ class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def detached(session: Session) -> SessionPart:
-    """Return the facts that the record has of a session that no replica serves."""
+    """Return the facts about a session that no replica serves, from its record."""
     before = Counted.of(session.counted)
     failures = [*reversed(before.failures)]
     return SessionPart(id=session.id, state="detached", calls=before.calls, failed=before.failed, failures=failures)
@@ -523,7 +526,8 @@ _OF_PART: Final = [name for name in SessionPart.__struct_fields__ if name in Ses
 
 
 def row_of(session: Session, part: SessionPart | None, now: float, *, state_bytes: int = 0) -> SessionRow:
-    """Return a session's row from its record and the facts of the replica that serves it; None if none does."""
+    """Return a session's row, from its record and from `part` of the replica that serves it. `part` is None if none
+    does."""
     part = part or detached(session)
     return SessionRow(
         session=redact(session.id),

@@ -23,7 +23,7 @@ from transports.inbound.http import peer_of
 API: Final = "/admin/api"
 
 _CHECKED_EVERY_S: Final = 1.0
-"""How often a stream checks that its operator is still signed in."""
+"""Seconds between two checks that the operator of a stream is still signed in."""
 _FRAMES_EVERY_S: Final = 0.5
 _FRAMES_AT_ONCE: Final = 500
 
@@ -31,7 +31,7 @@ _FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Problem(OperatorError):
-    """A refused request (RFC 9457), with its HTTP status."""
+    """An error of REST with its HTTP status, sent as problem details (RFC 9457)."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -80,7 +80,7 @@ class Rest:
 
     async def _while_signed_in(self, request: Request, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
         """Yield the parts of a stream until its operator signs out, or an error ends it. Requests with a key are not
-        checked again: keys do not change while this process runs."""
+        checked again, because keys do not change while this process runs."""
         checked = monotonic()
         with contextlib.suppress(OperatorError, StoreUnavailable):
             async for part in parts:
@@ -101,7 +101,7 @@ class Rest:
         return operator
 
     async def _answer(self, verb: Verb, request: Request, operator: str) -> Any:
-        """Execute a verb. Return its answer, or the parts of a stream."""
+        """Execute a verb. Return the answer; for a request that accepts an event stream, return the events."""
         query = request.query_params
         if verb.is_exact:
             known = [one.name for taken in verb.takes for one in taken.flat]
@@ -135,7 +135,8 @@ class Rest:
     async def _frames(
         self, page: FramesPage | StderrPage, read: Callable[[int], Awaitable[FramesPage | StderrPage]]
     ) -> AsyncIterator[bytes]:
-        """Yield what was seen and what is seen from now on, each as an event, until the watch ends."""
+        """Yield the recorded messages or lines, then new ones as they are recorded, each as an event, until the watch
+        ends."""
         yield b": until the watch ends\n\n"
         while page.watched:
             if page.missed:

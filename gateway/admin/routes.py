@@ -20,7 +20,7 @@ __all__ = ["ADMIN", "operator_routes"]
 
 ADMIN, METRICS = "/admin", "/metrics"
 _STORE_PATIENCE_S = 0.5
-"""How long a scrape waits for the store. A longer wait would let the scrape itself time out."""
+"""Seconds that a scrape of the metrics waits for the store. After a longer wait, the scraper could time out."""
 
 
 def operator_routes(
@@ -31,8 +31,8 @@ def operator_routes(
     backend: Backend,
     open_metrics: bool,
 ) -> list[BaseRoute]:
-    """Return the routes for Starlette. Without operators' keys there is no console and no REST. `open_metrics`: metrics
-    are served without a key. `exposition` makes their exporter."""
+    """Return the routes for Starlette. If no operator can sign in, there is no console and no REST. `open_metrics`:
+    metrics need no key. `exposition` returns the exporter of the metrics."""
     routes: list[BaseRoute] = []
     if access.is_open:
         # Not loaded by a gateway that no operator can reach.

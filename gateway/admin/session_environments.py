@@ -1,4 +1,5 @@
-"""Explain what the servers of a session were given, and why the session sees what it sees."""
+"""Explain a session to operators: the variables, headers, folders and sandboxes of its servers, and why the session
+sees what it sees."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,11 +51,12 @@ _MOST_NAMES: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSources:
-    """The sources of the variables of one server's process, for one session. A later source wins.
+    """The sources of the environment variables of one server's process, for one session. A later source overrides an
+    earlier.
 
-    `inherited`: from the gateway's environment. `sandbox`: set by the sandbox; None if there is none. `names`: the
-    fields of the session by variable; `rules`: the value and the setting by variable. Both are empty for a process that
-    belongs to no session. `own`: the server's `env`, from the setting `where`.
+    `inherited`: from the gateway's environment. `sandbox`: set by the sandbox; None if there is none. `names`: fields
+    of the session by variable. `rules`: value and setting by variable. Both are empty for a process that belongs to no
+    session. `own`: the server's `env`, from the setting `where`.
     """
 
     where: str
@@ -67,13 +69,13 @@ class VariableSources:
 
     @property
     def known(self) -> Iterable[str]:
-        """Return the names of the variables that a process has in any case."""
+        """Return the names of all variables that these sources set."""
         sandbox = () if self.sandbox is None else (*_OF_SANDBOXES, *self.sandbox)
         ours = tuple(_OWN) if self.is_of_session else ()
         return {*self.inherited, *sandbox, *self.names, *self.rules, *ours, *self.own}
 
     def of(self, name: str) -> tuple[Origin, str]:
-        """Return where a variable comes from, and the setting or field."""
+        """Return the origin of a variable, and the setting or field that gives it."""
         if name in self.own:
             return _configured(self.own[name], self.where)
         if name in _OWN and self.is_of_session:
@@ -91,8 +93,8 @@ class VariableSources:
 
 
 def variables_of(sources: VariableSources, given: Mapping[str, str] | None) -> Iterator[Variable]:
-    """Yield the variables in order of name. `given` is what the gateway gave a running process, without what it
-    inherits and the server's `env`. If it is None, no process runs, and only the names are known."""
+    """Yield the variables in order of name. `given` are those that the gateway set for a running process, without
+    inherited ones and the server's `env`. If it is None, no process runs, and only inherited values are known."""
     present = {**sources.inherited, **(given or {})}
     for name in sorted({*sources.known, *present}):
         origin, where = sources.of(name)
@@ -112,7 +114,7 @@ def _shown(sources: VariableSources, name: str, origin: Origin, where: str, valu
 
 
 def headers_of(configured: Mapping[str, str], where: str, assertion: str) -> list[Variable]:
-    """Return the headers of requests to a server behind a URL: those that are configured, and the gateway's
+    """Return the headers of requests to a server behind a URL: the configured ones, and the gateway's signed
     assertion."""
     found = []
     for name, value in configured.items():
@@ -129,9 +131,9 @@ def _configured(value: str, where: str, origin: Origin = "configuration") -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSources:
-    """The configuration that decides what sessions are given, and the parts that apply it. `served` are the names of
-    the servers behind each endpoint, `sandboxes` those of each server. `delegation` returns where their cgroups
-    are, `unusable` the tools of a server with unusable schemas, and why."""
+    """The configuration that gives variables, folders and sandboxes to a session's servers, and the parts that apply
+    it. `served` has the names of servers by endpoint, `sandboxes` the sandboxes by server. `delegation` returns the
+    place of cgroups. `unusable` returns a server's tools with unusable schemas, and why."""
 
     settings: Settings
     delegation: Callable[[], Delegation]
@@ -144,7 +146,7 @@ class EnvironmentSources:
 
 
 class SessionEnvironments:
-    """Explain sessions on the replica with that name. `live` are those that it serves."""
+    """Explain sessions to operators, on the replica with the name `replica`. `live` are the sessions that it serves."""
 
     def __init__(self, replica: str, given: EnvironmentSources, live: LiveSessions) -> None:
         self._replica = replica
@@ -159,8 +161,8 @@ class SessionEnvironments:
         return None if live is None else self.of(live.session, live)
 
     def of(self, session: Session, live: LiveSession | None = None) -> SessionEnvironment:
-        """Return the environment of a session. Without `live`, it is derived from the record and the configuration
-        here."""
+        """Return the environment of a session. Without `live`, derive it from the record and this replica's
+        configuration."""
         served = [name for name in self._given.served.get(session.endpoint, ()) if name in self._upstreams]
         options = self._given.settings.gateway
         told = about_session(
@@ -179,7 +181,8 @@ class SessionEnvironments:
         )
 
     def _reasons(self, session: Session) -> tuple[Reason, ...] | None:
-        """Return the reasons for a session's context; None if the rules of this replica would give it another one."""
+        """Return the reasons for a session's context. Return None if the rules here would now give the session another
+        context."""
         rules, context = self._given.rules, session.context
         try:
             claims = kept_claims(session, rules)
@@ -221,7 +224,8 @@ class SessionEnvironments:
         )
 
     def _tools(self, upstream: ConfiguredUpstream, context: Context) -> tuple[int | None, list[HiddenTools]]:
-        """Return how many tools the server lists, and those that the session does not see, by reason."""
+        """Return how many tools the server lists (None: unknown), and those that are hidden from the session, by
+        reason."""
         tools = upstream.probed_tools
         if tools is None:
             return None, []
@@ -240,7 +244,8 @@ class SessionEnvironments:
         return len(tools.listed), sorted(hiding, key=lambda one: -one.count)
 
     def _faults_of(self, server: str, tools: Tools) -> Mapping[str, str]:
-        """Return the tools with unusable schemas, and why. They are checked again when the server lists other tools."""
+        """Return the faults in the schemas of a server's tools, by tool. They are cached until the server lists other
+        tools."""
         known, faults = self._faults.get(server, (None, {}))
         if known is not tools:
             faults = self._given.unusable(server, tools.listed)
@@ -248,7 +253,7 @@ class SessionEnvironments:
         return faults
 
     def _process(self, upstream: ConfiguredUpstream, session: Session, given: ConnectOptions | None) -> dict[str, Any]:
-        """Return the sandbox, the variables and the folders of a server that is a process."""
+        """Return the fields of `ServerEnvironment` for a server with a command: sandbox, variables and folders."""
         name, entry = upstream.name, upstream.settings
         by_trust = self._given.sandboxes[name]
         sandbox = by_trust.shared if entry.shared else by_trust.sandbox(session.context.trust)
@@ -287,8 +292,8 @@ class SessionEnvironments:
 def _folders(
     sources: VariableSources, cwd: str | None, given: ConnectOptions | None, enclosure: Enclosure | None
 ) -> dict[str, str]:
-    """Return the working folder of a process, its HOME, and its folder for temporary files. A folder that is made at
-    the start is shown as the variable that names it."""
+    """Return the working folder of a process, its HOME, and its folder for temporary files. A folder that the start
+    will make is shown as the name of its variable."""
     is_made = given is not None or enclosure is None
     values = {**sources.inherited, **({} if given is None else given.env), **sources.own}
 
@@ -332,8 +337,8 @@ def about_session(
     entries: Sequence[str],
 ) -> list[str]:
     """Return sentences about a session, in the order in which a request is decided. `served` are the servers behind its
-    endpoint. `reasons` are those for its context; None if the rules have changed since its last request. `entries` are
-    the entries of `gateway.policy.workspaces` that restrict it."""
+    endpoint. `reasons` explain its context; None if the rules have changed since its last request. `entries` are the
+    entries of `gateway.policy.workspaces` that restrict it."""
     told = [_endpoint(session, served), _principal(session.principal, auth), *_context(session, reasons)]
     if entries:
         which = _list([f"gateway.policy.workspaces.{entry}" for entry in entries])
@@ -390,7 +395,7 @@ def _context(session: Session, reasons: Iterable[Reason] | None) -> Iterable[str
 
 
 def about_tools(listed: int | None, visible: int) -> str:
-    """Say how many of the tools of a server a session sees."""
+    """Return a sentence on how many of a server's tools the session sees."""
     if listed is None:
         return "Its tools are not known: it has not answered yet, or answers with the credentials of a session only."
     if visible == listed:
@@ -399,7 +404,7 @@ def about_tools(listed: int | None, visible: int) -> str:
 
 
 def about_isolation(kind: str, *, shared: bool, where: str) -> str:
-    """Say which part of a server is the session's own."""
+    """Return a sentence on what a session shares with others at a server: process, connection or object."""
     if kind == "object":
         return "It is an object in the gateway's own process, which all sessions use."
     if kind == "url":
@@ -411,7 +416,7 @@ def about_isolation(kind: str, *, shared: bool, where: str) -> str:
 
 
 def about_era(client: str, server: Era | None) -> str:
-    """Say how the gateway passes messages between client and server."""
+    """Return a sentence on the eras of server and client, and whether the gateway translates between them."""
     if server is None:
         return "It is not known yet in which era it speaks."
     if client == server:

@@ -1,7 +1,7 @@
 """List live sessions: filtered, sorted, page by page, with totals.
 
-A running gateway lists what all replicas hold in memory, and sessions that none holds (`DetachedSessions`). All
-sessions in order of id are read from the store. So is every list of a command that reaches the store alone.
+A running gateway merges the sessions that the replicas hold in memory with those that none holds (`DetachedSessions`).
+It reads a list of all sessions in order of id from the store. So does a command without a gateway, for every list.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from session_store import Backend, Session, SessionGone, SessionStore, StoreUnav
 from transports.tasks import Tasks
 
 SEARCHED: Final = 100_000
-"""How many records of the store are read. Of more sessions, those with the last ids are not found."""
+"""The most records that are read from the store. If there are more, sessions with the last ids are not found."""
 
 _KEPT: Final = 5_000
-"""How many records are kept, the last used first."""
+"""The most records that are cached, the last used first."""
 
 _FRESH_S: Final = 10.0
 _REST: Final = 10
-"""The pause after each step of a reading is this many times as long as the step, because calls come first."""
+"""The pause after each step of a scan is this many times as long as the step. So calls of clients come first."""
 
 _FIRST_S: Final = 0.05
-"""How long the first list waits for the first reading, which is enough for a small store."""
+"""Seconds that the first list waits for the first scan. This is enough for a small store."""
 
 _DETACHED_AT_ONCE: Final = 100
 _MOST_CANDIDATES: Final = 10
@@ -41,15 +41,15 @@ _READ_AT_ONCE: Final = 1_000
 _EVENTS_SEARCHED: Final = 2_000
 _CORRELATION: Final = re.compile(r"[0-9a-f]{32}")
 _IN_RECORDS: Final = ("id", "used", "created")
-"""Orders for which records alone are enough."""
+"""The sort orders for which the records in the store are enough."""
 
 
 class DetachedSessions:
-    """Find the sessions in the store that no running replica serves: their gateway has ended, and no client has come
-    back.
+    """Find the sessions in the store that no running replica serves: their gateway has ended, and their client has not
+    sent a request since.
 
-    To read a thousand records takes a tenth of a second. So they are read in the background, a few at a time, while
-    somebody lists sessions. A list shows the state of the last reading, which `known` has.
+    Reading a thousand records takes a tenth of a second. So a background task scans the store in small steps while
+    operators list sessions. `known` has the result of the last scan.
     """
 
     def __init__(self, backend: Backend, replicas: Replicas) -> None:
@@ -62,12 +62,12 @@ class DetachedSessions:
 
     @property
     def is_reading(self) -> bool:
-        """Return True until the first reading is complete. Some sessions may be missing until then."""
+        """Return True until the first scan is complete: until then, sessions may be missing."""
         return self._backend.is_durable and not self._was_read
 
     async def read(self) -> list[Session]:
-        """Return the records that the last reading has found. The first call waits a short time, and returns what was
-        found until then."""
+        """Return the records that the last scan has found, and start a new scan if that was some time ago. The first
+        call waits briefly, and returns what the first scan has found so far."""
         if not self._backend.is_durable:
             return []  # what the store has, this process has opened
         if monotonic() - self._tried_at > _FRESH_S:
@@ -111,10 +111,10 @@ class SessionFinder:
         self._clock = clock
 
     async def find(self, prefix: str) -> Session:
-        """Find the one session whose id begins with `prefix`; with an empty prefix, the only live session.
+        """Find the one session whose id begins with `prefix`. If `prefix` is empty, return the only live session.
 
         Raises:
-            NoSuch, Ambiguous, TooShort: not exactly one session is meant.
+            NoSuch, Ambiguous, TooShort: `prefix` names no session, several sessions, or has too few characters.
         """
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise TooShort("session")
@@ -137,7 +137,7 @@ class SessionFinder:
 
 
 class SessionList:
-    """List sessions."""
+    """List the live sessions of all replicas, or of a store without a gateway."""
 
     def __init__(self, backend: Backend, replicas: Replicas, clock: Callable[[], float]) -> None:
         self._backend = backend
@@ -160,7 +160,7 @@ class SessionList:
         return replace(page, totals=totals.totals, unanswered=totals.unanswered, is_reading=totals.is_reading)
 
     async def _in_order(self, query: SessionQuery) -> Page:
-        """Return a page of all sessions in order of id, from the store."""
+        """Return a page of all sessions in order of id, read from the store."""
         # "~" stands behind every character of an id: the page begins behind all that start like that.
         after = f"{query.after.rpartition('~')[2]}~" if query.after else ""
         found = await self._backend.sessions.page(after=after, limit=query.limit + 1)
@@ -168,7 +168,8 @@ class SessionList:
         return Page(sessions=await self.rows(found[: query.limit]), after=more)
 
     async def _stored(self, query: SessionQuery) -> Page:
-        """Return a page from the records of the store alone."""
+        """Return a page from the records in the store, without asking replicas. Raises `UnknownHere` if they are not
+        enough."""
         which = query.which
         if query.order not in _IN_RECORDS or query.only != "all" or not (which is None or which.is_of_records):
             raise UnknownHere("the store does not record states, calls and failures: use --url with a running gateway")
@@ -183,7 +184,7 @@ class SessionList:
         return Page(sessions=await self.rows([session for _, session in chosen]), after=more, totals=selection.totals)
 
     async def _together(self, query: SessionQuery) -> Page:
-        """Return a page of the sessions that replicas serve, and of those that none serves."""
+        """Return a page of the sessions that replicas serve, merged with those that none serves."""
         answers, unserved = await asyncio.gather(self._replicas.ask(Replica.listing, query), self._detached.read())
         pages = answers.by.values()
         selection: Selection[SessionRow] = Selection(query)
@@ -201,7 +202,8 @@ class SessionList:
         return Page(sessions=rows, after=more, totals=totals, unanswered=answers.unanswered, is_reading=is_reading)
 
     async def _completed(self, chosen: Sequence[tuple[str, SessionRow]]) -> list[SessionRow]:
-        """Return the rows with their processes and the size of their state. Sessions that have ended are left out."""
+        """Add processes, refusals and the size of the state to rows with these ids. Leave out sessions that have
+        ended."""
         if not chosen:
             return []
         parts, sizes = await asyncio.gather(
@@ -218,7 +220,7 @@ class SessionList:
         return rows
 
     async def rows(self, found: Sequence[Session]) -> list[SessionRow]:
-        """Return rows for these records."""
+        """Return a row for each record, with facts from the replica that serves the session."""
         parts: dict[str, SessionPart] = await self._replicas.parts([session.id for session in found])
         sizes = await asyncio.gather(*(self._size(session.id) for session in found))
         now = self._clock()
@@ -235,7 +237,8 @@ class SessionList:
             return None
 
     async def _of_request(self, query: SessionQuery) -> list[Session]:
-        """Find the sessions of the request with that correlation id, if it has failed or is in the audit trail."""
+        """Find the sessions of the request whose correlation id is the query. The request must have failed, or be in
+        the audit trail."""
         pages = (await self._replicas.ask(Replica.listing, query)).by.values()
         ids = [row.id for page in pages for row in page.rows]
         found = list(await asyncio.gather(*map(self._backend.sessions.peek, ids)))
@@ -248,7 +251,7 @@ class SessionList:
 
 
 def _cut(found: list[tuple[SortKey, T]], query: SessionQuery) -> tuple[list[tuple[SortKey, T]], str]:
-    """Return the sessions of one page, and the cursor of the next page."""
+    """Return the sessions of one page, and the cursor of the next page; an empty cursor if there is none."""
     if not query.limit or len(found) <= query.limit:
         return found[: query.limit], ""
     return found[: query.limit], cursor_of(found[query.limit - 1][0])

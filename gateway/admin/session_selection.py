@@ -1,7 +1,7 @@
-"""Select sessions for a list: those that match a query, the first of them in its order, and totals of all that match.
+"""Select sessions for a list: the first ones that match a query, in its order, and totals of all that match.
 
-Each replica selects among the sessions that it serves, and sends the first of them. The replica that was asked merges
-these. So a list costs as much memory as one page of it, however many sessions there are.
+Each replica selects among the sessions that it serves. The replica that the operator asked merges these selections. So
+a list needs the memory of one page, however many sessions there are.
 """
 
 import heapq
@@ -31,10 +31,11 @@ SortKey = tuple[float, str]
 
 
 class Selection(Generic[T]):
-    """Select sessions from those that `add` gets. `query.after` is the cursor of a page (`cursor_of`).
+    """Select the sessions of one page from those passed to `add`. `query.after` is the cursor of the page
+    (`cursor_of`).
 
     Raises:
-        OperatorError: `query.after` is no cursor of that order.
+        OperatorError: `query.after` is not a cursor.
     """
 
     def __init__(self, query: SessionQuery) -> None:
@@ -44,8 +45,8 @@ class Selection(Generic[T]):
         self._found: list[tuple[SortKey, T]] = []
 
     def add(self, session: Session, part: SessionPart, item: T) -> None:
-        """Consider a session, of which a replica knows `part`. `item` is returned for it if it is selected. Each
-        session is given once."""
+        """Count a session in the totals if it matches, and select it if it comes after the cursor. `part` has the facts
+        of its replica, and `item` is returned by `first`. Add each session only once."""
         query = self._query
         if query.only == "failing" and not part.failed:
             return
@@ -62,14 +63,14 @@ class Selection(Generic[T]):
             self._found.append((place, item))
 
     def first(self) -> list[tuple[SortKey, T]]:
-        """Return the first sessions after `query.after`: one more than a page has. All others are dropped, so call this
-        now and then during a long list."""
+        """Return the first sessions after `query.after`, at most one more than a page has. Drop all others: callers
+        with many sessions call this regularly to save memory."""
         self._found = heapq.nsmallest(self._query.limit + 1, self._found, key=lambda found: found[0])
         return self._found
 
 
 def fits(which: SessionFilter, session: Session, part: SessionPart) -> bool:
-    """Return True if a session has every value that is given."""
+    """Return True if a session has every value that the filter gives."""
     return (
         which.principal in ("", str(session.principal))
         and which.client in ("", session.client.name)
@@ -89,7 +90,7 @@ def _uses(server: str, session: Session, part: SessionPart) -> bool:
 
 
 def matches(session: Session, query: str) -> bool:
-    """Return True if every word of the query occurs in the facts of a session, or its id begins with the query."""
+    """Return True if every word of the query occurs in the facts about a session, or its id begins with the query."""
     if not query or session.id.startswith(query):
         return True
     context = session.context
@@ -121,7 +122,7 @@ def _key(sort: str, session: Session, part: SessionPart) -> float:
 
 
 def cursor_of(place: SortKey) -> str:
-    """Return the cursor of the page after this place. It does not contain the whole id."""
+    """Return the cursor of the page that begins after this place. It does not contain the whole id."""
     return f"{place[0]!r}~{redact(place[1])}" if place[0] else redact(place[1])
 
 
@@ -137,7 +138,7 @@ def _parsed(after: str) -> SortKey | None:
 
 
 class ListingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session and where it stands in the order of the list. `id` is the full id."""
+    """A session in a list. `place` is its sort key, and `id` the full id."""
 
     id: str
     place: SortKey
@@ -145,7 +146,7 @@ class ListingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The first sessions of a list that one replica serves, and the totals of all of its sessions that match."""
+    """The first of a replica's sessions in a list, and the totals of all its sessions that match."""
 
     rows: list[ListingRow] = []
     totals: SessionTotals = msgspec.field(default_factory=SessionTotals)
@@ -154,7 +155,8 @@ class ListingPage(msgspec.Struct, frozen=True, kw_only=True):
 async def listing_page(
     live: LiveSessions, query: SessionQuery, now: Callable[[], float], memory: ServerMemory
 ) -> ListingPage:
-    """Return the listing of this replica. Sessions are looked at in steps, so that calls do not wait."""
+    """Return the first of this replica's sessions that match, and totals of all that match. Work in steps, so that
+    calls do not wait."""
     selection: Selection[LiveSession] = Selection(query)
     for some in slices(list(live), SCANNED_AT_ONCE // 2):
         for one in some:
@@ -178,18 +180,18 @@ def _state_of(live: LiveSession) -> SessionState:
 
 
 def suspended_of(live: LiveSession) -> int:
-    """Count the session's calls that wait for answers of their client. Calls that have ended are kept by name for a
-    while."""
+    """Count the session's calls that wait for answers of their client. `live.suspended` also has calls that have
+    ended."""
     return sum(exchange.is_suspended for exchange in live.suspended.values())
 
 
 def in_flight_of(live: LiveSession) -> int:
-    """Count the session's calls in flight. Calls that were moved to a child session count there."""
+    """Count the session's calls in flight. Calls that were moved to a child session count for that session."""
     return sum(exchange.live is live for exchange in live.exchanges)
 
 
 def part_of(live: LiveSession, memory: ServerMemory) -> SessionPart:
-    """Return what this replica knows of a session in addition to its record, without its processes."""
+    """Return the facts about a session that are not in its record, without its processes."""
     return SessionPart(
         id=live.session.id,
         state=_state_of(live),

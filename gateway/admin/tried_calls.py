@@ -1,7 +1,7 @@
 """Call tools for operators, in a new session or in a live one (docs/adr/0033-tried-calls.md).
 
-A tried call passes the same steps as every call, from the wire on: policy, limits, checks of arguments, audit, sandbox,
-and forwarding to the replica that owns the session.
+A tried call takes the same steps as a client's call: policy, limits, checks of arguments, audit, sandbox, and
+forwarding to the replica that owns the session.
 """
 
 import asyncio
@@ -38,41 +38,41 @@ from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value
 
 PATIENCE_S: Final = 60.0
-"""How long a tried call may take. A page waits for it."""
+"""Seconds after which a tried call is cancelled. An operator's page waits for the call."""
 
 _CANCELLED_S: Final = 1.0
-"""How long a cancelled call may take to end."""
+"""Seconds to wait for the end of a cancelled call."""
 
 MOST_BYTES: Final = 4 << 20
 """The largest answer that is shown, in bytes."""
 
 _MOST_PARTS: Final = 200_000
-"""The most commas and brackets of an answer that is decoded. Some megabytes can hold a million empty lists."""
+"""The most commas and opening brackets in an answer that is decoded. A few megabytes can hold a million empty lists."""
 
 _MOST_MESSAGES: Final = 50
 _MOST_CHARS: Final = 500
 _MOST_NAME: Final = 256
 _MOST_AT_ONCE: Final = 4
-"""How many calls one operator may try at once, on one replica."""
+"""The most concurrent calls of one operator on one replica."""
 
 SessionScope = Literal["any", "own", "off"]
-"""The sessions in which operators may do something: any, those of their own, or none."""
+"""The sessions that an operator may use: any, only those that the operator has opened, or none."""
 
 Left = Callable[[], Awaitable[object]]
-"""Wait until the client that has asked is gone."""
+"""A function that waits until the operator's browser or command has disconnected."""
 
 CLIENT: Final = "mcp-session-gateway-console"
 _SPEC: Final = "io.modelcontextprotocol/"
 _DECLINED: Final = "An operator tries this tool from the console, where nobody answers questions."
 MAX_BYTES: Final = 1 << 20
-"""The largest body with the arguments of a call, in bytes."""
+"""The largest body of a request that tries a call, in bytes."""
 
 _attempts: Final = msgspec.json.Decoder(Attempt)
 
 
 class ToolCatalog:
-    """Find tools in what the probes of the servers have listed. No server is asked. `paths` are the names of the
-    servers behind each endpoint."""
+    """List the tools of all servers, as the gateway's probes have read them. This sends no request to a server. `paths`
+    has the names of servers by endpoint."""
 
     def __init__(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
@@ -105,12 +105,12 @@ class ToolCatalog:
         raise NoSuch(f"server {server!r} lists no tool {name[:128]!r}")
 
     def path_of(self, server: str) -> str:
-        """Return the endpoint that serves that server alone. Raises `NoSuch`."""
+        """Return the path of the endpoint for that server alone. Raises `NoSuch` if there is no such server."""
         return f"/servers/{self._upstream(server).name}/mcp"
 
     def name_at(self, path: str, server: str, tool: str) -> str:
-        """Return the name of a tool for clients of an endpoint. Raises `OperatorError`: it does not serve the
-        server."""
+        """Return the name that a tool has at an endpoint, perhaps with the server's prefix. Raises `OperatorError` if
+        the endpoint does not serve the server."""
         served = self._paths.get(path, ())
         if server not in served:
             raise OperatorError(f"the session is one of {path}, which does not serve {server!r}")
@@ -150,7 +150,8 @@ def _text(value: Any) -> str:
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of a call: its endpoint and era, and the credentials of the call. `key` names a new session."""
+    """The session for a tried call, its endpoint and era, and the principal and claims of the call. A live session has
+    a `token`; a new one gets the session key `key`."""
 
     era: Era
     path: str
@@ -162,7 +163,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OngoingCall:
-    """Send one call, and wait for its outcome."""
+    """Send one tool call of an operator, and wait for its outcome."""
 
     def __init__(
         self, ask: InternalRequests, destination: Destination, name: str, attempt: Attempt, correlation: str, peer: str
@@ -179,7 +180,7 @@ class OngoingCall:
         self._asked: list[str] = []
 
     async def answered(self, mirrored: dict[str, str], left: Left | None) -> TriedCall:
-        """Send the call with the headers `mirrored`, and return its outcome. It is cancelled when `left` returns."""
+        """Send the call with the headers `mirrored`, and return its outcome. Cancel the call when `left` returns."""
         params: dict[str, Any] = {"name": self._name, "arguments": self._attempt.arguments}
         if self._destination.era is MODERN:
             params["_meta"] = {
@@ -206,7 +207,7 @@ class OngoingCall:
         return self._outcome("timeout", note=f"No answer within {PATIENCE_S:.0f} s: the call was cancelled.")
 
     def _send(self, message: Mapping[str, Any], more: Mapping[str, str]) -> Reply:
-        """Send a message with the headers of its session and these."""
+        """Send a message with the headers that name its session, and with the headers `more`."""
         to = self._destination
         headers = {"user-agent": f"{CLIENT}/{__version__}", **more}
         if to.era is MODERN:
@@ -225,7 +226,7 @@ class OngoingCall:
         await reply.leave(_CANCELLED_S)
 
     async def _post(self, message: Mapping[str, Any]) -> None:
-        """Send a legacy client's message that is no request."""
+        """Send a notification or a response, as a legacy client does."""
         reply = self._send(message, {})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CANCELLED_S):
@@ -249,7 +250,8 @@ class OngoingCall:
         return self._outcome("unreadable", note="The call was ended without an answer.")
 
     async def _heard(self, message: dict[str, Any], frame: bytes) -> None:
-        """Keep a message that a server sends before its answer. Decline a question of a legacy session."""
+        """Store a notification or question that the server sends before its answer. Decline questions in a legacy
+        session."""
         heard = self._asked if "id" in message else self._messages
         if len(heard) < _MOST_MESSAGES:
             heard.append(frame.decode("utf-8", "replace")[:_MOST_CHARS])
@@ -293,15 +295,15 @@ class EndsSessions(Protocol):
     """End sessions on every replica."""
 
     async def end(self, session_id: str, reason: str, calls: int | None = None) -> bool:
-        """End a session. Return False if it had ended already. `calls`: how many calls its replica has answered; None
-        if unknown."""
+        """End a session. Return False if it had ended already. `calls`: the number of calls that its replica has
+        answered; None if unknown."""
         ...
 
 
 class TriedCalls:
     """Call tools in the name of operators.
 
-    `claims` returns the claims with which a request does not change a session's context; None if there are none.
+    `claims` returns claims by which a request leaves a session's context unchanged; None if the rules have changed.
     `token` returns the token of a session. `where` is the setting `admin.try_tools`.
     """
 
@@ -328,11 +330,10 @@ class TriedCalls:
         self._running: dict[str, int] = {}
 
     async def call(self, attempt: Attempt, by: str, *, peer: str = "", left: Left | None = None) -> TriedCall:
-        """Call a tool in the name of the operator `by`, whose address is `peer`. The call is cancelled when `left`
-        returns.
+        """Call a tool in the name of the operator `by`, whose address is `peer`. Cancel the call when `left` returns.
 
         Raises:
-            OperatorError: the call cannot be tried.
+            OperatorError: the call is not allowed, or names no session, server or tool.
             StoreUnavailable: the store does not answer.
         """
         if self.where == "off":
@@ -384,7 +385,8 @@ class TriedCalls:
         return msgspec.structs.replace(found, session=begins, kept=kept, duration_s=duration_s)
 
     def _into(self, session: Session) -> Destination:
-        """Address a live session, with the rights that it has."""
+        """Return the destination of a call in a live session, with the session's own rights. Raises `OperatorError` if
+        the session is a child session, or its rights are unknown."""
         if session.parent:
             raise OperatorError(f"session {redact(session.id)} is part of another: name session {session.parent[:8]}")
         claims = self._claims(session)
@@ -405,7 +407,8 @@ class TriedCalls:
     def _note(
         self, attempt: Attempt, by: str, session: Session | None, destination: Destination, correlation: str
     ) -> None:
-        """Record the attempt before it is sent. The record has the correlation id of the call."""
+        """Record the attempt in the audit trail, before the call is sent. The event has the correlation id of the
+        call."""
         where = "in a fresh session" if session is None else f"in a session of {session.principal}"
         tool = f"{attempt.server}/{attempt.tool}"[:_MOST_NAME]
 
@@ -421,14 +424,15 @@ class TriedCalls:
         contextvars.copy_context().run(record)
 
     async def _end_fresh(self, destination: Destination, by: str) -> None:
-        """End the new session of a call whose caller is gone."""
+        """End the new session of a call that failed or was cancelled."""
         with contextlib.suppress(StoreUnavailable):
             session = await self._opened(destination)
             if session is not None:
                 await self._ended(session, by)
 
     async def _ended(self, session: Session, by: str) -> bool:
-        """End a new session. Return False if the store does not answer: the session then ends after its idle time."""
+        """End a new session. Return False if the store does not answer; the session then expires after its idle
+        time."""
         try:
             await self._ending.end(session.id, f"the operator {by} has tried a tool in it")
         except StoreUnavailable:
@@ -436,22 +440,22 @@ class TriedCalls:
         return True
 
     async def _opened(self, destination: Destination) -> Session | None:
-        """Return the session that a call has opened; None if the call was refused before."""
+        """Return the session that a call has opened; None if the call was refused before a session was opened."""
         return await self._finder.sessions.named(key_alias(destination.key, destination.principal, destination.path))
 
 
 def may_use(scope: SessionScope, principal: Principal, by: str) -> bool:
-    """Return True if `scope` gives the operator `by` the sessions of that principal."""
+    """Return True if `scope` lets the operator `by` use sessions of that principal."""
     return scope == "any" or (scope == "own" and principal == _principal(by))
 
 
 def _principal(by: str) -> Principal:
-    """Return the principal of an operator in sessions."""
+    """Return the principal of the sessions that the operator `by` opens."""
     return Principal(issuer=OPERATOR_ISSUER, subject=by)
 
 
 async def attempt_in(request: Request) -> Attempt:
-    """Read the call in a JSON body. Raises `OperatorError`: the body is no call."""
+    """Read the tool call in a JSON body. Raises `OperatorError` if the body is not a call."""
     try:
         return _attempts.decode(await body_of(request))
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -459,7 +463,7 @@ async def attempt_in(request: Request) -> Attempt:
 
 
 async def body_of(request: Request) -> bytes:
-    """Read the body of a request. Raises `OperatorError`: it is too large, or incomplete."""
+    """Read the body of a request. Raises `OperatorError` if it is too large or incomplete."""
     try:
         body = await read_body(request.receive, request.headers, MAX_BYTES)
     except Refused as refused:
@@ -470,7 +474,8 @@ async def body_of(request: Request) -> bytes:
 
 
 def left(request: Request) -> Left:
-    """Return a function that waits until the client has disconnected. Read the body of the request before."""
+    """Return a function that waits until the client has disconnected. Call it only after the request's body was
+    read."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

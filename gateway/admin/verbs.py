@@ -1,8 +1,7 @@
-"""Define the operators' verbs: what an operator can see and do, and how REST asks for it.
+"""Define the operators' verbs: the requests that operators can make, and how REST receives them.
 
-A verb is a method of `Operators`. Its decorator has its place in the REST interface, its annotations are the parameters
-and the answer. Routes, OpenAPI and the client of the commands are made of these. `admin.operations` implements the
-verbs.
+A verb is a method of `Operators`. Its decorator gives its place in REST, its annotations give the parameters and the
+answer. Routes, OpenAPI and the client of the commands are derived from these. `admin.operations` implements the verbs.
 """
 
 import inspect
@@ -49,8 +48,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """An argument of a verb: `at` is its name in Python, `name` its name in REST. If its type is the struct `kind`,
-    each field is a parameter in REST, and `within` has these."""
+    """An argument of a verb: `at` is its name in Python, `name` its name in REST. If its type is a struct, `within` has
+    one parameter for each field, and REST gets these instead."""
 
     at: str
     name: str
@@ -60,7 +59,7 @@ class Parameter:
     within: "tuple[Parameter, ...]" = ()
 
     def read(self, given: Mapping[str, str]) -> Any:
-        """Read the argument from the parameters of a request. Raises `OperatorError`: it cannot have that value."""
+        """Read the argument from the parameters of a request. Raises `OperatorError` if its value is invalid."""
         if self.kind is SessionFilter:
             named = {one.name: given[one.name] for one in self.within if one.name in given}
             return SessionFilter.of(named) if named or self.default is not None else None
@@ -80,21 +79,21 @@ class Parameter:
         return int(text)
 
     def written(self, value: Any) -> dict[str, str]:
-        """Return the argument as parameters of a request. Empty values are left out."""
+        """Return the argument as parameters of a request, without empty values."""
         if self.within and value is not None:
             return {name: text for one in self.within for name, text in one.written(getattr(value, one.at)).items()}
         return {self.name: "true" if value is True else str(value)} if value else {}
 
     @property
     def flat(self) -> "Iterable[Parameter]":
-        """Return the argument's parameters in REST."""
+        """Return the argument's REST parameters: itself, or those of its fields."""
         return (flat for one in self.within for flat in one.flat) if self.within else (self,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verb:
-    """A row of the table of verbs. REST answers with an object that has the answer as `answers`; if that is empty, the
-    answer is the body.
+    """A row in the table of verbs. `answers`: the key of the answer in the object that REST returns; if empty, REST
+    returns the answer itself.
 
     `is_exact`: REST refuses unknown parameters, because a mistyped filter would select more. `by`: the verb gets the
     name of the operator. `sends`: the type of the request's body.
@@ -113,7 +112,7 @@ class Verb:
 
     @property
     def type(self) -> Any:
-        """Return the type of an answer's body."""
+        """Return the type of the body of REST's answer."""
         return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]
 
 
@@ -183,17 +182,17 @@ FramesLimit = Annotated[int, About("Maximum number of items: 100 by default, at 
 
 
 class Operators(Protocol):
-    """The operators' model. A session is named by how its id begins (at least `SHORTEST_PREFIX` characters; or nothing
-    if only one is live), a replica by how its name begins. `by` is the operator's name, empty if unknown.
+    """The verbs of operators. A session is named by the beginning of its id (at least `SHORTEST_PREFIX` characters;
+    empty: the only live session), a replica by the beginning of its name. `by` is the operator's name, empty if
+    unknown.
 
-    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` if not exactly
-    one thing has the name.
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `NoSuch`, `Ambiguous` or `TooShort` if a name does
+    not name exactly one session, task or replica.
     """
 
     @property
     def sees_calls(self) -> bool:
-        """Return True if the model knows what is inside gateways: calls, processes and failures of sessions, and
-        replicas."""
+        """Return True if running gateways can be asked, so that calls, processes, failures and replicas are known."""
         ...
 
     def follow(self, session: str = "") -> AsyncIterator[dict[str, Any]]:
@@ -216,7 +215,7 @@ class Operators(Protocol):
     async def end(self, prefix: SessionName, by: By = "") -> str:
         """End a session at once, on every replica.
 
-        Returns how its id begins.
+        Returns the beginning of the session's id.
         """
         ...
 
@@ -224,7 +223,7 @@ class Operators(Protocol):
     async def end_all(self, which: SessionFilter, by: By = "") -> int:
         """End all sessions that have every given value; at least one is required.
 
-        Returns how many were ended.
+        Returns the number of ended sessions.
         """
         ...
 
@@ -252,7 +251,7 @@ class Operators(Protocol):
     async def switch_frames_on(self, prefix: SessionName, by: By) -> FramesPage:
         """Switch the frames of a session on for 10 minutes, or for 10 minutes more.
 
-        Raises `TooLate`: the session is live on no replica now.
+        Raises `TooLate` if no replica serves the session now.
         """
         ...
 
@@ -282,7 +281,7 @@ class Operators(Protocol):
     async def cancel_task(self, prefix: TaskName, by: By = "") -> str:
         """Cancel the call of a task on whichever replica runs it (409: it is over); its record stays.
 
-        Returns how the id of the task begins. Raises `TooLate`: the task is over, or no replica runs it now.
+        Returns the beginning of the task's id. Raises `TooLate` if the task is over, or no replica runs it now.
         """
         ...
 
@@ -340,7 +339,7 @@ class Operators(Protocol):
     async def replicas(self) -> list[ReplicaReport]:
         """All replicas: what they hold, and their last five minutes, second by second.
 
-        One that does not answer is `silent`.
+        A replica that does not answer is `silent`.
         """
         ...
 
@@ -353,7 +352,7 @@ class Operators(Protocol):
     async def drain(self, prefix: ReplicaName, by: By = "") -> str:
         """Have a replica hand its sessions to the others and be not ready; returns when it has.
 
-        Returns its name when it has.
+        Returns the replica's name.
         """
         ...
 
@@ -361,7 +360,7 @@ class Operators(Protocol):
     async def admit(self, prefix: ReplicaName, by: By = "") -> str:
         """Have a drained replica take sessions again.
 
-        Returns its name.
+        Returns the replica's name.
         """
         ...
 
@@ -380,7 +379,7 @@ class Operators(Protocol):
 
 
 def openapi(base: str, verbs: Sequence[Verb]) -> dict[str, Any]:
-    """Return the description of these verbs in OpenAPI 3.1. `base` is the path below which they are."""
+    """Return the description of these verbs in OpenAPI 3.1. `base` is the path prefix of their routes."""
     kinds = [kind for one in verbs for kind in (one.type, one.sends)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     problem = {

@@ -14,7 +14,7 @@ _WIDTH: Final = 600
 _HEIGHT: Final = 120
 _SECONDS: Final = 300
 _COLUMNS: Final = 60
-"""The most columns of a chart that show their values under the pointer."""
+"""The most columns of a chart; each shows its values as a tooltip."""
 
 RANGE_WORDS: Final[dict[Range, str]] = {
     "5m": "5 min",
@@ -28,8 +28,8 @@ RANGE_CHOICES: Final = tuple(RANGE_WORDS.items())
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over the last minutes or hours, which `over` names. Their values are `step_s` seconds apart, the newest one
-    at the right. `now` is the number beside the title, `tone` a class of the style sheet."""
+    """A line chart of the period that `over` names. Values are `step_s` seconds apart, the newest at the right. `now`
+    is the text beside the title, `tone` a class of the style sheet."""
 
     title: str
     unit: str
@@ -41,7 +41,7 @@ class Chart:
 
     @property
     def svg(self) -> Markup:
-        """Draw the lines for a page. The area below the first line is filled."""
+        """Return the lines as SVG. The area below the first line is filled."""
         scale = _HEIGHT / self._top if self._top else 0.0
         parts = []
         for place, (name, values) in enumerate(self.lines):
@@ -60,7 +60,8 @@ class Chart:
         )
 
     def _columns(self) -> Iterator[str]:
-        """Draw an invisible column for each part of the time. Its title has the values of the lines there."""
+        """Yield invisible SVG columns, one for each slot of time. The tooltip of a column has the values of all lines
+        there."""
         count, step = len(self.lines[0][1]), self._step
         steps = -(-count // _COLUMNS)
         most = "at most " if steps > 1 else ""
@@ -83,18 +84,18 @@ class Chart:
 
     @property
     def top(self) -> str:
-        """Return the highest value shown."""
+        """Return the highest value in the chart, with its unit."""
         return readable(self._top, self.unit)
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the lines if there are several."""
+        """Return the names of the lines; empty if there is only one."""
         return [name for name, _ in self.lines] if len(self.lines) > 1 else []
 
 
 def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
-    """Draw the last minutes of all replicas together. Calls and failures add up; of durations, the worst replica's is
-    shown."""
+    """Return charts of the last five minutes of all replicas together: the sums of their calls and failures, and the
+    longest durations of any replica."""
     end = int(now) - 1
     calls, failed, p50, p99 = ([0.0] * _SECONDS for _ in range(4))
     for report in reports:
@@ -110,7 +111,7 @@ def charts_of(reports: Iterable[ReplicaReport], now: float) -> list[Chart]:
 
 
 def charts_of_history(view: HistoryView) -> list[Chart]:
-    """Draw a range of the history, as calls per minute."""
+    """Return charts of a range of the history, in calls per minute."""
     points, each = view.points, 60 / view.step_s
     calls, failed = [point.calls * each for point in points], [point.failed * each for point in points]
     times = [point.p50_s for point in points], [point.p99_s for point in points]
@@ -119,8 +120,8 @@ def charts_of_history(view: HistoryView) -> list[Chart]:
 
 
 def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **common: Any) -> list[Chart]:
-    """Draw calls, failures, p50 and p99. `now` are the numbers beside the first two titles. `common` are arguments for
-    all charts."""
+    """Return the charts of calls, failures and latency. `lines` are calls, failures, p50 and p99. `now` are the numbers
+    beside the first two titles. `common` are arguments for all charts."""
     calls, failed, p50, p99 = lines
     latency = "no calls" if not any(calls) else f"p99 {took(p99[-1])}" if calls[-1] else "none now"
     return [
@@ -131,6 +132,6 @@ def _charts(unit: str, lines: Sequence[Sequence[float]], now: Sequence[str], **c
 
 
 def range_of(request: Request, usual: Range) -> Range:
-    """Return the range that the URL's query names, or else the usual one."""
+    """Return the range that the URL's query names; `usual` if it names none."""
     given = request.query_params.get("range", "")
     return next((over for over in RANGES if over == given), usual)

@@ -20,8 +20,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 def _found(section: Section, query: str, shows_all: bool) -> Section:
-    """Return the section with the settings whose name, value or origin has every word of the query. With a query,
-    defaults are searched too."""
+    """Return the section with only those settings whose name, value or origin has every word of the query. Settings
+    with their default value are included if there is a query, or if `shows_all`."""
     words = query.lower().split()
     found = tuple(
         setting

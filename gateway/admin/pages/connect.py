@@ -37,8 +37,8 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 def _known_base(settings: Settings, request: Request) -> str:
-    """Return the URL at which the browser has this gateway. If the console has a listener of its own, return the
-    clients' URL."""
+    """Return the gateway's base URL for clients, as the browser knows it. If the console has its own listener, return
+    the URL of the clients' listener on this machine."""
     gateway = settings.gateway
     return url_here(gateway.host, gateway.port) if gateway.admin.listen else str(request.scope[BASE_URL])
 

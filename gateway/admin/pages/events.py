@@ -12,7 +12,7 @@ from session_store.ports.accounting import EventName
 _ROWS: Final = 100
 _SHOWN: Final = 1_000
 _SEARCHED: Final = 5_000
-"""How many of the newest events are searched by a filter."""
+"""The number of the newest events to which a filter is applied."""
 
 _KINDS: Final[tuple[str, ...]] = get_args(EventName)
 _WORDS: Final = ("principal", "tool", "reason", "outcome", "correlation", "client", "workspace", "endpoint")
@@ -37,13 +37,14 @@ def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
 
 
 _OWN: Final = frozenset({"at", "took_s", "correlation", "count"})
-"""Fields in which equal events may differ."""
+"""Fields that are ignored when two events are compared."""
 
 
 def folded(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Fold equal neighbours into one event. `events` come newest first, with `at` in seconds since the epoch.
+    """Merge neighbouring events that are equal into one. `events` come newest first, with `at` in seconds since the
+    epoch.
 
-    The folded event has the newest `at`, the sum of `count`, the longest `took_s`, and the oldest `at` as `since`.
+    The merged event has the newest `at`, the sum of `count`, the longest `took_s`, and the oldest `at` as `since`.
     """
     rows: list[dict[str, Any]] = []
     last: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
-"""Make forms from the input schemas of tools, and read what was filled in. Pure.
+"""Make forms from the input schemas of tools, and read submitted forms. Pure.
 
-Schemas come from servers, and are not trusted: what is not understood, or is large, becomes a field for JSON.
+Schemas come from servers, and are not trusted. A part that is too large or not supported becomes a field for JSON.
 """
 
 import json
@@ -10,10 +10,10 @@ from math import isfinite
 from typing import Any, Final, Literal
 
 PREFIX: Final = "argument."
-"""The beginning of a control's name. The rest is the name of the argument."""
+"""The prefix of a control's name, before the name of the argument."""
 
 JSON_CONTROL: Final = "arguments"
-"""The control with all arguments as JSON, instead of one for each."""
+"""The name of the control for all arguments as one JSON object, in place of one control for each argument."""
 
 _MOST_FIELDS: Final = 60
 _MOST_CHOICES: Final = 200
@@ -41,11 +41,11 @@ _PYTHON: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One argument.
+    """The form field of one argument.
 
-    `kind`: which control it has. `types`: the JSON types that its value may have; empty for all. `choices`: the values
-    of a `choice`, as JSON. `value`: what the control holds at first. `hint`: what the schema says of the value, for
-    people. `minimum` and `maximum`: of a number, as the attributes of its control; empty for none.
+    `kind`: the kind of control. `types`: the JSON types that the argument may have; empty: all. `choices`: the allowed
+    values of a `choice`, as JSON. `value`: the initial text. `hint`: the schema's restrictions in words. `minimum` and
+    `maximum`: the limits of a number, as attributes of the control; empty: none.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Field:
 
     @property
     def control(self) -> str:
-        """Return the name of its control."""
+        """Return the name of the control in the HTML form."""
         return PREFIX + self.name
 
 
@@ -72,11 +72,11 @@ class Form:
 
     fields: tuple[Field, ...] | None
     skeleton: str
-    """All arguments as JSON, for who prefers that: the required ones, with values of their types."""
+    """The initial text of the control for JSON: the required arguments, each with a sample value of its type."""
 
 
 def form_of(schema: Any) -> Form:
-    """Return the form for arguments that a tool's input schema describes."""
+    """Return the form for the arguments that a tool's input schema describes."""
     skeleton = json.dumps(skeleton_of(schema), indent=2, ensure_ascii=False)
     if not isinstance(schema, dict) or not _COMBINED.isdisjoint(schema):
         return Form(fields=None, skeleton=skeleton)
@@ -96,7 +96,7 @@ def form_of(schema: Any) -> Form:
 
 
 def skeleton_of(schema: Any) -> dict[str, Any]:
-    """Return the required arguments, with a value of the type of each."""
+    """Return the required arguments, each with a sample value of its type."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return {}
@@ -110,7 +110,7 @@ def _required_of(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _is_usable(name: str) -> bool:
-    """Return True if browsers send a control of that name back unchanged."""
+    """Return True if a browser sends back a control of that name unchanged."""
     return 0 < len(name) <= _MOST_NAME and name.isprintable() and name.strip() == name
 
 
@@ -139,7 +139,7 @@ def _field(name: str, part: Any, root: Mapping[str, Any], *, is_required: bool) 
 
 
 def _resolved(part: Any, root: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return a schema without references, and without combinations of one schema with null. Also return whether null is
+    """Resolve the references in a schema, and unions of one schema with null. Return the result, and whether null is
     allowed."""
     found: dict[str, Any] = dict(part) if isinstance(part, dict) else {}
     is_nullable = False
@@ -176,7 +176,7 @@ def _is_null(part: Any) -> bool:
 
 
 def _at(root: Mapping[str, Any], reference: Any) -> Any:
-    """Return what a reference within the document names; None if it names nothing."""
+    """Return the part of a schema to which a reference such as `#/$defs/Name` points; None if there is no such part."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -188,7 +188,7 @@ def _at(root: Mapping[str, Any], reference: Any) -> Any:
 
 
 def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
-    """Return the control for a value, and the JSON types that the value may have."""
+    """Return the kind of control for a value, and the JSON types that the value may have."""
     if _listed(part):
         return "choice", frozenset()
     kind = part.get("type")
@@ -211,7 +211,8 @@ def _kind_of(part: Mapping[str, Any]) -> tuple[Kind, frozenset[str]]:
 
 
 def _listed(part: Mapping[str, Any]) -> list[Any]:
-    """Return the values that a schema lists, if they are few and short."""
+    """Return the values that `const` or `enum` of a schema allow; empty if there are none, or too many or too long
+    ones."""
     values = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(values, list) or len(values) > _MOST_CHOICES:
         return []
@@ -219,7 +220,7 @@ def _listed(part: Mapping[str, Any]) -> list[Any]:
 
 
 def _hint(part: Mapping[str, Any], kind: Kind, types: frozenset[str]) -> str:
-    """Describe in a few words what the schema says of the value."""
+    """Return in a few words how the schema restricts a value, and its default."""
     said = [" or ".join(sorted(types))] if kind == "json" and types else []
     said += [kind] if kind in ("integer", "number") else []
     if isinstance(part.get("format"), str):
@@ -251,7 +252,7 @@ def _bound(kind: Kind, value: Any) -> str:
 
 
 def _sample(part: Mapping[str, Any]) -> Any:
-    """Return a value of the schema's type."""
+    """Return the schema's default or its first listed value; otherwise an empty value of its type."""
     if "default" in part:
         return part["default"]
     if listed := _listed(part):
@@ -262,7 +263,7 @@ def _sample(part: Mapping[str, Any]) -> Any:
 
 
 def _shown(kind: Kind, value: Any) -> str:
-    """Return a value as the text of its control."""
+    """Return a value as the initial text of its control; empty if it does not fit there."""
     if kind in ("text", "password"):
         return value if isinstance(value, str) and len(value) <= _MOST_TEXT else ""
     text = _json(value)
@@ -270,7 +271,7 @@ def _shown(kind: Kind, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a text of a schema, cut."""
+    """Return a value in a schema as text, cut to `_MOST_TEXT` characters."""
     if isinstance(value, str):
         text = value
     else:
@@ -283,7 +284,7 @@ def _json(value: Any) -> str:
 
 
 class FormFaults(ValueError):
-    """Controls have no value of their type. `faults` says why, by the name of the control."""
+    """Values in a submitted form are invalid. `faults` has the reason for each such control, by its name."""
 
     def __init__(self, faults: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{name.removeprefix(PREFIX)}: {why}" for name, why in faults.items()))
@@ -291,13 +292,13 @@ class FormFaults(ValueError):
 
 
 def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of a filled form. `given` are the texts of the controls, by name.
+    """Return the arguments in a submitted form. `given` are the texts of the controls, by name.
 
-    An empty control leaves its argument out. If the argument is required, it is an empty text or null, if its type
-    allows that.
+    An argument whose control is empty is left out. A required one becomes null or an empty text, if its type allows
+    that.
 
     Raises:
-        FormFaults: a control has no value of its type, or there is no such control.
+        FormFaults: a value is invalid, or a control belongs to no argument of the tool.
     """
     if JSON_CONTROL in given or form.fields is None:
         return _all_in_json(given.get(JSON_CONTROL, ""))
@@ -319,7 +320,7 @@ def arguments_in(form: Form, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(field: Field, text: str) -> Any:
-    """Return the value of a control. Raises `ValueError`: the text is no value of its type."""
+    """Return the argument that a control's text stands for. Raises `ValueError` if its type does not allow the text."""
     if not text and "null" in field.types:
         return None
     if field.kind in ("text", "password"):
@@ -374,8 +375,7 @@ def _number(text: str) -> int | float:
 
 
 def _read(text: str) -> Any:
-    """Read JSON as the standard defines it. Raises `ValueError` for NaN, infinity, and half characters, which cannot be
-    sent."""
+    """Parse standard JSON. Raises `ValueError` also for NaN, infinity and unpaired surrogates, which cannot be sent."""
     try:
         value = json.loads(text, parse_constant=_refuse)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

@@ -19,7 +19,8 @@ _MOST_WARNINGS: Final = 10
 _MOST_USED: Final = 5
 _LATEST_EVENTS: Final = 12
 _SEARCHED_EVENTS: Final = 200
-"""How many events are searched for those to show. If calls are events too, most are calls without a failure."""
+"""The number of the newest events from which the shown ones are chosen. If calls are audited, most are successful
+calls."""
 
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Define what a page of the console consists of. Each module of `gateway.admin.pages` defines one."""
+"""Define the parts of a console page. Each module of `gateway.admin.pages` defines one page."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,35 +9,35 @@ from starlette.requests import Request
 from gateway.admin.operations import Operations
 
 BASE_URL: Final = "gateway.base_url"
-"""The key of `request.scope` that has the URL at which the browser has this gateway."""
+"""The key in `request.scope` of the gateway's base URL, as the browser knows it."""
 
 OPERATOR: Final = "gateway.operator"
-"""The key of `request.scope` that has the name of the operator who looks at the page."""
+"""The key in `request.scope` of the name of the operator who looks at the page."""
 
 
 Facts = Callable[[Operations, Request], Awaitable[dict[str, Any]]]
-"""Read what the template shows. May raise what `Operators` raises; the console shows such an error as a page."""
+"""A function that returns the variables of a page's template. It may raise the errors of `Operators`; the console then
+shows an error page."""
 
 Action = Callable[[Operations, Request, str], Awaitable[str | dict[str, Any]]]
-"""Do what a form of the page asks for, in the name of an operator (the last argument). Return the path of the page that
-is shown next; or the variables of the template, if the page itself shows the outcome, where images may be of servers.
-May raise what `Operators` raises."""
+"""A function that carries out a form for an operator, whose name is the last argument. It returns the path of the next
+page. If the page itself shows the outcome, it returns the template's variables; images may then come from servers. It
+may raise the errors of `Operators`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsolePage:
     """A page: its route, its data and its templates.
 
-    `path`: the route, which begins with `/admin`. Path parameters are in `request.path_params`.
-    `facts`: the variables of the template. They are read again every few seconds while the page is open.
-    `title`, `head` and `live`: Jinja templates, with the macros of `tables.html` as `tables`. `head` is rendered once;
+    `path`: the route, which begins with `/admin`. Path parameters are in `request.path_params`. `facts`: returns the
+    variables of the template. It is called again every few seconds while the page is open. `title`, `head` and `live`:
+    Jinja templates, with the macros of `tables.html` as `tables`. `head` is rendered once;
         `live`, below it, is rendered with new facts and replaced in the browser.
-    `label`: the name in the navigation; empty for a page that the navigation does not list.
-    `position`: the place in the navigation, the lowest first.
-    `shortcut`: the letter that opens the page after `g`; empty for none.
-    `icon`: how the icon beside the label is drawn: the path of an SVG of 16 by 16, drawn as lines.
-    `actions`: what the forms of the page can ask for: routes that accept POST, which begin with `/admin`.
-    `is_live`: False if the page changes by its forms only.
+    `label`: the name in the navigation; empty for a page that the navigation does not list. `position`: the place in
+    the navigation, the lowest first. `shortcut`: the letter that opens the page after `g`; empty for none. `icon`: the
+    icon beside the label, as an SVG path of 16 by 16 units, drawn as lines. `actions`: the functions that carry out the
+    page's forms, by the route of their POST, which begins with `/admin`. `is_live`: False if the open page is never
+    updated.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Show the gateway processes that share the store, with forms that drain them and let them take sessions again."""
+"""Show the gateway processes that share the store, with forms to drain them and to end the drain."""
 
 from typing import Any, Final
 

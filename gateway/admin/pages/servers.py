@@ -1,4 +1,4 @@
-"""Show the configured servers on all replicas: state, starts, processes, calls by tool, and output of dead
+"""Show the configured servers on all replicas: state, starts, processes, calls by tool, and stderr of dead
 processes."""
 
 import asyncio

@@ -42,7 +42,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _live(operators: Operators, session: str) -> SessionRow | None:
-    """Return a session that is live; None if it is not."""
+    """Return the row of a live session; None if the session is not live."""
     try:
         return await operators.session(session)
     except NoSuch:
@@ -61,7 +61,7 @@ _EXCEPTION: Final = re2.compile(
 )
 _MOST_EXCEPTIONS: Final = 4
 _MOST_BROKEN: Final = 4
-"""The most lines of one exception. Programs such as rich break exceptions into lines."""
+"""The most lines that are joined to one exception. Libraries such as rich wrap the text of exceptions."""
 _FRAMED: Final = ("╭", "│", "╰", "|", "+")
 
 
@@ -85,15 +85,15 @@ async def _frame_facts(operators: Operations, request: Request, row: SessionRow)
 
 
 def exceptions_in(lines: Iterable[str]) -> list[str]:
-    """Return the last lines that name an exception, each once, in their order. One of them is mostly the cause of a
-    failure, in the middle of a long traceback."""
+    """Return the last few exceptions in stderr lines, each once, in their order. Usually one of them is the cause of a
+    failure."""
     every = [*lines]
     found = dict.fromkeys(_whole(every, at) for at in reversed(range(len(every))) if _EXCEPTION.match(every[at]))
     return [*found][:_MOST_EXCEPTIONS][::-1]
 
 
 def _whole(lines: Sequence[str], at: int) -> str:
-    """Return the exception at line `at`, with the lines below it that continue it in the same column."""
+    """Return the exception at line `at`, joined with the next lines if these continue its text in the same column."""
     indent = len(lines[at]) - len(lines[at].lstrip(" "))
     parts = [lines[at].strip(" |\t")]
     for line in lines[at + 1 : at + _MOST_BROKEN] if indent else ():

@@ -1,5 +1,5 @@
-"""Show all live sessions, or those of the last day, to search, filter and sort; with a form that ends the filtered
-ones."""
+"""Show all live sessions, or those of the last day, with search, filters and sort orders. A form ends the filtered
+sessions."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -97,8 +97,8 @@ async def _end_all(operators: Operations, request: Request, operator: str) -> st
 
 
 def _filter(given: Iterable[tuple[str, str]]) -> SessionFilter:
-    """Return the filter with these values. Raises `OperatorError`: a name is unknown or given twice, or a value is
-    empty."""
+    """Return the filter with these names and values. Raises `OperatorError` if a name is unknown or repeated, or a
+    value is empty."""
     values: dict[str, str] = {}
     for name, value in given:
         # A value that is overlooked would end more sessions than were meant.

@@ -1,4 +1,4 @@
-"""Show one task: who made it, what it calls, its outcome, and a form that cancels it."""
+"""Show one task: its principal, the call that it makes, its outcome, and a form that cancels it."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Show the tasks of all sessions, to search."""
+"""Show the tasks of all sessions, with a search."""
 
 from typing import Any, Final
 from urllib.parse import urlencode

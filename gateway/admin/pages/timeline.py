@@ -1,7 +1,7 @@
 """Draw the timeline of a session, and explain its failures and delays. Pure.
 
-A server that was refused a file mostly answers with a vague error, and the start of a process makes a tool look slow.
-So an entry is explained by what happened at the same time.
+A server whose sandbox refuses a file often answers with a vague error, and the start of a process makes a call slow. So
+an entry gets notes on such events near to it in time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from gateway.sandbox.refusals import RefusedRow
 
 _BEFORE_S: Final = 10.0
 _AFTER_S: Final = 1.0
-"""How long after a failure a refusal may be reported that explains it."""
+"""The most seconds between a failure and a later report of the refusal that has caused it."""
 
 _MOST: Final = 3
 _WIDTH: Final = 1_000
@@ -29,30 +29,33 @@ _NAMES: Final = {"session": "Session", "move": "Moves", "question": "Questions",
 _ORDER: Final = ("session", "move", "server", "call", "question", "task", "refusal")
 _SHORT_S: Final = 0.05
 _ROUNDED_S: Final = 0.01
-"""The tolerance in comparing times: they are rounded to a millisecond, and measured by different parts."""
+"""The tolerance in seconds when times are compared: they are rounded, and measured by different parts of the
+gateway."""
 
 
 class ExplainedFailure(NamedTuple):
-    """A failure, and the refusals that may be its cause, the nearest in time first."""
+    """A failed call, and the refusals of the sandbox that may be its cause, the nearest in time first."""
 
     failure: Failure
     refused: Sequence[RefusedRow]
 
 
 def explained(row: SessionRow) -> list[ExplainedFailure]:
-    """Return the session's failures in their order, each with refusals near in time. Of equal refusals only the last
-    time is known, so an older failure may lack its refusal."""
+    """Return the session's failed calls in order, each with the refusals near to it in time. Equal refusals are stored
+    with the time of the last one only, so an older failure may lack its refusal."""
     return [ExplainedFailure(one, refused_near(one.server, one.at, one.at, row.refused)) for one in row.failures]
 
 
 def refused_near(server: str, begin: float, end: float, refused: Sequence[RefusedRow]) -> list[RefusedRow]:
-    """Return what the server was refused near to that time, the nearest to its end first."""
+    """Return what the sandbox refused to the server between `begin` and `end`, or shortly before or after. The nearest
+    to `end` come first."""
     near = [one for one in refused if one.server == server and begin - _BEFORE_S <= one.at <= end + _AFTER_S]
     return sorted(near, key=lambda one: abs(end - one.at))[:_MOST]
 
 
 class Lane(NamedTuple):
-    """Entries of one kind in order of time. `begin` and `end` are the times of the left and right edge (Unix time)."""
+    """Timeline entries of one kind, in order of time, drawn as one row. `begin` and `end` are the Unix times of the
+    left and right edge."""
 
     name: str
     rows: Sequence[TimelineRow]
@@ -61,7 +64,7 @@ class Lane(NamedTuple):
 
     @property
     def svg(self) -> Markup:
-        """Draw the entries for a page."""
+        """Return the entries as SVG."""
         failed = sum(row.count for row in self.rows if row.has_failed)
         words = f"{self.name}: {sum(row.count for row in self.rows)}, {failed} failed"
         return Markup('<svg role="img" aria-label="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">{}</svg>').format(
@@ -83,7 +86,7 @@ class Lane(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """The lanes, and the times of their left and right edge (Unix time)."""
+    """A drawn timeline: its lanes, and the Unix times of its left and right edge."""
 
     lanes: Sequence[Lane]
     begin: float
@@ -91,7 +94,7 @@ class Picture(NamedTuple):
 
 
 def picture_of(rows: Iterable[TimelineRow]) -> Picture | None:
-    """Draw the timeline in lanes; return None if it has no entries."""
+    """Arrange the entries of a timeline in lanes. Return None if there are no entries."""
     rows = sorted(rows, key=lambda row: row.at)
     if not rows:
         return None
@@ -110,7 +113,7 @@ def _lane(row: TimelineRow) -> str:
 
 
 def notes_of(rows: Sequence[TimelineRow], refused: Sequence[RefusedRow]) -> list[list[str]]:
-    """Return the explanations of each entry. `refused` is what the sandboxes of a live session refused."""
+    """Return a list of explanations for each entry. `refused` is what the sandboxes of a live session refused."""
     starts = [row for row in rows if row.kind == "server" and row.name == "started"]
     return [_notes(row, starts, refused) for row in rows]
 
@@ -128,7 +131,7 @@ def _refused(row: RefusedRow) -> str:
 
 
 def _waited(call: TimelineRow, start: TimelineRow) -> str:
-    """Say how long the call waited for that start; return an empty text if it did not."""
+    """Return a note on how long the call waited for the start of its server; empty if it did not wait."""
     ready = start.at + start.took_s
     if call.took_s < _SHORT_S or not call.at - _ROUNDED_S <= ready <= call.until + _ROUNDED_S:
         return ""

@@ -1,4 +1,4 @@
-"""Show one tool: what its server says of it, a form that calls it, and the result."""
+"""Show one tool: its description by the server, a form that calls it, and the result."""
 
 import base64
 import binascii
@@ -27,7 +27,7 @@ _IMAGES: Final = {
     "image/gif": (b"GIF87a", b"GIF89a"),
     "image/webp": (b"RIFF",),
 }
-"""Types of images that browsers draw without executing code, and how such files begin."""
+"""The image types that browsers draw without executing code, each with the first bytes of its files."""
 
 _MOST_CONTROLS: Final = 200
 _MOST_SCHEMA: Final = 100_000
@@ -50,7 +50,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _try(operators: Operations, request: Request, operator: str) -> dict[str, Any]:
-    """Call the tool with the arguments in the form."""
+    """Call the tool with the arguments in the form. Return the variables of the template."""
     given = await _controls(request)
     tool = operators.tried.catalog.tool(request.path_params["server"], given.get("name", ""))
     form = form_of(tool.input_schema)
@@ -73,7 +73,8 @@ async def _try(operators: Operations, request: Request, operator: str) -> dict[s
 
 
 async def _controls(request: Request) -> dict[str, str]:
-    """Return the texts of the form's controls. Raises `OperatorError`: they cannot be read, or one is given twice."""
+    """Return the texts in the submitted form, by control. Raises `OperatorError` if the form is invalid or repeats a
+    control."""
     try:
         pairs = parse_qsl(
             (await body_of(request)).decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_CONTROLS
@@ -86,7 +87,7 @@ async def _controls(request: Request) -> dict[str, str]:
 
 
 def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str, str], **found: Any) -> dict[str, Any]:
-    """Return the variables of the template. `found` has faults in the form, a problem, or the outcome of a call."""
+    """Return the variables of the template. `found` has the faults in the form, a problem, or the outcome of a call."""
     tried: TriedCall | None = found.get("tried")
     secret = {field.control for field in form.fields or () if field.kind == "password"}
     in_json = found.get("in_json", JSON_CONTROL in values) or form.fields is None
@@ -123,8 +124,8 @@ def _shown(operators: Operations, tool: ToolRow, form: Form, values: Mapping[str
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a result. An `image` has a `data:` URL in `source`, and no `text`. `note` says what was left out.
-    `is_aside`: the part is not content, but another field of the result."""
+    """A part of a tool's result. An `image` has a `data:` URL in `source`, and no `text`. `note` says what is not
+    shown. `is_aside`: the part is another field of the result than its content."""
 
     kind: Literal["text", "image", "json"]
     title: str = ""
@@ -135,7 +136,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(result: Any) -> list[Part]:
-    """Return the content of a result, its structured content, and its `_meta`."""
+    """Return a tool's result in parts: its content, its structured content, and its other fields."""
     if not isinstance(result, dict):
         return [_json("Result", result)]
     content = result.get("content")
@@ -166,7 +167,8 @@ def _part(item: Any) -> Part:
 
 
 def _image(data: str, kind: str) -> Part:
-    """Return an image, if its type is known and its bytes are of that type."""
+    """Return an image as a part. If its type is not supported, or its bytes are of another type, the part has only a
+    note."""
     title = f"Image, {visible(kind[:100])}, {len(data) * 3 // 4:,} bytes"
     try:
         head = base64.b64decode(data[:64], validate=True)

@@ -1,4 +1,4 @@
-"""Show the tools of all servers, to search. Each leads to its page, where it can be called."""
+"""Show the tools of all servers, with a search. Each links to the page where an operator can call it."""
 
 from typing import Any, Final
 

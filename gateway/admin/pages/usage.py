@@ -1,4 +1,4 @@
-"""Show how much principals, clients, servers and tools were used in a range."""
+"""Show how much each principal, client, server and tool was used in a range of time."""
 
 from typing import Any, Final
 
