@@ -1,1 +1,1 @@
-"""Parts put together, and run."""
+"""Build the parts of a gateway from its settings, and run it."""

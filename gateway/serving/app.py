@@ -28,13 +28,13 @@ _STORE_AWAY: Final = (
     "unavailable: this gateway serves its own sessions while its lease is valid; new sessions, and those of other "
     "gateways, get 503 until the store accepts writes"
 )
-"""The value of `store` in `/readyz` while the store does not answer. deploy/haproxy.cfg looks for this member, and
-prefers gateways without it."""
+"""The value of `store` in the answer of `/readyz` while the store accepts no writes. A load balancer with
+deploy/haproxy.cfg prefers gateways whose answer has no `store`."""
 
 
 class _App(Starlette):
-    """A Starlette app without redirects for missing or extra slashes. Their target would be the host that a request
-    names, whatever it is."""
+    """A Starlette app that does not redirect paths with missing or extra slashes. The target of a redirect would be
+    whatever host the request's Host header names."""
 
     def __init__(self, routes: list[BaseRoute], lifespan: Lifespan[Any] | None = None) -> None:
         super().__init__()
@@ -42,7 +42,8 @@ class _App(Starlette):
 
 
 class GatewayApp(_App):
-    """A Starlette app that calls its MCP endpoints directly. Router and middleware would cost as much as a call."""
+    """A Starlette app that calls its MCP endpoints directly. Starlette's router and middleware would take as long as a
+    call."""
 
     def __init__(self, gateway: Gateway, routes: list[BaseRoute], home: HomePage | None = None) -> None:
         super().__init__(routes, gateway.lifespan)
@@ -120,9 +121,9 @@ def create_app(
 ) -> Starlette:
     """Return an ASGI app that serves a gateway.
 
-    Its lifespan has to run: an app that mounts this one passes it on (docs/embedding.md). `store` replaces the one that
-    the settings name. `servers`: server objects of the `mcp` SDK by name, in addition to those of the settings.
-    `gateway` replaces the one that is made of all these.
+    The app's lifespan has to run: an app that mounts this one passes it on (docs/embedding.md). `store` replaces the
+    store that the settings name. `servers`: server objects of the `mcp` SDK by name, in addition to those of the
+    settings. If `gateway` is given, serve it, and build none from the other arguments.
 
     Raises:
         ConfigurationError: the settings cannot be served.

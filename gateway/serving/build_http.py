@@ -95,7 +95,7 @@ def _message_handler(
     resolution: Resolution,
     body_budget: BodyBudget,
 ) -> tuple[MessageHandler, TaskParts]:
-    """Build the parts that serve each request, and those that keep the tasks made of slow calls."""
+    """Build the handler of clients' messages, and the parts for tasks that the gateway makes of calls."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.events
     intake = Intake(
         endpoints=endpoints,
@@ -189,7 +189,7 @@ def _membership(
     envelopes: Envelopes,
     endpoints: Mapping[str, StreamableHttp],
 ) -> Membership:
-    """Build the listener for the other gateways on the store, and the part that makes this one known to them."""
+    """Build the part that registers this replica with the others on the store, and listens for their requests."""
     options, limited = base.settings.gateway, base.metrics.limited
     return Membership(
         cluster,
@@ -232,7 +232,7 @@ def _sse(
 
 
 ONLY_REPLICA = "only"
-"""The name under which the tasks of the only gateway on a store are kept, so that its next process finds them."""
+"""The replica's name in stored tasks if only one gateway uses the store. Its next process finds them by this name."""
 
 
 def _made_tasks(
@@ -243,8 +243,8 @@ def _made_tasks(
     intake: Intake,
     handles: TaskHandles,
 ) -> TaskParts:
-    """Build the parts for tasks that this gateway makes of calls. If `gateway.tasks.enabled` is off, they still answer
-    requests about earlier tasks."""
+    """Build the parts for tasks that this gateway makes of calls. If `gateway.tasks.enabled` is off, these parts still
+    answer requests about earlier tasks."""
     settings, backend, cluster = base.settings.gateway.tasks, base.backend, base.cluster
     kept_s = names_kept_s(settings)
 

@@ -118,7 +118,7 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
 
 
 def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> ConfiguredUpstream:
-    """Return the upstream of an entry. A server that cannot be served is left out."""
+    """Return the server of a configuration entry. If it cannot be served, return it as one that is left out."""
     if entry.faults:
         return factory.of_left_out(name, entry)
     try:
@@ -128,8 +128,8 @@ def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> C
 
 
 def _packages(options: GatewaySettings, sandboxes: Iterable[SandboxesByTrust], fork_server: ForkServer) -> Packages:
-    """Build the store of the packages that sandboxed servers are started from. If a server requires its sandbox, so do
-    the fetches."""
+    """Build the part that fetches and stores the packages of sandboxed servers. Fetches require a sandbox if any server
+    does."""
     walls = WallsOfFetches(
         reach=options.packages.reach,
         closed=own_listeners(options, workers=worker_count()),
@@ -141,7 +141,7 @@ def _packages(options: GatewaySettings, sandboxes: Iterable[SandboxesByTrust], f
 
 
 def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:
-    """Return a function that fetches a server's package."""
+    """Return a function that fetches a server's package and returns it; None if the command needs no fetch."""
     env, cwd = fetched_with(entry)
     return lambda: packages.use(name, entry.argv, env, cwd)
 
@@ -170,7 +170,7 @@ def _endpoints(
     policy: Policy,
     tool_calls: ToolCalls,
 ) -> dict[str, Endpoint]:
-    """Return the endpoints by path: one for all servers, and one for each server."""
+    """Return the endpoints by path: one for all servers, and one for each server alone."""
     options = base.settings.gateway
     handles = ChildSessions(
         lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock

@@ -1,4 +1,4 @@
-"""Build the parts that keep sessions, and those that find the session of a request."""
+"""Build the parts that store sessions, and those that find the session of a request."""
 
 import functools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from session_store.current import tool_session
 
 
 def build_sessions(base: Foundation) -> SessionParts:
-    """Build the records and the life cycle of sessions."""
+    """Build the parts that store sessions, open them and end them."""
     options, store = base.settings.gateway, base.backend.sessions
     policy, trust = options.policy, options.session.trust
     pattern, is_checked = options.context.workspace_pattern, base.settings.workspaces_become_variables

@@ -1,4 +1,4 @@
-"""Build all parts of a gateway from its settings. Only this room chooses concrete stores and transports."""
+"""Build all parts of a gateway from its settings. Only this package chooses concrete stores and transports."""
 
 import functools
 import secrets
@@ -180,8 +180,9 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
 
 
 def _hops(ring: KeyRing, *, is_shared: bool) -> tuple[str, ...]:
-    """Return the names of this gateway in `Via` headers; it sends the first one. Replicas have the same names, which
-    tell nothing of the keys that they are made of. A gateway alone has a name that no other one has."""
+    """Return the names by which a gateway recognizes itself in `Via` headers; it sends the first one. Replicas share
+    their names, which are derived from their keys and do not reveal them. A gateway without replicas gets a random
+    name."""
     if not is_shared:
         return (gateway_name(secrets.token_hex(8)),)
     return tuple(gateway_name(key.hex()[:16]) for key in ring.derive(Purpose.HOP))
@@ -213,8 +214,8 @@ def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | N
 
 
 def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: TaskParts) -> Drain:
-    """Build the part that drains this process and says whether it is ready. It is ready once a configured server has
-    answered, or the gateway's own tools if there is no such server."""
+    """Build the part that drains this process and reports whether it is ready. The process is ready once a configured
+    server has answered; if there is no configured server, once the gateway's own tools have."""
     configured = [upstream for upstream in servers.upstreams if upstream.name in base.settings.mcpServers]
     counted = configured or servers.upstreams
     return Drain(
@@ -270,7 +271,8 @@ def _operating(
     tried: TriedCalls,
     link: SignInLink | None,
 ) -> tuple[list[BaseRoute], PeerQueries]:
-    """Build the console, the REST interface and the metrics."""
+    """Return the routes of console, REST interface and metrics, and the part that queries other replicas for
+    operators."""
     backend, admin = base.backend, base.settings.gateway.admin
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
     operations = Operations(
@@ -325,7 +327,7 @@ def _guard(base: Foundation, proxies: TrustedProxies) -> Guard:
 
 
 def _environments(base: Foundation, sessions: SessionParts, servers: Servers) -> SessionEnvironments:
-    """Build the part that explains what the sessions of this process may do, and why."""
+    """Build the part that explains to operators what the sessions of this process may do, and why."""
     names = [upstream.name for upstream in servers.upstreams]
     given = EnvironmentSources(
         settings=base.settings,

@@ -22,24 +22,24 @@ from transports.jsonrpc import Message
 logger = logging.getLogger(__name__)
 
 HAND_OVER_S: Final = 10.0
-"""The maximum time that a drain waits for calls in flight, and that a stop waits for working tasks."""
+"""The maximum seconds that a drain waits for calls in flight, and that a stop waits for working tasks."""
 
 _ANSWER_S: Final = 1.0
-"""The time before the end of the drain at which waiting clients get an error. Those who wait for the result of a task
-are told to ask again. Those who wait for a call are told that its outcome is unknown. Later, connections are cut."""
+"""Seconds before the end of the drain at which waiting clients get an error, because connections are closed at its end.
+Clients that wait for a task's result are told to ask again; those that wait for a call, that its outcome is unknown."""
 
 _STOPPING: Final = "the gateway stops, and the task is not over: ask for its result again"
 _CUT: Final = "the gateway stops, and the server has not answered; whether the call took effect is unknown"
 
 LINGER_S: Final = 2.0
-"""The time that a draining gateway still serves new requests if there are other replicas: until then, load balancers
-have noticed that it is not ready. If it closed idle connections at once, a request on its way would be lost."""
+"""Seconds for which a draining gateway still serves new requests if there are other replicas. Meanwhile, load balancers
+notice that it is not ready. If it closed idle connections at once, requests that are under way would be lost."""
 
 _COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
 
 
 class Drain:
-    """Drains this process and says whether it is ready. Implements `admin.replica.Serving`."""
+    """Drain this process, and report whether it is ready. Implements `admin.replica.Serving`."""
 
     def __init__(
         self,
@@ -83,10 +83,11 @@ class Drain:
             await asyncio.gather(self._hand_over(), asyncio.sleep(linger_s))
 
     async def tasks_end(self) -> None:
-        """Wait for the tasks that work here until the drain ends, and begin the drain if it has not begun.
+        """Wait until the working tasks of this process have ended, or the drain is over. Begin the drain if it has not
+        begun.
 
-        The HTTP server does not wait for tasks, because no request is open for them. Do not wait for a task that has
-        asked its client a question: no answer can arrive any more.
+        The HTTP server does not wait for tasks, because no request is open for them. A task that has asked its client a
+        question is not waited for: no answer can arrive any more.
         """
         loop = asyncio.get_running_loop()
         if not any(_works(running) for running in self._tasks):
@@ -100,7 +101,7 @@ class Drain:
             await asyncio.sleep(0.05)
 
     def hurry(self) -> None:
-        """End the waits for calls and tasks now."""
+        """Stop waiting for calls and tasks."""
         self._until = asyncio.get_running_loop().time()
 
     def admit(self) -> None:
@@ -114,7 +115,8 @@ class Drain:
             self._last_answers = None
 
     def _answer_waiting(self) -> None:
-        """Answer with an error: requests that wait for the result of a made task, and calls that a server has."""
+        """Answer with an error all requests that wait for the result of a made task, and all calls that were sent to a
+        server."""
         for exchange in [each for live in self._live for each in live.exchanges]:
             if exchange.conversation is None or exchange.is_subscription:
                 continue
@@ -125,7 +127,7 @@ class Drain:
 
     @staticmethod
     async def _has_peers(cluster: Cluster) -> bool:
-        """Return whether there are other replicas. Assume so if the store does not answer."""
+        """Return True if there are other replicas, or if the store does not answer."""
         try:
             return await cluster.another() is not None
         except StoreUnavailable:

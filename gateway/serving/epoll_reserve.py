@@ -1,7 +1,7 @@
-"""Protect uvloop from a lack of epoll watches: it ends the process if the kernel refuses one.
+"""Protect the process against a lack of epoll watches: uvloop would end it if the kernel refuses a watch.
 
-The kernel counts these watches by user, and a sandboxed server of the same user can use up all of them. The loop here
-reserves a watch before uvloop needs it. If there is none, only the new connection is closed.
+The kernel counts these watches by user, and a sandboxed server of the same user can use up all of them. So the loop
+here reserves a watch before uvloop needs it. If the kernel has none left, only the new connection is closed.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ class GuardedLoop(uvloop.Loop):
         self._told_at = -_TOLD_EVERY_S
 
     def reserve(self, fd: int) -> bool:
-        """Reserve the watch of a new connection, which uvloop then finds. Return False if there is none left."""
+        """Reserve the epoll watch of a new connection; uvloop then uses it. Return False if the kernel has none
+        left."""
         try:
             for own in self._own:
                 with contextlib.suppress(FileExistsError):
@@ -55,7 +56,7 @@ class GuardedLoop(uvloop.Loop):
         return True
 
     async def create_connection(self, *given: Any, **named: Any) -> Any:
-        """Open a connection as asyncio does. Raises `OSError` (ENOSPC) if there is no watch for it."""
+        """Open a connection as asyncio does. Raises `OSError` (ENOSPC) if the kernel has no epoll watch left for it."""
         if not self.reserve(self._probe):
             raise OSError(errno.ENOSPC, "no more watches of epoll for this user (fs.epoll.max_user_watches)")
         for own in self._own:

@@ -86,7 +86,7 @@ class Gateway:
 
     @property
     def store_is_away(self) -> bool:
-        """Return whether the store stopped accepting writes, as of the last `is_ready`."""
+        """Return True if the store has accepted writes before, but not at the last check by `is_ready`."""
         return self.parts.drain.readiness.store_is_away
 
     @property
@@ -96,7 +96,7 @@ class Gateway:
 
     @property
     def store_fault(self) -> str:
-        """Return why the session store does not answer, for operators. Empty: it answers."""
+        """Return why the session store does not answer, for operators; empty if it answers."""
         return self._lifecycle.store.fault
 
     @property
@@ -105,7 +105,7 @@ class Gateway:
         return self._lifecycle.store.place
 
     def tool_session(self, session: Session) -> ToolSession:
-        """Return a session for tools in this process."""
+        """Return the object by which tools in this process use a session."""
         return self.parts.sessions.tools(session)
 
     async def try_store(self) -> None:
@@ -114,15 +114,14 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. When it is left, all started servers have ended. If no exception ends the block,
-        working tasks get up to 10 s before. `asks_servers`: probe the servers at the start; False if the caller does
-        so itself."""
+        """Serve inside the block. At its end, end all started servers; if there is no exception, give working tasks up
+        to 10 s before. `asks_servers`: probe the servers at the start; False if the caller does so itself."""
         async with self._lifecycle.running(asks_servers=asks_servers):
             yield
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Any) -> AsyncIterator[None]:
-        """Serve while an app runs that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
+        """Serve as long as the app runs that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
         async with self._lifecycle.running():
             yield
 
@@ -133,11 +132,12 @@ class Gateway:
             self.parts.http.forwarder.end_streams()  # load balancers send no more of them here now
 
     def hurry(self) -> None:
-        """Stop waiting for working tasks. They end with the gateway, and their records say what is known."""
+        """Stop waiting for working tasks. They end with the gateway; their records keep what is known of their
+        outcome."""
         self.parts.drain.hurry()
 
     async def _asserted_state(self, request: Request) -> StateAccess:
-        """Return the state of the session that the assertion of a request to the state API names.
+        """Return the state of the session that is named by the assertion in a request to the state API.
 
         Raises:
             HTTPException: 401 without a valid assertion, 410 if the session has ended.

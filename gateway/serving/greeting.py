@@ -27,14 +27,14 @@ class Welcome:
     """Shows the start and the end of a gateway: here by one line for programs, `ready URL`, and `serving URL` before it
     if the gateway serves before it is ready.
 
-    `link`: a sign-in to its console; None: there is none.
+    `link`: a one-time sign-in to the console; None: there is none.
     """
 
     link: SignInLink | None = None
 
     @contextlib.contextmanager
     def starting(self, gateway: Gateway) -> Iterator[None]:
-        """Show that the gateway starts, for as long as the block lasts. It is entered in the running event loop."""
+        """Show that the gateway starts, until the block ends. Called in the running event loop."""
         yield
 
     def serves(self, gateway: Gateway, url: str, *, is_ready: bool) -> None:
@@ -51,8 +51,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLine:
-    """One server in the greeting. `tools`: how many it lists; None: not known. `about`: its era, or why it cannot be
-    used. `sandbox`: its profiles; empty if it has no process."""
+    """One server in the greeting. `tools`: how many it lists; None: unknown. `about`: its era, or why it cannot be
+    used. `sandbox`: the profiles of its sandboxes; empty if it has no process."""
 
     name: str
     state: Literal["ok", "starting", "failing"]
@@ -63,7 +63,7 @@ class ServerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """The facts of the greeting.
+    """The facts that the greeting shows.
 
     `is_ready`: `/readyz` answers 200.
     `console`: its URL; empty: none. `has_link`: the URL signs in, once. `is_announced`: other commands of this user
@@ -86,14 +86,15 @@ class Greeting:
 
 
 def link_for(options: GatewaySettings) -> SignInLink | None:
-    """Return a one-time sign-in to the console. Return None if other machines reach it, directly or through a proxy."""
+    """Return a one-time sign-in to the console. Return None if other machines can reach the console, directly or by a
+    proxy."""
     host = host_and_port(options.admin.listen)[0] if options.admin.listen else options.host
     return SignInLink() if is_loopback(host) and options.auth.proxies is None else None
 
 
 def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: Path) -> LocalGateway | None:
-    """Return the entry by which other commands of this user find the gateway. Return None without a `link`, or if a
-    sandboxed server could read `folder`, where the entry is kept."""
+    """Return the entry by which other commands of this user find the gateway. Return None if there is no `link`, or if
+    a server could read `folder`, where the entry is stored."""
     options = gateway.parts.foundation.settings.gateway
     operators = "" if link is None else _operators(options, url)
     if link is None or not operators or not all(_is_closed(one, folder) for one in sandboxes_at(gateway)):
@@ -102,7 +103,7 @@ def local_gateway(gateway: Gateway, url: str, link: SignInLink | None, folder: P
 
 
 def _is_closed(one: ServerSandbox, folder: Path) -> bool:
-    """Return whether the processes of a sandbox cannot read the folder."""
+    """Return True if a sandbox keeps its processes from reading the folder."""
     return one.sandbox.has_walls and not one.missing and not one.opens([folder])
 
 
@@ -138,7 +139,7 @@ def greeting_of(
 
 
 def server_lines(gateway: Gateway, found: list[ServerSandbox] | None = None) -> tuple[ServerLine, ...]:
-    """Return a line for each server, in the order of the configuration. `found`: the sandboxes of the servers."""
+    """Return a line for each server, in the order of the configuration. `found`: the sandboxes to show."""
     profiles: dict[str, list[str]] = {}
     for one in found or ():
         profile = f"{one.sandbox.profile}{f' ({one.trusts[0]})' if one.trusts else ''}"
@@ -169,7 +170,7 @@ def _console(options: GatewaySettings, url: str, link: SignInLink | None) -> str
 
 
 def _operators(options: GatewaySettings, url: str) -> str:
-    """Return the base URL for operators. Empty: the kernel chooses the port, which only the log names."""
+    """Return the base URL for operators; empty if the kernel chooses the port, which only the log shows."""
     listen = options.admin.listen
     if listen:
         return "" if listen.endswith(":0") else f"http://{listen}"
@@ -184,7 +185,7 @@ def _store(gateway: Gateway, url: str) -> str:
 
 
 def farewell(count: int, url: str, store_fault: str = "") -> str:
-    """Return the line for a stopped gateway, which says what happens to its `count` live sessions. `url`: that of the
+    """Return the log line for a stopped gateway: what happens to its `count` live sessions. `url`: the URL of the
     store. `store_fault`: why the store does not answer; empty: it does."""
     if not count:
         return "stopped: no session was live here"

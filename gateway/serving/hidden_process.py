@@ -1,12 +1,12 @@
-"""Hide this process's memory and environment from the servers that it starts: they hold the signing keys.
+"""Hide this process's memory and environment, which hold the signing keys, from the servers that it starts.
 
-Servers run as the same user. The kernel lets processes of a user look into each other only if they are *dumpable*
-(prctl(2), PR_SET_DUMPABLE; proc(5), ptrace(2)). Of a process that is not, nobody without CAP_SYS_PTRACE can read
+Servers run as the same user. The kernel lets processes of a user inspect each other only if they are *dumpable*
+(prctl(2), PR_SET_DUMPABLE; proc(5), ptrace(2)). If a process is not, only a process with CAP_SYS_PTRACE can read its
 `/proc/PID/environ`, `mem`, `maps` or `fd`, attach to it, or get a core dump. exec(2) makes servers dumpable again.
 
-The environment that execve(2) gets stays in `/proc/PID/environ`. Until a new worker has hidden itself, a server that
-waits for this moment can read it. So a worker is started with the few variables that a program needs to start, and
-reads the others from a descriptor of a file without a name.
+The environment that execve(2) gets stays in `/proc/PID/environ`. A server could read it before a new worker has hidden
+itself. So a worker is started with the few variables that a program needs to start, and reads the others from the
+descriptor of a file without a name.
 
 Imports little: `__main__` calls it before anything else is loaded.
 """
@@ -29,7 +29,8 @@ _MOST_BYTES: Final = 16 << 20
 
 
 def hide() -> bool:
-    """Hide this process from others of its user, and disable core files. Return whether the kernel hides it."""
+    """Hide this process from other processes of its user, and disable core files. Return whether the kernel hides
+    it."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))
     return sys.platform == "linux" and _prctl(_PR_SET_DUMPABLE) == 0 and _prctl(_PR_GET_DUMPABLE) == 0
@@ -52,7 +53,8 @@ def _prctl(option: int) -> int:
 
 
 def visible_environment(environment: Mapping[str, str], kept_in: int) -> dict[str, str]:
-    """Return the environment with which a worker is started. `kept_in`: the descriptor that has all variables."""
+    """Return the few variables with which a worker is started. `kept_in`: the descriptor of the file with all
+    variables."""
     needed = {k: v for k, v in environment.items() if k in _NEEDED or k.startswith(_NEEDED_PREFIXES)}
     return {**needed, _VARIABLE: str(kept_in)}
 
@@ -71,7 +73,8 @@ def keep_environment(environment: Mapping[str, str]) -> int:
 
 
 def take_environment() -> None:
-    """Set the environment of this worker to that of `keep_environment`. Do nothing if this process is no worker."""
+    """Set the environment of this worker to the one that its parent has stored with `keep_environment`. Do nothing if
+    this process is not a worker."""
     given = os.environ.pop(_VARIABLE, "")
     if not given:
         return

@@ -1,8 +1,8 @@
 """Serve a page to people who open the gateway's address: what it is, how to connect a client, and whether it serves.
 
 Browsers, known by their `Accept` header, get the page at `/` and at MCP endpoints. Other programs, such as curl, get a
-text at `/` only, because endpoints answer programs as MCP demands. Neither names a server, a session or a version.
-Neither sets a cookie or opens a session.
+text at `/` only, because endpoints answer programs as MCP demands. Page and text name no server, session or version,
+set no cookie and open no session.
 """
 
 import base64
@@ -32,23 +32,23 @@ _FOLDER: Final = files("gateway.serving") / "templates"
 
 
 def is_for_people(scope: Scope) -> bool:
-    """Return whether a request is a browser's for a page: a GET that accepts HTML and no event stream."""
+    """Return True if a browser asks for a page: by a GET that accepts HTML and no event stream."""
     accepts = b",".join(value for name, value in scope["headers"] if name == _ACCEPT)
     return scope["method"] == "GET" and b"text/html" in accepts and b"text/event-stream" not in accepts
 
 
 def is_plain(scope: Scope) -> bool:
-    """Return whether a request is a GET that accepts plain text, any type, or names no type, and no event stream."""
+    """Return True for a GET without `Accept`, or one that accepts plain text or any type, and no event stream."""
     accepts = b",".join(value for name, value in scope["headers"] if name == _ACCEPT)
     takes_text = not accepts.strip() or b"*/*" in accepts or b"text/plain" in accepts
     return scope["method"] == "GET" and takes_text and b"text/event-stream" not in accepts
 
 
 class HomePage:
-    """Answers GET requests with the page or the text.
+    """Answer GET requests with the page or the text.
 
-    They count against the rate limit of their address, as those of clients without a credential. `needs_token`: clients
-    need a credential. `has_console`: the page links to the console.
+    The requests count against the rate limit of their address, as those of clients without a credential. `needs_token`:
+    clients need a credential. `has_console`: the page links to the console.
     """
 
     def __init__(self, guard: Guard, rates: RateLimits, *, needs_token: bool, has_console: bool) -> None:
@@ -76,8 +76,8 @@ class HomePage:
         await (await self._answer(scope, serves, self._text if as_text else self._page))(scope, receive, send)
 
     async def _answer(self, scope: Scope, serves: bool, answer: Callable[[str, str, str, bool], Response]) -> Response:
-        """Return the response of `answer`, which gets the base URL, the root path, the path, and `serves`. If the
-        request is refused, return an error."""
+        """Check the headers and the rate of a request. Return the response of `answer`, which gets the base URL, the
+        root path, the path and `serves`; or an error if the request is refused."""
         try:
             headers = self._guard.headers(scope)
             self._guard.check(headers)
@@ -113,7 +113,8 @@ class HomePage:
         return PlainTextResponse("\n".join(lines) + "\n", headers=headers)
 
     def _base(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Return the base URL that the browser used. Replace an invalid host by `HOST`, because the page shows it."""
+        """Return the base URL that the browser used. `HOST` replaces an invalid host, because the page shows the
+        URL."""
         host = headers.get("host", "")
         if not host or len(host) > _MOST_HOST or not _HOST_CHARACTERS.issuperset(host):
             host = "HOST"

@@ -26,16 +26,17 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S: Final = 1.0
-"""Seconds between two sweeps, which remove ended sessions and renew those in use. It is less if sessions live short."""
+"""Seconds between two sweeps, which remove ended sessions and renew those in use. Sweeps are more frequent if sessions
+have a short time to live."""
 
 _TASKS_EVERY_S: Final = 1.0
 _TASKS_STORED_WITHIN_S: Final = 5.0
 
 _EARLY: Final = 0.1
-"""The share of its idle time after which a process is ended while memory is short."""
+"""The part of its idle timeout after which an idle process is ended while memory is short."""
 
 _PROBED_WITHIN_S: Final = 10.0
-"""The maximum time that the start waits for servers whose lists are compared with the policy."""
+"""The maximum seconds that the start waits for servers whose lists are compared with the policy."""
 
 
 class StoreWatch:
@@ -89,7 +90,7 @@ def _refuse_failing(upstreams: Iterable[ConfiguredUpstream]) -> None:
 
 
 class Lifecycle:
-    """Starts and stops the parts of a gateway, and runs their regular work."""
+    """Start and stop the parts of a gateway, and run their periodic work."""
 
     def __init__(self, parts: Parts, *, strict: bool = False) -> None:
         self._parts = parts
@@ -110,13 +111,13 @@ class Lifecycle:
 
     @contextlib.asynccontextmanager
     async def running(self, *, asks_servers: bool = True) -> AsyncIterator[None]:
-        """Serve inside the block. When it is left, all started servers have ended. If no exception ends the block, wait
-        for working tasks first. `asks_servers`: probe the servers at the start for their era and lists.
+        """Serve inside the block. At its end, end all started servers; if there is no exception, wait for working tasks
+        before. `asks_servers`: probe the servers at the start for their era and lists.
 
         Raises:
-            ConfigurationError: the store or the advertised address cannot be used, the policy does not fit the
-                servers' lists, a required sandbox does not hold, or a sandbox grants files of the gateway. If the
-                gateway is strict: a server cannot be used.
+            ConfigurationError: the store or the advertised address cannot be used, the policy does not fit the servers'
+                lists, a required sandbox does not hold, or a sandbox grants files of the gateway. If the gateway is
+                strict: a server cannot be used.
         """
         base, servers, http = self._parts.foundation, self._parts.servers, self._parts.http
         hide()  # an app that embeds the gateway has not closed its process to the servers yet
@@ -166,8 +167,8 @@ class Lifecycle:
                     await flush()
 
     async def _first_answers(self, probes: Mapping[str, asyncio.Task[ServerFacts]]) -> None:
-        """Wait for the first answers of servers. If patterns of the policy are about a server, wait longer: a pattern
-        that matches nothing stops the start. For the others, wait as long as a client's discovery would."""
+        """Wait for the first answers of servers, as long as a client's discovery would. Wait longer for servers that
+        patterns of the policy name, because a pattern that matches nothing stops the start."""
         options, servers = self._parts.foundation.settings.gateway, self._parts.servers.upstreams
         soon_s = min(options.limits.list_timeout_s, _PROBED_WITHIN_S)
         if probes:
@@ -178,7 +179,7 @@ class Lifecycle:
             await asyncio.wait(compared, timeout=_PROBED_WITHIN_S - soon_s)
 
     def _start_upkeep(self) -> Tasks:
-        """Start the regular work, and return its tasks. It goes on until they are closed."""
+        """Start the periodic work as background tasks, which run until they are closed. Return them."""
         tasks, membership = Tasks("gateway"), self._parts.http.membership
         base, made = self._parts.foundation, self._parts.http.tasks
         work = [
@@ -200,8 +201,8 @@ class Lifecycle:
         return tasks
 
     async def _watch_memory(self) -> None:
-        """Read the memory of processes. If it is short, end those that are prestarted, or were idle for a tenth of
-        their idle time."""
+        """Measure the memory of server processes. If memory is short, end prestarted processes, and those that were
+        idle for a tenth of their idle timeout."""
         memory = self._parts.foundation.memory
         await memory.sample()
         if not memory.is_short:
@@ -213,7 +214,7 @@ class Lifecycle:
                     conversation.links.stop_early(_EARLY)
 
     async def _release(self) -> None:
-        """End the servers and release the sessions. In a durable store, the sessions live on."""
+        """End the servers and release this replica's sessions. A durable store keeps the sessions."""
         base, sessions = self._parts.foundation, self._parts.sessions.lifecycle
         self._parts.http.tasks.table.stop()
         with contextlib.suppress(StoreUnavailable):
@@ -252,8 +253,8 @@ class Lifecycle:
 
     @staticmethod
     async def _repeat(step: Callable[[], Awaitable[None] | None], failed: str) -> None:
-        """Call `step` every `_TASKS_EVERY_S`. Log its failures with the text `failed`, but not the same one twice in a
-        row."""
+        """Call `step` every `_TASKS_EVERY_S`. Log its errors with the text `failed`; do not log the same error twice in
+        a row."""
         last = ""
         while True:
             await asyncio.sleep(_TASKS_EVERY_S)
@@ -276,7 +277,7 @@ class Lifecycle:
                 await tasks.table.settled()
 
     async def _end_seconds(self) -> None:
-        """Close each second in metrics, request log and activity."""
+        """Each second, end the current interval in metrics, request log and activity."""
         loop, base = asyncio.get_running_loop(), self._parts.foundation
         while True:
             began = loop.time()

@@ -65,7 +65,8 @@ T = TypeVar("T")
 
 
 class Listeners(Generic[T]):
-    """An event that parts raise for parts that are built later. Listeners are called in the order of `add`."""
+    """An event of one part for other parts, which may be built later. Its listeners are called in the order of
+    `add`."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[T], object]] = []
@@ -75,7 +76,8 @@ class Listeners(Generic[T]):
         self._listeners.append(listener)
 
     def notify(self, what: T) -> None:
-        """Call all listeners with `what`. If one raises, do not call the later ones, and raise its exception."""
+        """Call all listeners with `what`. If a listener raises an exception, raise it, and do not call the later
+        ones."""
         for listener in self._listeners:
             listener(what)
 
@@ -124,9 +126,10 @@ class Callers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """The parts that keep sessions.
+    """The parts that store sessions, open them and end them.
 
-    `closed`: the event that this replica closed a live session. `tools` returns a session for tools in this process.
+    `closed`: the event that this replica closed a live session. `tools` returns the object by which tools in this
+    process use a session.
     """
 
     rules: ContextRules
@@ -141,7 +144,7 @@ class SessionParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """The servers, what their processes get, and the policy for them."""
+    """The servers, the parts that start their processes, and the policy for them."""
 
     upstreams: list[ConfiguredUpstream]
     fork_server: ForkServer
@@ -173,7 +176,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskParts:
-    """The parts for tasks that the gateway makes of calls. `maker`: None if it makes none."""
+    """The parts for tasks that the gateway makes of calls. `maker` is None if the gateway makes no tasks."""
 
     table: TaskTable
     recovery: TaskRecovery
@@ -199,7 +202,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """All parts of a gateway."""
+    """All parts of a gateway process, in groups."""
 
     foundation: Foundation
     callers: Callers
@@ -210,4 +213,4 @@ class Parts:
     drain: Drain
     operator_routes: list[BaseRoute]
     queries: PeerQueries
-    """The questions that replicas ask each other for operators."""
+    """Sends operators' queries to other replicas, and answers theirs."""

@@ -10,11 +10,11 @@ ALL: Final = "/mcp"
 
 _SERVERS: Final = "/servers/"
 NOWHERE: Final = f"{_SERVERS}*{ALL}"
-"""The endpoint for all names that no server has. It serves no server, exactly as a server's endpoint does for clients
-that may not see the server: so names of hidden servers cannot be found out. It is absent if all clients see all."""
+"""The endpoint for names that no server has. It answers exactly as the endpoint of a hidden server, so that clients
+cannot find out the names of hidden servers. It is absent if all clients see all servers."""
 
 HOME: Final = frozenset({"/", ""})
-"""The paths of the page for people. The empty one occurs where another app mounts the gateway."""
+"""The paths of the page for people. The path is empty if another app mounts the gateway."""
 
 HEALTH: Final = "/healthz"
 READY: Final = "/readyz"
@@ -31,7 +31,7 @@ def served_paths(servers: Sequence[str]) -> Mapping[str, Sequence[str]]:
 
 
 def unserved(path: str) -> str:
-    """Return the endpoint that answers for the path of an unknown server (`NOWHERE`); empty for other paths. Invalid
-    names of servers have no endpoint, because the page for people repeats the name in commands to be copied."""
+    """Return the endpoint for the path of an unknown server (`NOWHERE`). Return an empty string for other paths, and
+    for invalid names of servers: the page for people would repeat the name in commands to be copied."""
     name, _, rest = path.removeprefix(_SERVERS).partition("/")
     return f"{_SERVERS}*/{rest}" if path.startswith(_SERVERS) and is_server_name(name) else ""

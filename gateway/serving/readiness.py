@@ -11,7 +11,7 @@ from transports.tasks import Tasks
 
 
 class ServingState:
-    """Records whether this process runs and whether it drains. `cluster`: None if only one gateway uses the store."""
+    """Record whether this process runs and whether it drains. `cluster` is None if only one gateway uses the store."""
 
     def __init__(self, cluster: Cluster | None) -> None:
         self._cluster = cluster
@@ -19,7 +19,8 @@ class ServingState:
         self.is_draining = False  # while it hands its sessions to other replicas and takes no new ones
 
     def may_serve(self) -> bool:
-        """Return whether this process takes new requests: it runs, is known to other replicas, and does not drain."""
+        """Return whether this process takes new requests: it runs, other replicas can reach it, and it does not
+        drain."""
         is_found = self._cluster is None or self._cluster.is_reachable
         return self.is_running and is_found and not self.is_draining
 
@@ -45,22 +46,22 @@ class ServingState:
 
 
 KNOWN_S: Final = 1.0
-"""The time for which an answer of the store is remembered. Load balancers ask every few seconds."""
+"""Seconds for which the result of a write to the store is cached. Load balancers ask every few seconds."""
 
 ANSWER_S: Final = 2.0
-"""The time after which a store without an answer counts as unavailable. Probes often time out after a few seconds."""
+"""Seconds after which a store without an answer counts as unavailable. Probes often time out after a few seconds."""
 
 
 class Readiness:
-    """Decides whether this process is ready, and remembers the store's answer for a second.
+    """Decide whether this process is ready, and cache the store's answer for a second.
 
     `may_serve` returns whether this process takes requests. `try_write` writes to the store. `can_answer` returns
     whether a server has answered yet; it starts nothing and waits for nothing.
 
-    A ping is not enough: a full store, or a read-only replica of it, answers but accepts no writes, so that no session
-    can be opened or renewed. If several gateways share the store (`is_shared`), it fails for all of them. So a gateway
-    that could write once stays ready. It serves its own sessions while its lease is valid, and refuses the others. If
-    it were not ready, a load balancer would have no gateway left.
+    A ping is not enough: a full or read-only store answers, but no session can be opened or renewed in it. If several
+    gateways share the store (`is_shared`), writes fail for all of them at once. If none of them were ready, a load
+    balancer would have no gateway left. So a gateway that has written once stays ready: it serves its own sessions
+    while its lease is valid, and refuses the others.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class Readiness:
 
     @property
     def store_is_away(self) -> bool:
-        """Return whether the store accepted a write before, but not the last one."""
+        """Return True if the store has accepted a write before, but not the last one."""
         return self._has_written and not self._writable
 
     async def is_ready(self) -> bool:
-        """Return whether load balancers should send requests here. It writes to the store at most once a second."""
+        """Return whether load balancers should send requests here. Writes to the store at most once a second."""
         if not (self._may_serve() and self._can_answer()):
             return False
         if monotonic() >= self._known_until:

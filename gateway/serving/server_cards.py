@@ -1,9 +1,9 @@
 """Serve server cards and the AI catalog: documents by which clients find the servers of a host.
 
 They follow the drafts of 2026-07-24: modelcontextprotocol/experimental-ext-server-card (SEP-2127), docs/discovery.md
-and schema.ts, and the AI Catalog that it refers to. The path of a card is that of its server with `/server-card`; the
-catalog is at `/.well-known/ai-catalog.json`. The documents have only what the operator wrote: nothing from a server or
-a session, no tools, and no server without a card.
+and schema.ts, and the AI Catalog to which these refer. The path of a card is its server's path with `/server-card`; the
+catalog is at `/.well-known/ai-catalog.json`. The documents contain only what the operator wrote: nothing from a server
+or a session, no tools, and no server without a card.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 
 
 class Documents:
-    """Holds the documents. `by_path`: the media type and the content by path; empty if there are no cards."""
+    """The server cards and the catalog. `by_path`: media type and content by path; empty if there are no cards."""
 
     def __init__(self, settings: DiscoverySettings) -> None:
         self._settings = settings
@@ -73,7 +73,7 @@ class Documents:
 
 
 def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[BaseRoute]:
-    """Return the routes of the documents. Requests count against the rate limit of their address."""
+    """Return the routes of the documents. Requests count against the rate limit of the client's address."""
 
     def route(path: str, media_type: str, content: bytes) -> Route:
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
@@ -98,7 +98,8 @@ def card_routes(documents: Documents, rates: RateLimits, guard: Guard) -> list[B
 
 
 def _names(sent: str, tag: str) -> bool:
-    """Return whether `If-None-Match` names the tag (RFC 9110 §13.1.2). Proxies that compress make tags weak."""
+    """Return whether the header `If-None-Match` contains the tag, also as a weak one (RFC 9110 §13.1.2): proxies that
+    compress make tags weak."""
     return any(each.strip().removeprefix("W/") in (tag, "*") for each in sent[:4_096].split(","))
 
 

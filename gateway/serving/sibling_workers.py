@@ -1,8 +1,8 @@
 """Send connected sockets between the workers of one parent (docs/adr/0028-handed-over-connections.md).
 
 The parent makes an inbox for each worker (a pair of Unix sockets), and a table that says which worker is which replica.
-They have no names: only the parent and its workers have their descriptors. The parent keeps both ends of each inbox. So
-the worker that replaces a dead one receives what was sent to the dead one.
+Inboxes and table have no names: only the parent and its workers have their descriptors. The parent keeps both ends of
+each inbox. So the worker that replaces a dead one receives what was sent to the dead one.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from transports.inbound.connection_handover import GIVEN, KEPT, RETURNED
 _VARIABLE: Final = "MCP_GATEWAY_WORKER_SIBLINGS"
 _ROW_BYTES: Final = 32
 _MESSAGE: Final = struct.Struct("!HB")
-"""The message with a socket: the number of its sender, and how often the connection was handed over."""
+"""The message that is sent with a socket: the sender's number, and how often the connection was handed over."""
 
 _DESCRIPTOR_BYTES: Final = array("i").itemsize
 
 
 class Inboxes:
-    """Holds the inboxes of `count` workers and their table. Used by the parent."""
+    """The inboxes of `count` workers and their table, made by the parent."""
 
     def __init__(self, count: int) -> None:
         with contextlib.ExitStack() as stack:
@@ -42,7 +42,7 @@ class Inboxes:
             self._open = stack.pop_all()
 
     def for_worker(self, number: int) -> tuple[dict[str, str], list[int]]:
-        """Return the variables and the descriptors that a worker has to be started with."""
+        """Return the environment variables and the descriptors with which the parent has to start a worker."""
         descriptors = [self._table.fileno(), self._pairs[number][1].fileno()]
         descriptors += [outer.fileno() for outer, _ in self._pairs]
         return {_VARIABLE: ",".join(map(str, [number, *descriptors]))}, descriptors
@@ -61,9 +61,9 @@ class Received(NamedTuple):
 
 
 class SiblingWorkers:
-    """Sends connections to the other workers, and receives theirs. Used by a worker.
+    """Send connections from this worker to the other workers, and receive theirs.
 
-    `counts`: handed connections, by outcome.
+    `counts`: connections that were handed over, by outcome.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class SiblingWorkers:
         os.pwrite(self._table, row, self._number * _ROW_BYTES)
 
     def place_of(self, owner: str) -> int | None:
-        """Return the number of the worker that is the replica `owner`; None if it is no other worker of this parent."""
+        """Return the number of the worker that is the replica `owner`. Return None if that is this worker, or no worker
+        of this parent."""
         rows = os.pread(self._table, len(self._outlets) * _ROW_BYTES, 0)
         wanted = owner.encode().ljust(_ROW_BYTES, b"\0")
         for number in range(len(self._outlets)):
@@ -103,8 +104,8 @@ class SiblingWorkers:
         return is_sent
 
     def give_back(self, received: Received, moves: int) -> bool:
-        """Send a connection back to its sender, and close it here. `moves`: the number to send with it. Return False if
-        the sender's inbox is full."""
+        """Send a connection back to its sender, and close it here. `moves`: how often it was handed over, for the
+        receiver. Return False if the sender's inbox is full."""
         is_sent = self._send(received.connection.fileno(), received.sender, moves)
         if is_sent:
             received.connection.close()
@@ -120,7 +121,7 @@ class SiblingWorkers:
         return True
 
     def receive(self) -> Received | None:
-        """Return the next connection that was sent to this worker; None if there is none now."""
+        """Return the next connection in this worker's inbox; None if the inbox is empty."""
         while True:
             try:
                 # `socket.recv_fds` ignores its flags (CPython 3.11 to 3.13): servers would inherit the connection.
@@ -141,7 +142,8 @@ class SiblingWorkers:
 
 
 def inherited_siblings(counts: Counter[str]) -> SiblingWorkers | None:
-    """Return the other workers, by the environment of this process; None if it is no worker."""
+    """Return the access to the other workers that the parent has passed in environment variables; None if this process
+    is not a worker."""
     given = os.environ.pop(_VARIABLE, "")
     if not given:
         return None

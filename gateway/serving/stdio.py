@@ -30,7 +30,7 @@ from transports.tasks import Tasks
 
 SESSION_TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
 STAC_VARIABLE: Final = "STAC_MCP_SESSION_ID"
-"""A variable of another design: it has a token, or a name of the caller's own."""
+"""A variable of another gateway's design. Its value is a token, a session id, or a name that the caller has chosen."""
 API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20
 
@@ -87,8 +87,8 @@ async def _serve(settings: Settings, servers: Mapping[str, Any] | None, *, stric
 
 
 def _with_fields(settings: Settings) -> tuple[Settings, dict[str, str]]:
-    """Return the settings and the headers with which the requests of this process carry variables of its environment:
-    fields of the context, and room for the session key."""
+    """Change fields of the context that come from environment variables to come from headers. Return the changed
+    settings, which also have a header for the session key, and the headers with the values of the variables."""
     options, headers, fields = settings.gateway, {}, dict(settings.gateway.context.fields)
     for number, (name, field) in enumerate(fields.items()):
         if field.variable:
@@ -103,12 +103,12 @@ def _with_fields(settings: Settings) -> tuple[Settings, dict[str, str]]:
 
 
 def _as_header(value: str) -> str:
-    """Return a value of the environment as a header has it: its bytes."""
+    """Return the value of an environment variable as the text of a header: each byte becomes one character."""
     return os.fsencode(value).decode("latin-1")
 
 
 async def _caller(gateway: Gateway, headers: Mapping[str, str]) -> Authenticated:
-    """Return the caller whose credential the environment has.
+    """Return the caller that the credential in the headers identifies.
 
     Raises:
         ConfigurationError: the credential is missing or refused.
@@ -125,7 +125,8 @@ async def _caller(gateway: Gateway, headers: Mapping[str, str]) -> Authenticated
 
 
 async def _variable(gateway: Gateway) -> tuple[str, bool]:
-    """Return the variable that names the session, and whether it does so by a token; an empty name if there is none."""
+    """Return the variable that names the session, and whether its value is a token. The variable is empty if none names
+    a session."""
     if os.environ.get(SESSION_TOKEN_VARIABLE):
         return SESSION_TOKEN_VARIABLE, True
     # This gateway may itself be a server of a gateway. Then it has variables with facts of its session, whose names
@@ -143,13 +144,13 @@ async def _variable(gateway: Gateway) -> tuple[str, bool]:
 
 
 def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
-    """Return the session key that a variable has.
+    """Return the session key in the variable `name`.
 
-    That of an anonymous caller is replaced by one that only owners of the signing keys know. So any name will do here,
-    and nobody gets the session over HTTP who has guessed or read it.
+    The key of an anonymous caller is replaced by one that is derived with the signing keys. So callers may choose any
+    name: nobody can open the session over HTTP by guessing or reading the name.
 
     Raises:
-        ConfigurationError: it can be no key.
+        ConfigurationError: the value is not a valid session key.
     """
     try:
         key: str = checked_key(os.environ[name])
@@ -163,10 +164,10 @@ def _key(gateway: Gateway, who: Authenticated, name: str) -> str:
 
 
 async def _token(gateway: Gateway, who: Authenticated, name: str) -> str:
-    """Return the token that a variable has.
+    """Return the token in the variable `name`.
 
     Raises:
-        ConfigurationError: there is no such session, or it belongs to another principal.
+        ConfigurationError: the token is invalid, its session has ended, or belongs to another principal.
     """
     token, new = os.environ[name], "unset it to start a new session"
 
@@ -196,7 +197,7 @@ async def _token(gateway: Gateway, who: Authenticated, name: str) -> str:
 
 
 async def _found(gateway: Gateway, name: str, session_id: str) -> Session | None:
-    """Return the session of that id, which a variable names; None if there is none."""
+    """Return the session with that id; None if there is none. Errors name the variable `name`."""
     try:
         return await gateway.parts.foundation.backend.sessions.peek(session_id)
     except StoreUnavailable as error:
@@ -228,15 +229,15 @@ async def _read(next_line: Callable[[], Awaitable[bytes]], front: StreamConnecti
 
 
 class _Output:
-    """Writes lines to stdout in a daemon thread. So a client that does not read blocks neither the event loop nor, as a
-    thread of a pool would, the exit of this process."""
+    """Write lines to stdout in a daemon thread. If the client does not read, this blocks neither the event loop nor the
+    exit of this process; a thread of a pool would block the exit."""
 
     def __init__(self) -> None:
         self._lines: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
         threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), name="stdout", daemon=True).start()
 
     async def write(self, line: bytes) -> None:
-        """Write a line after those of earlier calls. Return when it is written."""
+        """Write a line, after those of earlier calls. Return when it is written."""
         written = asyncio.get_running_loop().create_future()
         self._lines.put((line + b"\n", written))
         await written

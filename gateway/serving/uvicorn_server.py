@@ -38,23 +38,24 @@ _ASK_EVERY_S: Final = 0.5
 """Seconds between the questions whether a gateway that serves is ready."""
 
 DRAIN_TIMEOUT_S = 10
-"""The maximum time for calls in flight after SIGTERM."""
+"""The maximum seconds for calls in flight after SIGTERM."""
 
 OPERATORS_CONNECTIONS = 128
 """The maximum number of connections to the operators' own listener; half of them from one address at most."""
 
 _NOBODYS_USER: Final = 65_533
-"""The id of a user that nobody has: the one before `nobody`. Containers with their own range of users have it, too."""
+"""The id of a user that does not exist: the one before `nobody`. It is valid in containers with their own range of
+users."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
 def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
-    """Make an event loop. If this process is root, have the kernel count its epoll watches for another user.
+    """Make an event loop. If this process is root, have the kernel count the loop's epoll watches for another user.
 
-    The kernel counts them for the real user of the process that made the epoll. A sandboxed server of the same user can
-    use up all of them, and then uvloop ends this process.
+    The kernel counts watches for the real user of the process that made the epoll. A sandboxed server of the same user
+    can use up all of them, and then uvloop ends this process.
     """
     if os.getresuid() != (0, 0, 0):
         return make()
@@ -69,8 +70,8 @@ def counted_apart(make: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.Abst
 
 
 class HandedConnections:
-    """Serves connections that other workers hand over. If there is no room here, or if `may_serve` returns False, the
-    connection goes back to its sender, which keeps it."""
+    """Serve connections that other workers hand over. If this worker has no room, or if `may_serve` returns False, send
+    the connection back to its sender, which serves it."""
 
     def __init__(self, siblings: SiblingWorkers, connections: Connections, may_serve: Callable[[], bool]) -> None:
         self._siblings = siblings
@@ -328,7 +329,7 @@ def opened(
 
 
 def _settle_interpreter() -> None:
-    """Tune garbage collector and thread switches of the interpreter for a process that only serves a gateway."""
+    """Tune the garbage collector, thread switches and memory allocation for a process that only serves a gateway."""
     # All present objects stay: the collector need not visit them again.
     gc.freeze()
     # Reference cycles of refused connections are still found in time. To visit the youngest generation takes a
@@ -348,8 +349,8 @@ def _settle_interpreter() -> None:
 
 
 def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
-    """Return the app, wrapped: append a `ConfigurationError` of its start to `refused`, for the caller to report. Log
-    any other error."""
+    """Wrap the app: append a `ConfigurationError` of its start to `refused`, which the caller reports. Log any other
+    error."""
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         async def telling(message: Any) -> None:
@@ -375,8 +376,8 @@ def _remembering(app: Any, refused: list[ConfigurationError]) -> Any:
 
 
 def _memory(gateway: Gateway) -> ConnectionMemory:
-    """Return what the connections of clients share. Requests that it recognizes go directly to the endpoints, not
-    through `GatewayApp`. So `GatewayApp` may not decide anything about them except what is asked here."""
+    """Return the cache of requests that all client connections share. Requests that it recognizes go directly to the
+    endpoints, not through `GatewayApp`. So all that `GatewayApp` decides about them has to be checked here as well."""
     state = gateway.state
     counts = gateway.metrics.counters["connection_memory"]
     return ConnectionMemory(counts, lambda: state.is_running and not state.is_draining, gateway.limits)
@@ -385,12 +386,13 @@ def _memory(gateway: Gateway) -> ConnectionMemory:
 def _made_by(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: SiblingWorkers | None = None
 ) -> Any:
-    """Return the factory of connections for uvicorn. Its type is Any, because uvicorn's types allow classes only."""
+    """Return the factory of connections for uvicorn. The type is Any, because uvicorn's types allow only classes."""
     return http_connections(connections, memory, siblings)
 
 
 def _limited(gateway: Gateway, settings: Settings, **other: int) -> Connections:
-    """Return the counter of a listener's connections, with their limits. `other`: limits beside those of clients."""
+    """Return the counter of a listener's connections, with their limits. `other`: limits that replace those of
+    clients."""
     trusted = gateway.identity.proxies
     # A reverse proxy connects for many clients. If none is configured, a process on this machine may be one.
     stands_for_many = is_loopback if settings.gateway.auth.proxies is None else trusted.__contains__

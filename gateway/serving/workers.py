@@ -133,7 +133,7 @@ def _all_serve(reports: _Reports, workers: Sequence[subprocess.Popen[bytes]], st
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket bound to an address. Raises `OSError`."""
+    """Return a TCP socket that is bound to an address. Raises `OSError` if the address cannot be used."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,8 +153,8 @@ def url_of(host: str, listener: socket.socket, path: str) -> str:
 
 
 def inherited_listener() -> socket.socket | None:
-    """Return the listening socket of this worker, and have it stop when its parent dies. Return None if this process is
-    no worker."""
+    """Return the listening socket of this worker, and stop the worker when its parent dies. Return None if this process
+    is not a worker."""
     number = os.environ.pop(LISTENER, "")
     if not number:
         return None
@@ -166,12 +166,12 @@ def inherited_listener() -> socket.socket | None:
 
 
 def worker_number() -> int:
-    """Return the number of this worker, from 0; also 0 if this process is no worker."""
+    """Return the number of this worker, from 0; also 0 if this process is not a worker."""
     return int(os.environ.get(_NUMBER, "0"))
 
 
 def worker_count() -> int:
-    """Return the number of workers of the parent; 1 if this process is no worker."""
+    """Return the number of workers of the parent; 1 if this process is not a worker."""
     return int(os.environ.get(_COUNT, "1"))
 
 
