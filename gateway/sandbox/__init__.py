@@ -1,1 +1,1 @@
-"""Decide what a server's processes may touch: by profiles, and by the paths that their programs need."""
+"""Decide which files, hosts and resources a server's processes may use, by profiles and by what their programs need."""

@@ -1,6 +1,6 @@
 """Read the DNS queries of programs, and write the responses (RFC 1035). No I/O.
 
-Only queries for addresses get records. All others get a response without any.
+Only queries for addresses (A, AAAA) get records. All others get a response without any.
 """
 
 import functools
@@ -12,12 +12,12 @@ from typing import Any, Final, Literal
 import re2 as re
 
 MAX_QUERY_BYTES: Final = 4_096
-"""The most bytes of a query. A name has 255 at most, and programs add options."""
+"""The maximum size of a query. A name has at most 255 bytes, and programs add options."""
 
 TTL_S: Final = 30
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _ANSWERS: Final = {"found": 0, "failed": 2, "unknown": 3, "unsupported": 4, "refused": 5, "malformed": 1}
-"""Outcome → response code of DNS."""
+"""DNS response codes by outcome."""
 
 _TRUNCATED: Final = 0x02  # in the third byte of a message
 
@@ -41,16 +41,16 @@ class Query:
     name: str
     kind: str
     problem: Outcome | None = None
-    """The outcome if it is known without a look-up of the name."""
+    """The outcome of an invalid or unsupported query, whose name is not looked up; None for others."""
 
     def reply(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """Return the response for a stream: two bytes of length, then the message."""
+        """Return the response for TCP: two bytes with its length, then the message."""
         wire = self._written(outcome, addresses, 65_535)
         return len(wire).to_bytes(2, "big") + wire
 
     def datagram(self, outcome: Outcome, addresses: tuple[str, ...] = ()) -> bytes:
-        """Return the response as a datagram of the size that the program takes. If it does not fit, return one without
-        records that has the program ask over a stream."""
+        """Return the response as a datagram, no larger than the program accepts. If the records do not fit, return a
+        truncated response, so that the program asks again over TCP."""
         size = max(512, min(self.message.payload, MAX_QUERY_BYTES))
         try:
             return self._written(outcome, addresses, size)
@@ -75,7 +75,7 @@ def _kind(address: str) -> str:
 
 
 def read_query(wire: bytes) -> Query | None:
-    """Read a query. Return None if the bytes are no query that can be answered: their sender is no DNS client."""
+    """Parse a query. Return None if the bytes are no DNS message, or a response."""
     dns = load()
     try:
         message = dns.message.from_wire(wire)

@@ -1,5 +1,5 @@
-"""Serve the gates of walled processes (`transports/upstream/walls/gate.py`) over one channel for each: resolve names,
-and take their reports."""
+"""Serve the gates of sandboxed processes: threads that decide their system calls (`transports/upstream/walls/gate.py`).
+Over one channel for each gate, resolve names for the process, and receive reports of what it touched or was refused."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ _MOST_AT_ONCE: Final = 16
 
 
 class _Packet(msgspec.Struct, frozen=True):
-    """A packet of a gate."""
+    """A packet from a gate."""
 
     resolve: bool = False
     refused: tuple[Refusal, ...] = ()
@@ -35,7 +35,7 @@ _packets: Final = msgspec.json.Decoder(_Packet)
 
 
 class SandboxGates:
-    """Serve the gates of all walled processes of this gateway."""
+    """Serve the gates of all sandboxed processes of this gateway."""
 
     def __init__(self, refusals: Refusals, lookups: Lookups | None = None) -> None:
         self._refusals = refusals
@@ -43,21 +43,22 @@ class SandboxGates:
         self._channels: set[_Channel] = set()
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Serve the channel of a gate until its end. Owns the socket."""
+        """Serve the channel of a gate until the channel ends. Takes ownership of the socket."""
         resolves = partial(SessionResolver, reach, self._lookups, asker=partial(_asker, fields))
         refusals = ProcessRefusals(self._refusals, fields)
         self._channels.add(_Channel(channel, resolves, refusals, ended=self._channels.discard))
 
     async def close(self) -> None:
-        """Close all channels. Processes that still run keep what they can reach, and resolve no more names."""
+        """Close all channels. Processes that still run can reach the same addresses as before, but resolve no more
+        names."""
         for channel in tuple(self._channels):
             await channel.close()
         self._lookups.close()
 
 
 def _asker(fields: Callable[[], Mapping[str, Any]]) -> Hashable:
-    """Return the key by which processes share the threads of look-ups: server and principal. It leaves the session out.
-    One principal could open many, whose slow names would take the turns of others."""
+    """Return the key by which processes share the threads for look-ups: server and principal, without the session.
+    Otherwise one principal could open many sessions, and their slow names would delay the names of others."""
     known = fields()
     return known.get("server"), known.get("principal")
 

@@ -1,5 +1,5 @@
-"""Run a server with everything open, record what it and all that it starts touch, and make grants of that: the fewest
-with which it works under a profile."""
+"""Run a server without restrictions, and record what it and its child processes touch. From this, derive the fewest
+grants with which the server works in a sandbox."""
 
 import asyncio
 import ipaddress
@@ -29,16 +29,16 @@ from transports.upstream.walls.resolved_paths import is_within
 from transports.upstream.walls.spec import Grant, Reach, Walls
 
 _MANY: Final = 4
-"""A folder is granted as a whole if so many of its files are needed."""
+"""The number of needed files in a folder from which the whole folder is granted."""
 
 _KEYS: Final = frozenset(
     ".ssh .gnupg .aws .azure .kube .docker .netrc .npmrc .pypirc .git-credentials .password-store .mozilla "
     ".bash_history .zsh_history .python_history gcloud gh google-chrome chromium shadow gshadow sudoers docker.sock "
     "S.gpg-agent".split()
 )
-"""Names in a path that lead to credentials, or to somebody else's authority."""
+"""Parts of a path that lead to credentials, or to sockets that act with another's authority."""
 _ROWS: Final = {"read": str, "write": str, "reach": str, "sockets": str, "listen": int}
-"""The lists in a learnt table, and the type of their items."""
+"""The lists in a learnt table, each with the type of its items."""
 _MOST_NAMES: Final = 50
 _IGNORED: Final = ("/proc", "/dev/pts", "/dev/tty", "/dev/ptmx")
 _CHOSEN_BY_KERNEL: Final = 32_768
@@ -46,14 +46,14 @@ _CHOSEN_BY_KERNEL: Final = 32_768
 
 @dataclass(slots=True)
 class Learnt:
-    """A learnt sandbox. `table` is a value of the setting `sandbox`. `remarks` say what is not in it, and why:
-    dangerous things first."""
+    """The sandbox that a server needs. `table` is a value for the setting `sandbox`. `remarks` say what `table` does
+    not grant, and why; dangerous things first."""
 
     table: dict[str, Any]
     remarks: list[str] = field(default_factory=list)
 
     def add_unused(self, names: Iterable[str]) -> None:
-        """Add remarks on names that the server has asked for, and that are not among the hosts."""
+        """Add a remark for each name that the server has looked up, but that is not among the granted hosts."""
         hosts = {host.rpartition(":")[0] for host in self.table.get("reach", ())}
         for name in islice((name for name in dict.fromkeys(names) if name not in hosts), _MOST_NAMES):
             self.remarks.append(
@@ -69,9 +69,9 @@ def learnt(
     own: Sequence[str],
     profile: str = "strict",
 ) -> Learnt:
-    """Make grants of what was `touched` (kind and what, as the gate reports it). `names` has the name that an address
-    was found by. `grants` are those that the profile makes anyway, `own` the folders that each session has of its
-    own."""
+    """Derive grants from what a server `touched`: pairs of kind and thing, as the gate reports them. `names` has the
+    host name by address. `grants` are those that the profile makes anyway. `own` are the folders that each session has
+    of its own."""
     found = Learnt({"profile": profile})
     things = dict.fromkeys(touched)
     free = {letter: [*own, *(grant.path for grant in grants if letter in grant.mode)] for letter in "rwx"}
@@ -105,7 +105,7 @@ def united(earlier: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
     """Merge two tables that were learnt in different runs.
 
     Raises:
-        ValueError: the earlier one is no such table.
+        ValueError: `earlier` is not a learnt table.
     """
     both: dict[str, Any] = {"profile": table["profile"]}
     for name, kind in _ROWS.items():
@@ -126,8 +126,8 @@ def _is_of_keys(path: str) -> bool:
 
 
 def _folded(found: Learnt, paths: Sequence[str], does: str) -> list[str]:
-    """Return the paths to grant, or their folders where there are many. Add remarks on dangerous and broad paths
-    instead."""
+    """Return the paths to grant; many files of one folder are replaced by the folder. Paths that are dangerous or too
+    broad get a remark instead."""
     field = {"reads": "read", "writes": "write"}[does]
     kept: dict[str, list[str]] = {}
     for path in dict.fromkeys(paths):
@@ -210,7 +210,7 @@ _EVERYTHING: Final = Walls(
 
 
 class Lesson:
-    """Collect what a server touches while it runs."""
+    """Record the files, hosts and other things that a server touches while it runs."""
 
     def __init__(self, enclosure: Enclosure, own: OwnFolder) -> None:
         self._enclosure = enclosure
@@ -220,11 +220,11 @@ class Lesson:
         self._asked: dict[str, None] = {}
 
     def add(self, kind: str, what: str) -> None:
-        """Note a thing that the gate reports."""
+        """Record a thing that the gate reports as touched."""
         self._touched[kind, what] = None
 
     def resolve(self, name: str) -> list[str]:
-        """Return the addresses of a name, and remember them. Runs in a thread."""
+        """Return the addresses of a name, and record which name they belong to. Runs in a thread."""
         self._asked[name] = None
         found = addresses_of(name)
         self._names.update(dict.fromkeys(found, name))
@@ -242,7 +242,8 @@ class Lesson:
 async def watched(
     settings: UpstreamSettings, sink: LineSink, stderr: Callable[[bytes], None]
 ) -> AsyncIterator[tuple[Process, Lesson]]:
-    """Start a server with a folder of its own, as under `strict`, but with everything open. It ends with the context.
+    """Start a server without restrictions, but with a folder of its own, as under `strict`. Yield its process and a
+    record of what it touches. End the process with the block.
 
     Raises:
         ProcessFailed: the command cannot be started.
@@ -277,4 +278,4 @@ async def watched(
 
 
 def _unheard(*, session: str, server: str, reason: str, count: int) -> None:
-    """Do nothing: there is no session that has events."""
+    """Ignore an event about a session, because a learning run has no session."""

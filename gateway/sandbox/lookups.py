@@ -1,4 +1,4 @@
-"""Look up the addresses of names as this machine does (getaddrinfo), in a limited number of threads."""
+"""Resolve names to addresses as this machine does (getaddrinfo), in a limited number of threads."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ from typing import Final, Literal
 from cachetools import TTLCache
 
 MAX_WAITING: Final = 512
-"""The most names in the second queue: further names of an asker, and those of slow askers."""
+"""The maximum length of the second queue: further names of an asker, and all names of slow askers."""
 
 MAX_FIRST: Final = 2_048
-"""The most names in the first queue, which has one for each asker."""
+"""The maximum length of the first queue, which has one name for each asker."""
 
 _SLOW_S: Final = 2.0
 _REMEMBERED_S: Final = 60.0
@@ -26,10 +26,10 @@ _REMEMBERED: Final = 4_096
 
 
 class LookupTurns:
-    """Decide which name is looked up next. `reserved` of the threads are for the first queue alone. It has one name of
-    each asker whose look-ups were quick of late.
+    """Decide which name is looked up next. An *asker* (such as a server and a principal) has one name in the first
+    queue, unless its last look-ups were slow. `reserved` of the threads serve only the first queue.
 
-    A name server that does not answer holds a thread for many seconds. So further names of an asker, and all names of
+    A name server that does not answer blocks a thread for many seconds. So further names of an asker, and all names of
     slow askers, wait in a second queue.
     """
 
@@ -44,7 +44,7 @@ class LookupTurns:
         self._began: dict[str, tuple[Hashable, float]] = {}
 
     def ask(self, name: str, asker: Hashable) -> bool:
-        """Queue a name that is not queued yet. Return False if its queue is full."""
+        """Add a name to the asker's queue. The name must not be in a queue yet. Return False if the queue is full."""
         if self._is_idle(asker):
             line, most = self._first, MAX_FIRST
         else:
@@ -56,15 +56,16 @@ class LookupTurns:
         return True
 
     def join(self, name: str, asker: Hashable) -> None:
-        """Note that another asker wants a name that is queued or being looked up. Move the name to the first queue if
-        this is the only name that the asker waits for."""
+        """Record that another asker wants a name that is queued or being looked up. Move the name to the first queue if
+        this asker has no other names under way and was not slow."""
         if name in self._rest and self._is_idle(asker) and len(self._first) < MAX_FIRST:
             self._leave(self._rest.pop(name))
             self._first[name] = asker
             self._under_way[asker] += 1
 
     def next(self) -> str | None:
-        """Return the next name to look up. It has a thread until `done`. Return None if no name may have one now."""
+        """Return the next name to look up, and assign a thread to it until `done`. Return None if no name can have a
+        thread now."""
         for line, kept in ((self._first, 0), (self._rest, self._reserved)):
             if line and self._free > kept:
                 name = next(iter(line))
@@ -74,7 +75,8 @@ class LookupTurns:
         return None
 
     def done(self, name: str) -> None:
-        """Free the thread of a name that was looked up. If that took long, its asker counts as slow for a minute."""
+        """Free the thread of a name that was looked up. If the look-up took long, its asker counts as slow for a
+        minute."""
         asker, began = self._began.pop(name)
         self._free += 1
         self._leave(asker)
@@ -86,7 +88,7 @@ class LookupTurns:
                 self._first[waiting] = self._rest.pop(waiting)
 
     def give_up(self, name: str) -> bool:
-        """Remove a name from its queue. Return False if it is in none."""
+        """Remove a name from its queue. Return False if it is in no queue."""
         for line in (self._first, self._rest):
             if name in line:
                 self._leave(line.pop(name))
@@ -115,15 +117,14 @@ _UNKNOWN: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_N
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a look-up. "unknown": the name does not exist. "failed": no name server has said whether it
-    does."""
+    """The result of a look-up. `unknown`: the name does not exist. `failed`: no name server has answered."""
 
     outcome: Literal["found", "unknown", "failed"]
     addresses: tuple[str, ...] = ()
 
 
 class Lookups:
-    """Look names up. Concurrent callers share the look-up of a name, and its result is cached for seconds.
+    """Look names up. Concurrent callers share the look-up of a name, and its result is cached for some seconds.
 
     `resolve` returns the addresses of a name, or raises `socket.gaierror`. It runs in a thread.
     """
@@ -138,7 +139,7 @@ class Lookups:
         self._turns = LookupTurns(MAX_THREADS, _RESERVED, clock)
 
     async def find(self, name: str, asker: Hashable = None) -> Found:
-        """Return the addresses of a name. Never raises. Callers share the threads fairly by `asker`."""
+        """Return the addresses of a name. Never raises. Askers share the threads fairly (`LookupTurns`)."""
         kept: Found | None = self._kept.get(name)
         if kept is not None:
             return kept
@@ -168,7 +169,7 @@ class Lookups:
                 del self._running[name]
 
     def _start(self) -> None:
-        """Start the look-ups for which there are threads."""
+        """Start look-ups as long as threads are free."""
         while (name := self._turns.next()) is not None:
             self._look_up(name)
 
@@ -202,7 +203,7 @@ class Lookups:
             loop.call_soon(finished, Found("failed"))
 
     def close(self) -> None:
-        """Cancel the look-ups for all who wait."""
+        """Cancel the callers that wait for a look-up."""
         for running in self._running.values():
             running.cancel()
 
@@ -210,8 +211,8 @@ class Lookups:
 def addresses_of(name: str) -> list[str]:
     """Return the addresses of a name, the preferred ones first. Blocks. Raises `socket.gaierror`.
 
-    Leave out IPv6 addresses without a route if there are others. A server's own library cannot find that out, because
-    it has no datagram sockets.
+    Leave out IPv6 addresses without a route if there are others. A sandboxed server cannot test the routes itself,
+    because it has no datagram sockets.
     """
     # Questions of DNS are about whole names: nothing is appended to them.
     whole = f"{name}." if "." in name else name

@@ -1,7 +1,7 @@
 """Find the files, folders and hosts that an operator names in a server's arguments and environment.
 
-They are granted: a published server gets its folders, its database and its URL there, and has to work with them. Under
-`strict` they are granted for reading only, and hosts are not.
+They are granted, because a published server gets its folders, its database and its URL there, and has to work with
+them. Under `strict`, files and folders are granted for reading only, and hosts are not granted.
 """
 
 import os
@@ -16,21 +16,22 @@ from gateway.sandbox.system_paths import OwnLink, followed, is_broad, is_of_syst
 from gateway.sandbox.untrusted_files import read_plain
 
 _DATABASES: Final = (".db", ".sqlite", ".sqlite3", ".duckdb")
-"""Endings of files that have others beside them when they are written: journals and locks."""
+"""Endings of files beside which a database writes journals and locks."""
 _READ_ONLY_ENDINGS: Final = (
     *(".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".sh", ".so", ".jar", ".wasm"),
     *(".pem", ".crt", ".cer", ".key", ".p12", ".pub"),
     *(".toml", ".yaml", ".yml", ".ini", ".conf", ".cfg", ".env"),
 )
-"""Endings of code, keys and settings. They are only read: a session that could write them would change them for all."""
+"""Endings of code, keys and settings. Such files are granted for reading only: if one session wrote them, they would
+change for all."""
 _READ_ONLY_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
-"""Words in the name of an option or variable whose files are only read, for the same reason."""
+"""Words in the names of options and variables. The files that these name are granted for reading only, as above."""
 _CODE_VARIABLES: Final = frozenset(
     "PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV NODE_PATH LD_LIBRARY_PATH LD_PRELOAD GEM_PATH GEM_HOME "
     "PERL5LIB RUBYLIB CLASSPATH JAVA_HOME CONDA_PREFIX NVM_DIR GOROOT GOPATH PLAYWRIGHT_BROWSERS_PATH CHROME_PATH "
     "PUPPETEER_EXECUTABLE_PATH PUPPETEER_CACHE_DIR".split()
 )
-"""Variables that name code, most of them as lists. It is only read."""
+"""Variables that name code, most of them as lists. The code is granted for reading only."""
 _PORTS: Final[Mapping[str, int]] = {
     "http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22,
     "postgres": 5432, "postgresql": 5432, "mysql": 3306, "mariadb": 3306, "mssql": 1433, "sqlserver": 1433,
@@ -44,9 +45,9 @@ _LINK: Final = "{}: {} is a symlink of the gateway's user; write the path that i
 
 @dataclass(slots=True)
 class NamedPaths:
-    """The things that a configuration names. `read` and `write` are files and folders without symlinks, `reach` hosts
-    with ports. `not_granted` has a sentence for each thing that is not granted, with the setting that would grant it.
-    `repositories` maps the git folder with the history of a named folder to such a sentence."""
+    """The files, folders and hosts that a configuration names. `read` and `write` are paths without symlinks, `reach`
+    hosts with ports. `not_granted` has a sentence for each thing that is not granted, with the setting that would grant
+    it. `repositories` has such a sentence for each git folder that has the history of a named folder."""
 
     read: dict[str, None] = field(default_factory=dict)
     write: dict[str, None] = field(default_factory=dict)
@@ -58,9 +59,9 @@ class NamedPaths:
 def named_paths(
     args: Sequence[str], env: Mapping[str, str], *, code: Iterable[str], folder: str | None, cwd: str | None = None
 ) -> NamedPaths:
-    """Return what the arguments and the environment of a server name. `code` are the files and folders that the server
-    runs from. A folder around one of them is not granted for writing. `folder` is where relative paths begin; None: in
-    the session's own folder. `cwd` is a folder that is read."""
+    """Return what the arguments and the environment of a server name. `code` are files and folders that the server runs
+    from; a folder around one of them is not granted for writing. `folder` is the start of relative paths; None: the
+    session's own folder. `cwd` is granted for reading."""
     found = _Named(tuple(code), folder)
     option = ""
     for word in args:
@@ -88,8 +89,8 @@ class _Named:
         self._folder = folder
 
     def code(self, text: str, name: str) -> None:
-        """Grant a file or folder of code for reading. `name` is the variable that names it. Paths of the system are
-        granted anyway."""
+        """Grant a file or folder of code for reading. `name` is the variable that names it. Paths of the system need no
+        grant."""
         path = self._followed(text) if text.startswith("/") else ""
         if not path or not os.path.exists(path) or is_of_system(path):
             return
@@ -99,8 +100,8 @@ class _Named:
             self.folder(path, may_write=False)
 
     def working_directory(self, path: str) -> None:
-        """Grant the folder that the server starts in for reading. Follow its symlinks, unless the server's sessions may
-        write them: many a project lies behind one."""
+        """Grant the folder in which the server starts for reading. Follow its symlinks, because many projects lie
+        behind one; but do not follow those that the server's sessions may write."""
         try:
             found = followed(path)
         except OwnLink as link:
@@ -112,7 +113,8 @@ class _Named:
             self.folder(found, may_write=False)
 
     def text(self, text: str, name: str) -> None:
-        """Grant what an argument or the value of a variable names. `name` is its option or variable."""
+        """Grant the file, folder or host in an argument or in the value of a variable. `name` is the option or
+        variable."""
         if not text or len(text) > _LONGEST or "\0" in text:
             return
         url = _url(text)
@@ -145,7 +147,8 @@ class _Named:
                 self._around(path, may_write=not is_read_only)  # the server will make it
 
     def _followed(self, path: str) -> str:
-        """Return the path without symlinks; empty if it leads through one that is not followed."""
+        """Return the path without symlinks. If it leads through a symlink that must not be followed, return an empty
+        string."""
         try:
             return followed(path)
         except OwnLink as link:
@@ -153,8 +156,8 @@ class _Named:
             return ""
 
     def folder(self, path: str, *, may_write: bool) -> None:
-        """Grant a folder. Grant it for reading if it holds the server's code or is a part of it: a session must not
-        change what others run."""
+        """Grant a folder. If it contains the server's code or is a part of it, grant it for reading only: a session
+        must not change what others run."""
         is_code = any(f"{code}/".startswith(f"{path}/") or path.startswith(f"{code}/") for code in self._code)
         if is_code and may_write:
             self._leave_out(
@@ -177,8 +180,8 @@ class _Named:
             self._around(path, may_write=True)
 
     def _around(self, path: str, *, may_write: bool) -> None:
-        """Grant the folder of a file that will be made, or that has journals beside it. For writing only if it holds
-        nothing else."""
+        """Grant the folder of a file that the server will make, or beside which it writes journals. Grant it for
+        writing only if the folder contains nothing else."""
         folder, name = os.path.split(path)
         if may_write and not is_broad(folder) and not _is_of_one(folder, name):
             missing = "" if os.path.exists(path) else f"{path} does not exist: make it if it is a folder; "
@@ -205,7 +208,7 @@ class _Named:
 
 
 def _is_of_one(folder: str, name: str) -> bool:
-    """Return whether a folder holds nothing but a file of that name, or a database with its journals."""
+    """Return whether a folder contains only files whose names begin with `name`, and databases with their journals."""
     try:
         with os.scandir(folder) as entries:
             return all(
@@ -218,8 +221,8 @@ def _is_of_one(folder: str, name: str) -> bool:
 
 
 def _repository_of(folder: str) -> str:
-    """Return the folder in which git keeps the history of a worktree or submodule; empty for other folders. A file in
-    the worktree names it. Sessions may have written this file, so its folder is shown and not granted."""
+    """Return the git folder with the history of a worktree or submodule; empty for other folders. Its path is in a file
+    of the worktree, which sessions may have written. So the git folder is shown to the operator and not granted."""
     try:
         noted = read_plain(Path(folder), Path(folder, ".git"), _LONGEST).decode("utf-8")
     except (OSError, ValueError):
@@ -232,7 +235,7 @@ def _repository_of(folder: str) -> str:
 
 
 def _url(text: str) -> SplitResult | None:
-    """Return the parts of a URL with `//`; None if the text is none."""
+    """Return the parts of a URL with `//`; None if the text is not a URL."""
     if "://" not in text:
         return None
     try:

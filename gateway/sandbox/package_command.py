@@ -1,8 +1,8 @@
 """Parse command lines: the commands within a shell's `-c` and behind `env`, and those that start a published package by
 npx or uvx. Pure: no I/O.
 
-A command is understood exactly or not at all. If it is not understood, it is started as it is. Then npx or uvx fetch
-the package for each session anew, into the session's own folder.
+Each option of npx and uvx must be known here. A command with another option is run unchanged: npx or uvx then fetch the
+package anew for each session, into the session's own folder.
 """
 
 import posixpath
@@ -17,11 +17,11 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageCommand:
-    """A command that starts the program of a package.
+    """A command of npx or uvx that starts the program of a package.
 
-    `head` is the command as far as it names the package and the program, `args` the arguments of the program. `within`
-    is the command that runs Python with the package installed (uv). `program` is the program's name, if the command
-    has it; npm reads it from the package.
+    `head` is the command up to the name of the package or program, `args` the arguments of the program. `within` is a
+    command that runs Python with the package installed (uv only). `program` is the program's name, if the command has
+    it; npm reads it from the package.
     """
 
     kind: Literal["npm", "uv"]
@@ -35,7 +35,8 @@ class PackageCommand:
 
 
 def parse(argv: Sequence[str]) -> PackageCommand | None:
-    """Return the parts of a command; None if it is no command of npx or uvx that is understood exactly."""
+    """Return the parts of a command of npx or uvx. Return None for other commands, and if a part of the command is not
+    known."""
     if not argv:
         return None
     first, rest = argv[0], tuple(argv[1:])
@@ -52,12 +53,12 @@ def parse(argv: Sequence[str]) -> PackageCommand | None:
 
 
 class _Unknown(Exception):
-    """The command has an option that is not listed here."""
+    """The command has an option that is not listed in this module."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The options of a command. `length` is the number of words before the first word that is none."""
+    """The options of a command. `length` is the number of words before the first word that is not an option."""
 
     values: tuple[tuple[str, str], ...]
     length: int
@@ -67,10 +68,10 @@ class _Options:
 
 
 def _options(words: Sequence[str], flags: frozenset[str], valued: dict[str, str]) -> _Options:
-    """Parse options. `flags` have no value. `valued` maps each option with a value to the name that it is known by.
+    """Parse options. `flags` have no value. `valued` maps each option with a value to the option's canonical name.
 
     Raises:
-        _Unknown: an option is in neither.
+        _Unknown: an option is in neither of them.
     """
     values: list[tuple[str, str]] = []
     rest: Iterator[tuple[int, str]] = iter(enumerate(words))
@@ -95,7 +96,8 @@ def _options(words: Sequence[str], flags: frozenset[str], valued: dict[str, str]
 _NPX_FLAGS: Final = frozenset({"--prefer-offline", "--prefer-online", "--quiet", "--silent", "--yes", "-q", "-s", "-y"})
 _NPX_VALUED: Final = {"--package": "package", "-p": "package"}
 _NPM_PACKAGE: Final = re.compile(r"(?P<name>(@[a-z0-9~-][\w.~-]*/)?[a-zA-Z0-9~-][\w.~-]*)(@(?P<version>[^/:@]+))?")
-"""Matches a package of a registry, perhaps with a version, range or tag. No folder, archive or repository."""
+"""Matches a package in a registry, optionally with a version, range or tag. Does not match a folder, archive or
+repository."""
 _NPM_EXACT: Final = re.compile(r"\d+\.\d+\.\d+(-[\w.-]+)?(\+[\w.-]+)?")
 
 
@@ -144,7 +146,7 @@ _UVX_VALUED: Final = {
 _PYPI_PACKAGE: Final = re.compile(
     r"(?P<name>[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)(\[[\w., -]*\])?(?P<version>(@|===?|[<>~!]=?)[\w.*+!,<>=~ -]+)?"
 )
-"""Matches a package of an index, perhaps with extras and versions. No path, URL or repository."""
+"""Matches a package in an index, optionally with extras and versions. Does not match a path, URL or repository."""
 _PYPI_EXACT: Final = re.compile(r"(@|===?)v?\d[\w.+!]*")
 
 
@@ -185,12 +187,14 @@ _MOST_CHARS = 65_536
 
 
 def commands_of(argv: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the command itself, and the commands within it. The target of a redirection counts as a command."""
+    """Return the command itself, and the commands within it (`sh -c`, `env`). The target of a redirection counts as a
+    command."""
     return [tuple(argv), *_within(tuple(argv))]
 
 
 def placed_commands(argv: Sequence[str], folder: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the commands, each with the folder that it runs in. `cd` changes the folder of those after it."""
+    """Yield the command and those within it, each with the folder in which it runs. `cd` changes the folder of later
+    commands."""
     for command in commands_of(argv):
         yield command, folder
         if command[:1] == ("cd",) and len(command) == 2:
@@ -212,7 +216,7 @@ def _within(argv: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _is_command_option(word: str) -> bool:
-    """Return whether an option of a shell is `-c`, also behind other letters, as in `-lc`."""
+    """Return whether a shell's option is `-c`, alone or after other letters, as in `-lc`."""
     return word.startswith("-") and not word.startswith("--") and word.endswith("c")
 
 
@@ -233,7 +237,7 @@ def _split(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _without_front(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words from the program on: without variables, options of `env`, and keywords of shells."""
+    """Return the words from the program on, without the variables, options of `env` and shell keywords before it."""
     for number, word in enumerate(words):
         if word not in _WORDS_IN_FRONT and not word.startswith("-") and "=" not in word:
             return tuple(words[number:])

@@ -1,11 +1,11 @@
 """Fetch a package into a folder by npx or uvx, and find out which program they would have started.
 
-Both fetch a package and then run its program. Here they run something of ours in its place: npx gets a shell that notes
-the environment and the command line, and uvx is asked for Python. So npx and uvx themselves decide on versions, on the
-program, and on installed packages that serve.
+Both fetch a package and then run its program. Here, another program runs in its place: npx starts a shell that records
+the environment and the command line, and uvx starts Python. So npx and uvx themselves choose versions, the program, and
+installed packages that can be used.
 
-Code of the package runs while it is fetched: install scripts of npm, builds of uv. Nothing that this code writes is
-trusted if it would widen what the package's sessions may read.
+Code of the package runs while it is fetched: install scripts of npm, builds of uv. What this code writes is not trusted
+if it would extend what the package's sessions may read.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ from transports.upstream.walls.reach import shown
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 600.0
-"""Maximum time for fetching one package."""
+"""The maximum seconds for fetching one package."""
 
 _SHELL: Final = """#!/bin/sh
 [ "$npm_lifecycle_event" = npx ] && printf %s "$2" > {folder}/script && exec {env} -0 > {folder}/environment
 exit 1
 """
-"""The shell by which npx starts a program. It notes the script and the environment, and runs nothing."""
+"""The shell by which npx starts a program. It records the script and the environment, and runs nothing."""
 
 _PYTHON: Final = "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.prefix)"
 
@@ -54,23 +54,25 @@ _OF_THE_FETCH: Final = frozenset(
     "npm_config_ignore_scripts npm_config_init_module npm_config_local_prefix npm_config_script_shell "
     "npm_config_update_notifier npm_config_userconfig npm_package_json".split()
 )
-"""Variables that npx sets to folders of the fetch, or to our settings. A session has its own."""
+"""Variables that npx sets to folders of the fetch, or to settings for the fetch. A session has its own values."""
 
 _MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
 
 _INSTALL_BY_NPM: Final = ("lib/python3*/site-packages/readabilipy/javascript",)
-"""Folders of Python packages that run `npm install` in them at their first use. mcp-server-fetch has the first one."""
+"""Folders in Python packages in which the package runs `npm install` at its first use, such as that of readabilipy,
+which mcp-server-fetch uses."""
 
 _IMPATIENT: Final = {"npm_config_fetch_retry_mintimeout": "1000", "npm_config_fetch_retry_maxtimeout": "5000"}
-"""Shorter pauses between attempts. npm waits 10 s before the second and a minute before the third, which is longer than
-the client of a session waits."""
+"""Settings with shorter pauses between attempts. By default npm waits 10 s before the second attempt and a minute
+before the third. A session's client does not wait so long."""
 
 _UV_START: Final = b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
-"""The first lines of a program in an environment of uv. By them, a shell finds the environment's Python."""
+"""The first lines of a program in an environment of uv, by which a shell finds the environment's Python."""
 
 
 class NotForAll(Exception):
-    """Each session has to fetch the package for itself, by npx or uvx as they are. The message says why."""
+    """The package cannot be fetched once for all sessions: each session has to run npx or uvx itself. The message says
+    why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class FetchRequest:
 
 
 class PackageFetcher:
-    """Fetch packages, each step behind walls of its own."""
+    """Fetch packages. Each step of a fetch runs in its own sandbox."""
 
     def __init__(self, fork_server: ForkServer, walls: WallsOfFetches, *, timeout_s: float = TIMEOUT_S) -> None:
         self._fork_server = fork_server
@@ -96,11 +98,11 @@ class PackageFetcher:
         self._lookups = Lookups()
 
     async def fetch(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """Fetch a package into an empty folder. `now` is the Unix time.
+        """Fetch a package into the empty folder `copy`. `now` is the Unix time.
 
         Raises:
-            FetchFailed: it could not be fetched.
-            NotForAll: each session has to fetch it for itself.
+            FetchFailed: the package could not be fetched.
+            NotForAll: each session has to fetch the package for itself.
             OSError: the folder cannot be written.
         """
         files = [*map(Path, npm_settings(request.env, request.home)), Path(request.home, ".config/uv/uv.toml")]
@@ -138,7 +140,8 @@ class PackageFetcher:
     # -- npm
 
     async def _npm(self, request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-        """Fetch by npx without running a script of any package. Then run the scripts, without the operator's keys."""
+        """Fetch by npx without running scripts of packages. Then run the install scripts, without the operator's
+        credentials."""
         shell = copy / "shell"
         env_program = shutil.which("env") or "/usr/bin/env"  # by PATH, it could be the package's
         shell.write_text(_SHELL.format(folder=shlex.quote(str(copy)), env=shlex.quote(env_program)), encoding="utf-8")
@@ -159,11 +162,11 @@ class PackageFetcher:
         return fetched
 
     async def _run_scripts(self, tree: Path, request: FetchRequest, copy: Path) -> None:
-        """Run the install scripts of the packages in one tree. As npm does, remove an optional package if its script
-        fails.
+        """Run the install scripts of the packages in one tree. If the script of an optional package fails, remove the
+        package, as npm does.
 
         Raises:
-            FetchFailed: the script of another package fails.
+            FetchFailed: the script of a package fails that is not optional.
         """
         with_scripts = {place: one for place, one in packages_of(tree, copy).items() if one.get("hasInstallScript")}
         if not with_scripts:
@@ -209,9 +212,10 @@ class PackageFetcher:
         return fetched
 
     async def _first_use(self, programs: str, request: FetchRequest, copy: Path) -> None:
-        """Do what packages do in their own folder at their first use, because sessions may not write there.
+        """Run `npm install` in folders where a package would do so at its first use, because sessions may not write
+        there.
 
-        A failure leaves the package as it was published, and its program says what it is missing.
+        If it fails, the package stays as it was published, and its program reports what is missing.
         """
         npm = shutil.which("npm", path=request.env.get("PATH"))
         env = without_keys(request.env, request.home, copy)
@@ -229,7 +233,7 @@ class PackageFetcher:
 
 
 def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPackage:
-    """Return the package, and the program that our shell has noted. No code of a package has run yet."""
+    """Return the package, with the program that our shell has recorded. No code of a package has run yet."""
     try:
         script = read_plain(copy, copy / "script", _MAX_NOTED).decode("utf-8", "surrogateescape")
         noted = read_plain(copy, copy / "environment", _MAX_NOTED).decode("utf-8", "surrogateescape")
@@ -280,7 +284,7 @@ def _project(folder: str) -> list[str]:
 
 
 def _installed_around(program: str) -> tuple[str, ...]:
-    """Return the outermost `node_modules` around an installed program, or the program alone."""
+    """Return the outermost `node_modules` folder around an installed program; the program itself if there is none."""
     real = Path(os.path.realpath(program))
     around = [parent for parent in real.parents if parent.name == "node_modules"]
     return (str(around[-1] if around else real),)
@@ -290,7 +294,7 @@ def _installed_around(program: str) -> tuple[str, ...]:
 
 
 def _uv_pythons(request: FetchRequest, copy: Path) -> dict[str, str]:
-    """Return the variable with the Pythons that the operator has installed by uv, or with a folder for new ones."""
+    """Return the variable for uv's folder of Pythons: the operator's folder if it exists, otherwise one in the copy."""
     installed = Path(request.home, ".local/share/uv/python")
     return {"UV_PYTHON_INSTALL_DIR": str(installed if installed.is_dir() else copy / "python")}
 
@@ -301,8 +305,8 @@ def _installed_tools(request: FetchRequest) -> str:
 
 
 def _uv_tools(request: FetchRequest, copy: Path) -> str:
-    """Make a folder of tools for one fetch, because uv writes to it. If the operator has installed the tool, link it
-    there."""
+    """Make a folder of uv's tools for one fetch, because uv writes to it. If the operator has installed the package as
+    a tool, link it there. Return the folder."""
     tools = copy / "tools"
     tools.mkdir()
     name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", request.command.package, maxsplit=1)[0]).lower()
@@ -314,10 +318,10 @@ def _uv_tools(request: FetchRequest, copy: Path) -> str:
 
 def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) -> FetchedPackage:
     """Return the package, with its program in the environment that uv has made or found. `noted` is the file with the
-    path of this environment.
+    path of the environment.
 
-    Code of the package may have written this file. So only an environment below the copy, or among the tools that the
-    operator has installed, is trusted.
+    Code of the package may have written this file. So an environment is trusted only below the copy, or among the tools
+    that the operator has installed.
     """
     try:
         root = os.path.realpath(read_plain(copy, noted, _MAX_PATH).decode("utf-8"))
@@ -343,7 +347,7 @@ def _fetched_by_uvx(request: FetchRequest, copy: Path, noted: Path, now: float) 
 
 
 async def _remove_all(folders: Iterable[Path]) -> None:
-    """Remove folders beside the event loop: some have thousands of files."""
+    """Remove folders in a thread, because some have thousands of files."""
     for folder in folders:
         await asyncio.to_thread(remove, folder)
 
@@ -357,15 +361,15 @@ _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "
 
 
 def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
-    """Return the operator's file of npm's settings."""
+    """Return the path of the operator's npm settings (`.npmrc`) in a list; empty if there is no such file."""
     given = next((v for k, v in variables.items() if k.lower() == "npm_config_userconfig"), "")
     path = given or str(Path(home, ".npmrc"))
     return [path] if os.path.isfile(path) else []
 
 
 def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[str, str]:
-    """Return the environment of an npm that runs code of packages: with the operator's settings, but without access to
-    registries. Raises `OSError`."""
+    """Return the environment of an npm process that runs code of packages: with the operator's settings, but without
+    credentials for registries. Raises `OSError` if the settings cannot be read or written."""
     settings = copy / "npmrc"
     lines = [
         line for path in npm_settings(variables, home) for line in Path(path).read_text("utf-8", "replace").splitlines()
@@ -386,7 +390,7 @@ def without_keys(variables: Mapping[str, str], home: str, copy: Path) -> dict[st
 
 
 def _gives_access(setting: str) -> bool:
-    """Return whether a setting of npm belongs to one registry, or is secret by its name."""
+    """Return whether a setting of npm is for one registry only, or has the name of a credential."""
     return setting.strip().lower().startswith(("//", *_SECRET_NPM_SETTINGS))
 
 
@@ -394,7 +398,7 @@ _MAX_LOCK: Final = 64 << 20
 
 
 class _Lock(msgspec.Struct):
-    """The part of npm's file that is used: packages by their place in the tree."""
+    """The used part of npm's lock file: packages by their place in the tree."""
 
     packages: dict[str, dict[str, Any]]
 
@@ -403,8 +407,8 @@ _lock: Final = msgspec.json.Decoder(_Lock)
 
 
 def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
-    """Return the packages of a tree by their place in it, as npm has noted them. Scripts of another tree may have run
-    since. Raises `FetchFailed`."""
+    """Return the packages in a tree by their place, from npm's lock file. Scripts of other packages may have changed
+    the file. Raises `FetchFailed` if it is invalid."""
     try:
         found = read_plain(copy, tree / "node_modules" / ".package-lock.json", _MAX_LOCK)
         return _lock.decode(found).packages
@@ -415,7 +419,7 @@ def packages_of(tree: Path, copy: Path) -> dict[str, dict[str, Any]]:
 
 
 def name_in(place: str, package: Mapping[str, Any]) -> str:
-    """Return the argument that names one package of a tree to npm, such as `esbuild@0.25.0`."""
+    """Return the argument by which npm finds one package of a tree, such as `esbuild@0.25.0`."""
     name = package.get("name") or place.rpartition("node_modules/")[2]
     return f"{name}@{package['version']}"
 
@@ -424,7 +428,7 @@ _OWN: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
     "npm": (("registry.npmjs.org", 443),),
     "uv": (("pypi.org", 443), ("files.pythonhosted.org", 443)),
 }
-"""The registries of the tools themselves. Some packages of Python install a part by npm."""
+"""The default registries of npm and uv. uv also gets npm's, because some Python packages install a part by npm."""
 
 _URL: Final = re.compile(r"https?://[^\s\"'<>,\]]+", re.IGNORECASE)
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -433,19 +437,19 @@ _MAX_FILE_BYTES: Final = 1 << 20
 def registries_of(
     kind: Literal["npm", "uv"], words: Iterable[str], variables: Mapping[str, str], files: Iterable[Path]
 ) -> frozenset[tuple[str, int]]:
-    """Return hosts and ports of the registries and proxies that npx and uvx use on this machine: their own, and those
-    of URLs in the words of a command, in variables for fetches, and in files of settings.
+    """Return hosts and ports of the registries and proxies that npx and uvx use on this machine: the default ones, and
+    those in URLs of a command's words, of variables and of settings files.
 
-    The operator has named them, or the tools themselves. So their addresses may be private, as those of a mirror in the
-    operator's network or of a proxy.
+    The operator has named them, or they are the tools' defaults. So their addresses may be private, such as that of a
+    mirror in the operator's network or of a proxy.
     """
     texts = [*words, *variables.values(), *_texts_of(files)]
     return frozenset((*_OWN[kind], *_OWN["npm"], *(place for text in texts for place in _places_in(text))))
 
 
 async def places_of(registries: Iterable[tuple[str, int]], lookups: Lookups) -> tuple[str, ...]:
-    """Return the addresses of registries with ports, as they are written in `sandbox.reach`. A name that cannot be
-    looked up has none."""
+    """Return the addresses of registries with ports, in the form of `sandbox.reach`. A registry whose name cannot be
+    resolved is left out."""
     known = sorted(registries)
     found = await asyncio.gather(*(lookups.find(host) for host, _ in known))
     return tuple(

@@ -1,9 +1,9 @@
-"""Keep fetched packages in folders on disk. Knows nothing of npm and uv.
+"""Store fetched packages in folders on disk. Knows nothing of npm and uv.
 
 The folder of a package has a record, `current-1.json`, and *copies*: folders with random names, each with one fetched
 state of the package. A copy is complete before the record names it, and the record is replaced in one step. So nobody
 reads half a package, even if a gateway is killed. Gateways on one machine share the folders. A lock on the folder lets
-one of them fetch. A lock on each copy, held while it is used, keeps the others from removing it.
+only one of them fetch. A lock on each copy, held while the copy is used, keeps the others from removing it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 RECORD: Final = "current-1.json"
-"""The name of the record. The number is the version of its format."""
+"""The file name of the record. The number is the version of its format."""
 LOCK: Final = "lock"
 USED: Final = "used"
 _PRIVATE: Final = 0o700
@@ -32,9 +32,9 @@ _PRIVATE: Final = 0o700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedPackage:
-    """A fetched package, and how its program is started. `env` and `path` are what npx or uvx add to the environment
-    and to the front of PATH. `read` are the folders that the program is made of. `content` differs between states of
-    the package. `fetched_at` is a Unix time."""
+    """A fetched package, and how its program is started. `env` and `path` are what npx or uvx would add to the
+    environment and to the front of PATH. `read` are the folders of the program. `content` is a digest by which states
+    of the package differ. `fetched_at` is a Unix time."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -46,22 +46,23 @@ class FetchedPackage:
 
     @property
     def is_whole(self) -> bool:
-        """Return False if files of the package, or the interpreter that runs it, are missing."""
+        """Return True if the files of the package, and the interpreter that runs it, exist."""
         return os.access(self.argv[0], os.X_OK) and all(os.path.exists(one) for one in (*self.argv[:2], *self.read))
 
 
 class PackageFolder:
-    """The folder of one package."""
+    """The folder of one package, with its record and its copies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def make(self) -> None:
-        """Make the folder. Raises `OSError`."""
+        """Create the folder. Raises `OSError`."""
         self.path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
 
     def current(self) -> FetchedPackage | None:
-        """Return what the record names, unless there is none or something of it is missing."""
+        """Return the package that the record names. Return None if there is no record, or files of the package are
+        missing."""
         try:
             package = msgspec.json.decode((self.path / RECORD).read_bytes(), type=FetchedPackage)
         except (OSError, msgspec.MsgspecError):
@@ -69,7 +70,7 @@ class PackageFolder:
         return package if package.argv and package.is_whole else None
 
     def publish(self, package: FetchedPackage) -> None:
-        """Replace the record, so that this package is the current one. Raises `OSError`."""
+        """Replace the record, so that this package becomes the current one. Raises `OSError`."""
         new = self.path / f"{secrets.token_hex(6)}.new"
         with new.open("xb") as file:
             file.write(msgspec.json.encode(package))
@@ -78,27 +79,27 @@ class PackageFolder:
         new.replace(self.path / RECORD)
 
     def new_copy(self) -> Path:
-        """Make the folder of one more copy, and return it. Raises `OSError`."""
+        """Create the folder of another copy, and return its path. Raises `OSError`."""
         copy = self.path / secrets.token_hex(6)
         copy.mkdir(mode=_PRIVATE)
         (copy / USED).touch()
         return copy
 
     def try_lock(self) -> int | None:
-        """Take the lock for fetching. Return its descriptor, which the caller closes; None if another gateway has it.
-        Raises `OSError`."""
+        """Acquire the lock for fetching. Return its descriptor, which the caller closes; None if another gateway has
+        the lock. Raises `OSError`."""
         return _lock(self.path / LOCK, fcntl.LOCK_EX, os.O_CREAT)
 
     def use(self, package: FetchedPackage) -> Callable[[], None]:
-        """Keep a copy from being removed. Return a function that ends this. Raises `OSError` if it is being removed
-        now."""
+        """Lock the copy of a package so that no gateway removes it. Return a function that unlocks it. Raises `OSError`
+        if the copy is being removed now."""
         lock = _lock(self.path / package.copy / USED, fcntl.LOCK_SH)
         if lock is None:
             raise OSError(errno.ESTALE, "the copy is being removed")
         return lambda: os.close(lock)
 
     def remove_unused(self) -> None:
-        """Remove each copy that is not the current one and that nobody uses. The caller holds the lock."""
+        """Remove each copy that is neither current nor in use. The caller holds the lock for fetching."""
         current = self.current()
         for path in tuple(self.path.iterdir()):
             if path.is_dir() and not (current and path.name == current.copy):
@@ -124,7 +125,7 @@ class PackageFolder:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that untrusted programs have written to, as far as possible."""
+    """Remove a folder that untrusted programs have written to. Log a warning if a part of it cannot be removed."""
     for _ in range(2):
         try:
             folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)  # never what a link leads to
@@ -141,8 +142,8 @@ def remove(folder: Path) -> None:
 
 
 def usable_root(path: Path) -> str:
-    """Make the folder of all packages. Return why it must not be used, because others could write programs into it;
-    empty if they cannot."""
+    """Create the folder of all packages. If other users could write programs into it, return why it must not be used;
+    otherwise an empty string."""
     try:
         path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         found = path.stat()
@@ -156,7 +157,7 @@ def usable_root(path: Path) -> str:
 
 
 def _lock(path: Path, kind: int, flags: int = 0) -> int | None:
-    """Return a descriptor that holds the lock of a file; None if somebody else holds it. Raises `OSError`."""
+    """Return a descriptor that holds the lock of a file; None if another process holds the lock. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -1,4 +1,5 @@
-"""Run a program of a fetch to its end, for a limited time. Keep its last output for the error message."""
+"""Run a program that fetches a package until it ends, for a limited time. Keep its last output for the error
+message."""
 
 import asyncio
 from collections import deque
@@ -15,7 +16,7 @@ _SHOWN_LINES: Final = 3
 _KEPT_LINES: Final = 200
 _KEPT_CHARS: Final = 1_000
 _TOLD: Final = ("npm error ", "npm ERR! ", "error: ", "cause: ", "\u00d7 ", "├─▶ ", "╰─▶ ")
-"""Beginnings of the lines in which npm and uv say what is wrong."""
+"""Beginnings of the lines in which npm and uv report an error."""
 _UNTOLD: Final = (
     "A complete log of this run",
     "Note that you can",
@@ -26,11 +27,11 @@ _UNTOLD: Final = (
     "path ",
     "Log files were not",
 )
-"""Beginnings of such lines of npm that do not help the reader of an error message."""
+"""Beginnings of npm's error lines that do not help the reader."""
 
 
 class FetchFailed(Exception):
-    """A package could not be fetched. The message says why, for a client: it holds no secrets."""
+    """A package could not be fetched. The message says why; it contains no secrets, because clients get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,17 @@ class _Lines:
         self.kept.append(line[:_KEPT_CHARS].decode("utf-8", "replace"))
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """Ignore a line that nobody reads."""
+        """Ignore a line that is too long."""
 
     def exited(self, code: int | None) -> None:
-        """Do nothing: `Process.wait` returns."""
+        """Do nothing: `run` waits for the end of the process."""
 
 
 async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, package: str) -> None:
-    """Run a command that fetches a package to its end.
+    """Run a command that fetches a package, until it ends.
 
     Raises:
-        FetchFailed: it could not be started, took too long, or ended with an error.
+        FetchFailed: the command could not be started, took too long, or failed.
     """
     lines = _Lines(deque(maxlen=_KEPT_LINES))
     name = command.argv[0].rpartition("/")[2]
@@ -75,7 +76,7 @@ async def run(fork_server: ForkServer, command: Command, *, timeout_s: float, pa
 
 
 def _what_failed(lines: list[str], env: Mapping[str, str]) -> str:
-    """Return what npm or uv say of their failure, in one line without secrets."""
+    """Return the error messages in the output of npm or uv, in one line without secrets."""
     told: list[str] = []
     for line in map(str.strip, lines):
         start = next((start for start in _TOLD if line.startswith(start)), "")

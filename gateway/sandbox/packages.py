@@ -1,4 +1,4 @@
-"""Fetch the packages that sandboxed servers start by npx or uvx, once for all sessions, which only read them.
+"""Fetch the packages that sandboxed servers start by npx or uvx, once for all sessions, which can only read them.
 
 Otherwise all sessions would share one writable cache, in which a session could change what the next one executes (ADR
 32).
@@ -33,27 +33,28 @@ from transports.upstream_port import UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8
-"""The most packages that are fetched at the same time. A fetch mostly waits for its registry."""
+"""The most packages that are fetched concurrently. A fetch mostly waits for its registry."""
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 300.0
 _POLL_S: Final = 0.2
-"""Seconds between attempts to take the lock of a folder from another gateway."""
+"""Seconds between attempts to acquire the lock of a folder that another gateway holds."""
 _FRESH_S: Final = 86_400.0
-"""The age at which a package whose command names no exact version is fetched again."""
+"""The age in seconds from which a package is fetched again if its command names no exact version."""
 
 _OF_FETCHES: Final = re.compile(
     r"(npm_config|uv)_.*|(http|https|all|no)_proxy|ssl_cert_(file|dir)|node_extra_ca_certs|node_options", re.IGNORECASE
 )
-"""The variables that matter to a fetch: registries, proxies and certificates. A fetch gets those of the gateway too."""
+"""Variables that matter to a fetch: registries, proxies and certificates. A fetch also gets these from the gateway's
+environment."""
 _OF_SERVERS: Final = frozenset({"HOME", "PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageInUse:
-    """A fetched package that one process is started from. `release` is called when that process has ended.
+    """A fetched package from which one process is started. Call `release` when the process has ended.
 
-    `argv` is the command in place of npx or uvx. `env` and `path` are what they would add to the environment and to the
-    front of PATH. `code` are the folders and files of the program and its interpreter.
+    `argv` is the command in place of npx or uvx. `env` and `path` are what npx or uvx would add to the environment and
+    to the front of PATH. `code` are the folders and files of the program and its interpreter.
     """
 
     argv: tuple[str, ...]
@@ -65,7 +66,8 @@ class PackageInUse:
 
 @dataclass(slots=True)
 class _Failure:
-    """The last failure of a fetch, and when it is tried again (Unix time)."""
+    """The last failure of a fetch. `again_at`: when the fetch may be retried (Unix time). `count`: failures in a
+    row."""
 
     reason: str
     again_at: float
@@ -73,10 +75,10 @@ class _Failure:
 
 
 class Packages:
-    """Fetch packages and keep them, for all servers of one gateway.
+    """Fetch packages and store them, for all servers of one gateway.
 
-    Concurrent sessions share one fetch, and so do the gateways of one machine. A start waits for a fetch for at most
-    `wait_s`, which goes on all the same. `clock` returns Unix time.
+    Concurrent sessions share one fetch, and so do the gateways on one machine. The start of a server waits for a fetch
+    for at most `wait_s`; the fetch then goes on. `clock` returns Unix time.
     """
 
     def __init__(
@@ -101,14 +103,13 @@ class Packages:
     async def use(
         self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
     ) -> PackageInUse | None:
-        """Return the package that a server's command is started from, without npx or uvx; None if it is started as it
-        is.
+        """Return the package from which a server's command is started. Return None if the command has to run unchanged.
 
         `env` is what the operator set for the server, and `cwd` its working directory. The first session waits for the
         fetch.
 
         Raises:
-            UpstreamUnavailable: the package could not be fetched.
+            UpstreamUnavailable: the package could not be fetched, or not in time.
         """
         command = parse(argv)
         if command is None:
@@ -137,7 +138,7 @@ class Packages:
         raise UpstreamUnavailable(f"server {server!r}: the package {command.package} changes too often")
 
     def fetching(self, server: str) -> str:
-        """Return the package that is being fetched for the server; empty if none is."""
+        """Return the name of the package that is being fetched for the server; empty if there is none."""
         folder, package = self._wanted.get(server, ("", ""))
         return package if self._tasks.running(folder) is not None else ""
 
@@ -150,10 +151,10 @@ class Packages:
         await self._tasks.close()
 
     def _interpreter(self, command: PackageCommand, package: FetchedPackage, request: FetchRequest) -> tuple[str, ...]:
-        """Return the files of the interpreter that a package runs on, as the operator has installed it. npx's own is
-        that of the server's command, which has its grants.
+        """Return the files of the Python that a package runs on. Return nothing for npm: node belongs to the server's
+        command, which has its own grants.
 
-        A Python environment names its interpreter by a symlink that code of the package could have changed, so only a
+        A Python environment names its interpreter by a symlink that code of the package could have changed. So only a
         program named `python` in a folder `bin` counts: a fetch cannot make one outside of the package.
         """
         if command.kind == "npm":
@@ -168,7 +169,7 @@ class Packages:
         return self._interpreters[python]
 
     def _refresh(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Fetch in the background. A failure is logged where it happens."""
+        """Start a fetch in the background, unless one is running or was tried in vain a short time ago."""
         if self._tasks.running(folder.path.name) is None and self._error(folder.path.name) is None:
             self._tasks.start(folder.path.name, lambda: self._fetch(server, folder, request))
 
@@ -176,7 +177,7 @@ class Packages:
         """Wait until the package is fetched.
 
         Raises:
-            UpstreamUnavailable: it could not be fetched, or not in time.
+            UpstreamUnavailable: the package could not be fetched, or not in time.
         """
         name = folder.path.name
         if self._error(name) is None:
@@ -197,12 +198,12 @@ class Packages:
             )
 
     def _error(self, name: str) -> _Failure | None:
-        """Return the failure of the last fetch while the next attempt is not due; otherwise None."""
+        """Return the last failure of a fetch if it must not be retried yet; otherwise None."""
         failure = self._failures.get(name)
         return failure if failure is not None and self._clock() < failure.again_at else None
 
     async def _fetch(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Fetch a package, unless another gateway does."""
+        """Fetch a package. Record and log a failure."""
         name, package = folder.path.name, request.command.package
         try:
             async with self._slots:
@@ -223,11 +224,12 @@ class Packages:
             self._failures.pop(name, None)
 
     async def _fetch_locked(self, server: str, folder: PackageFolder, request: FetchRequest) -> None:
-        """Fetch into a new copy, under the lock of the folder, and make it the current one.
+        """Fetch into a new copy and make it the current one, under the lock of the folder. Do nothing if another
+        gateway has fetched the package meanwhile.
 
         Raises:
-            FetchFailed: it could not be fetched.
-            NotForAll: each session has to fetch it for itself.
+            FetchFailed: the package could not be fetched.
+            NotForAll: each session has to fetch the package for itself.
             OSError: the folder cannot be used.
         """
         wrong = await asyncio.to_thread(usable_root, folder.path.parent)
@@ -253,8 +255,8 @@ class Packages:
 
 
 async def _done(work: Callable[[], None]) -> None:
-    """Do blocking work in a thread. If cancelled, wait for its end first: the lock of its folder is released after
-    it."""
+    """Run blocking work in a thread. If cancelled, wait until the work has ended, because the caller then releases the
+    folder's lock."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(task)
@@ -264,7 +266,8 @@ async def _done(work: Callable[[], None]) -> None:
 
 
 def fetched_with(entry: UpstreamSettings) -> tuple[dict[str, str], str | None]:
-    """Return the variables and the working directory with which the package of a server is fetched for all sessions."""
+    """Return the variables and the working directory for the fetch of a server's package, without values of single
+    sessions."""
     env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
     return env, str(Path.home()) if entry.cwd == HOME else entry.cwd
 
@@ -280,7 +283,7 @@ def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> Packag
 def _place(
     settings: PackageSettings, command: PackageCommand, own: Mapping[str, str], cwd: str | None
 ) -> tuple[PackageFolder, FetchRequest]:
-    """Return the folder for the package of a command, and the request to fetch it."""
+    """Return the folder for the package of a command, and the request by which the package is fetched."""
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
     chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
@@ -294,7 +297,7 @@ def _place(
 
 
 async def _lock_of(folder: PackageFolder) -> int:
-    """Wait until no other process holds the lock of a folder. Take it, and return its descriptor. Raises `OSError`."""
+    """Wait for the lock of a folder and acquire it. Return its descriptor. Raises `OSError`."""
     while True:
         lock = folder.try_lock()
         if lock is not None:
@@ -303,7 +306,7 @@ async def _lock_of(folder: PackageFolder) -> int:
 
 
 def _tools(command: PackageCommand, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the programs whose change makes a fetched package useless: compiled parts fit one version of Node or
+    """Return the programs that a fetched package depends on: a compiled part fits only one version of Node or
     Python."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
     found = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in names)
@@ -311,7 +314,7 @@ def _tools(command: PackageCommand, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _state_of(program: str) -> tuple[str, int, int]:
-    """Return a program with the size and the time of its file, which an upgrade changes."""
+    """Return the real path of a program, and the size and time of its file, which an upgrade changes."""
     try:
         facts = os.stat(program)
     except OSError:

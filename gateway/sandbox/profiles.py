@@ -1,5 +1,5 @@
-"""Make the walls around a server's processes from its profile, from what its program needs, and from the folder of a
-session. Also make the walls of fetches of packages."""
+"""Make the walls (kernel restrictions) of a server's processes from its profile, what its program needs, and the folder
+of a session. Also make the walls for fetches of packages."""
 
 import contextlib
 import os
@@ -23,13 +23,13 @@ from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
 _OWN_FILES: Final[Mapping[str, tuple[str, str]]] = {
     "@modelcontextprotocol/server-memory": ("MEMORY_FILE_PATH", "{home}/memory.jsonl"),
 }
-"""Packages whose program keeps its data beside itself, the variable that names another file, and that file."""
+"""For packages whose program stores its data beside itself: the variable that names another file, and that file."""
 _JAVA: Final = ("JAVA_TOOL_OPTIONS", "-Djava.io.tmpdir={temporary} -Duser.home={home}")
-"""Java takes both folders from elsewhere, whatever TMPDIR and HOME are."""
+"""Options for Java, which does not read TMPDIR and HOME."""
 _OF_JAVA: Final = re.compile(r"java[\d.]*|jbang")
 _NAME_IN: Final = re.compile(r"(?<=.)@.*")
 _LONGEST_NAME: Final = 1_024
-"""A longer argument is no path."""
+"""The length from which an argument cannot be a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class OwnFolder:
 
     @property
     def home(self) -> Path:
-        """Return the folder for HOME, which is the working directory if no setting names one."""
+        """Return the folder for HOME. It is also the working directory if no setting names one."""
         return self.path / "home"
 
     @property
@@ -51,8 +51,8 @@ class OwnFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalledProcess:
-    """The walls, variables and working directory that one process is started with. All other sources of variables
-    override `env`. `cwd` is None for the working directory of the gateway, and `~` for HOME, whoever sets it."""
+    """The walls (kernel restrictions), variables and working directory of one process. All other sources of variables
+    override `env`. `cwd` is None for the working directory of the gateway, and `~` for HOME, whatever sets HOME."""
 
     walls: Walls
     env: Mapping[str, str]
@@ -61,10 +61,10 @@ class WalledProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enclosure:
-    """The walls of one server for sessions of one trust, without the grants of a single session. `own_env` are
-    variables that name places in the `{home}` and the `{temporary}` folder of a process. `not_granted` has a sentence
-    for each thing that its configuration names and that is not granted, with the way to grant it. `withheld` are files
-    beside its code that may hold others' credentials. `moves`: the process is started in HOME."""
+    """The walls (kernel restrictions) of one server for sessions of one trust, without what a single session is
+    granted. `own_env` are variables with paths in a process's `{home}` and `{temporary}` folders. `not_granted` has a
+    sentence for each thing that the configuration names but that is not granted, with the way to grant it. `withheld`
+    are files beside the server's code that may contain others' credentials. `moves`: the process is started in HOME."""
 
     sandbox: Sandbox
     walls: Walls
@@ -88,8 +88,9 @@ class Enclosure:
     def process(
         self, own: OwnFolder, *, folders: Iterable[str] = (), sockets: Sequence[str] = (), code: Iterable[str] = ()
     ) -> WalledProcess:
-        """Return what a process with that folder is started with. `folders` are other folders of its session, and
-        `sockets` the Unix sockets of its own. `code` are files and folders of its program that were found just now."""
+        """Return the walls, variables and working directory of a process with the folder `own`. `folders` are other
+        folders of its session, `sockets` its Unix sockets. `code` are files and folders of its program that only this
+        start has found."""
         mode = "rwx" if self.sandbox.profile == "standard" else "rw"
         paths = dict.fromkeys((str(own.path), *folders))
         reach = self.walls.reach
@@ -111,8 +112,8 @@ class Enclosure:
 def enclosure_of(
     settings: UpstreamSettings, sandbox: Sandbox, *, inherited: Mapping[str, str], closed: Sequence[str] = ()
 ) -> Enclosure:
-    """Find the walls of a sandbox for the processes of a server, on this machine. `inherited` are the variables that
-    they inherit. No grant opens the addresses in `closed`."""
+    """Return the walls of a sandbox for a server's processes on this machine. `inherited` are the variables that the
+    processes inherit. No grant opens the addresses in `closed`."""
     here = _working_directory()
     is_own = settings.cwd == HOME or (settings.cwd is None and not _is_relative(settings, here))
     folder = here if settings.cwd in (None, HOME) else os.path.join(here, settings.cwd)
@@ -159,8 +160,8 @@ def enclosure_of(
 
 
 def _own_files(settings: UpstreamSettings, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield variables by which the program writes into its own folder, unless the settings have them. It would write
-    beside itself, or where its user has a home."""
+    """Yield variables by which a program writes its data into the session's folder, unless the settings have these
+    variables. Otherwise it would write beside itself, or into the user's home folder."""
     package = parse(settings.argv)
     named = None if package is None else _OWN_FILES.get(_NAME_IN.sub("", package.package))
     programs = (os.path.basename(command[0]) for command, _ in placed_commands(settings.argv, folder))
@@ -170,13 +171,14 @@ def _own_files(settings: UpstreamSettings, folder: str) -> Iterator[tuple[str, s
 
 
 class _Listed:
-    """Read the paths that an operator lists in a sandbox. `not_granted` has a sentence for each that is not granted."""
+    """Resolve the paths that an operator lists in a sandbox. `not_granted` has a sentence for each path that is not
+    granted."""
 
     def __init__(self) -> None:
         self.not_granted: list[str] = []
 
     def existing(self, paths: Iterable[str]) -> Iterator[str]:
-        """Yield the paths that exist, without symlinks. Leave out those whose symlinks are not followed."""
+        """Yield the paths that exist, without symlinks. Leave out paths with symlinks that must not be followed."""
         for path in paths:
             try:
                 found = followed(path)
@@ -191,7 +193,7 @@ class _Listed:
                 self.not_granted.append(f"{path}: there is no such file or folder")
 
     def grants(self, paths: Iterable[str], mode: str) -> list[Grant]:
-        """Return the grants of the paths."""
+        """Return a grant with that mode for each path that exists."""
         return _granted(self.existing(paths), mode)
 
 
@@ -200,7 +202,7 @@ def _granted(paths: Iterable[str], mode: str) -> list[Grant]:
 
 
 def _without_repeats(grants: list[Grant]) -> tuple[Grant, ...]:
-    """Return the grants without those that another one includes: each rule costs time at each start."""
+    """Return the grants without those that another grant includes, because each grant makes each start slower."""
     found: dict[str, Grant] = {}
     for grant in grants:
         other = found.get(grant.path)
@@ -249,7 +251,7 @@ def _working_directory() -> str:
 
 
 def _is_relative(settings: UpstreamSettings, here: str) -> bool:
-    """Return whether the command or an argument names something in the working directory of the gateway."""
+    """Return whether the command or an argument names an existing file in the working directory of the gateway."""
     names: list[str] = []
     for command, folder in placed_commands(settings.argv, here):
         if folder == here:
@@ -260,26 +262,27 @@ def _is_relative(settings: UpstreamSettings, here: str) -> bool:
 
 
 def _words_within(argv: Sequence[str], folder: str) -> Iterator[str]:
-    """Yield the paths that commands of a shell in the arguments name."""
+    """Yield the paths in the shell commands within a command line, such as in `sh -c`."""
     for command, place in list(placed_commands(argv, folder))[1:]:
         yield from (os.path.join(place, word) for word in command if "/" in word and not word.startswith(("-", "~")))
 
 
 _SERVERS: Final = b'"mcpServers"'
-"""Text that every configuration of MCP servers contains, the gateway's own or a client's, whatever its name."""
+"""Text that every configuration of MCP servers contains, be it the gateway's or a client's."""
 _MOST_BYTES: Final = 1 << 20
 _PUBLISHED: Final = (".example", ".sample", ".template", ".dist")
 _OF_CLIENTS: Final = (".claude", ".cursor", ".gemini", ".roo", ".vscode", ".windsurf", ".zed")
-"""Folders in which clients keep their configuration of a project."""
+"""Folders in which clients store their configuration for a project."""
 _SERVERS_THERE: Final = (_SERVERS, b'"servers"')  # VS Code's
 
 
 def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[list[Grant], list[str]]:
-    """Take files that may hold others' credentials out of the grants of code. Return the other grants, and these files.
+    """Take files that may contain others' credentials out of the grants of code. Return the changed grants, and these
+    files.
 
-    A folder with such a file may only be listed, and all else in it gets grants of its own. Only granted folders are
-    searched, and those between two of them, as from a project to a script in it. Paths in `meant` stay, because an
-    operator has written them down.
+    A folder with such a file may only be listed, and everything else in it gets its own grant. The search covers
+    granted folders and those between two of them, such as between a project and a script in it. Paths in `meant` stay
+    granted, because an operator has written them down.
     """
     grants = list(grants)
     granted = {grant.path for grant in grants}
@@ -303,7 +306,7 @@ def without_withheld(grants: Iterable[Grant], meant: Collection[str]) -> tuple[l
 
 
 def _ways(path: str, granted: Collection[str]) -> Iterator[str]:
-    """Return the path, and the folders from it up to the outermost granted one."""
+    """Return the path and its parent folders, up to the outermost granted one."""
     above = (path, *map(str, Path(path).parents))
     outermost = max(n for n, folder in enumerate(above) if folder in granted)
     return iter(above[: outermost + 1])
@@ -317,7 +320,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _withheld_in(folder: str) -> Iterator[str]:
-    """Yield the files of a folder that may hold others' credentials, without symlinks."""
+    """Yield the files of a folder that may contain others' credentials, without symlinks."""
     for name in _entries(folder):
         if name in (".env", ".envrc") or name.startswith(".env."):
             if not name.endswith(_PUBLISHED):
@@ -331,7 +334,7 @@ def _withheld_in(folder: str) -> Iterator[str]:
 
 
 def _with_any(file: str, words: Iterable[bytes]) -> Iterator[str]:
-    """Yield the file without symlinks, if one of the words is in it."""
+    """Yield the path of the file, without symlinks, if the file contains one of the words."""
     path = Path(os.path.realpath(file))
     with contextlib.suppress(OSError):
         content = read_plain(path.parent, path, _MOST_BYTES)
@@ -343,8 +346,9 @@ _FILES = 8_192
 
 
 class WallsOfFetches:
-    """Make the walls of each step of a fetch. `reach` are hosts beyond public ones. No grant opens the addresses in
-    `closed`. With `required`, nothing is fetched where the kernel lacks a part of the walls."""
+    """Make the walls (kernel restrictions) for each step of a fetch. `reach` are hosts that are not public. No grant
+    opens the addresses in `closed`. With `required`, nothing is fetched if the kernel cannot enforce all of the
+    walls."""
 
     def __init__(self, *, reach: Sequence[str], closed: Sequence[str], required: bool) -> None:
         self._reach = Reach(public=True, names=True, hosts=tuple(reach), refused=tuple(closed))
@@ -360,8 +364,8 @@ class WallsOfFetches:
         write: str,
         reach: Sequence[str],
     ) -> Walls:
-        """Return the walls of a command. It may run what it needs, read `read`, write to `write` alone, and reach
-        public hosts and `reach`."""
+        """Return the walls of a command. It may read and execute its program and the paths in `read`, write only to the
+        folder `write`, and connect to public hosts and those in `reach`."""
         runtime = runtime_paths(argv[:1], env.get("PATH", ""), cwd, env.get("HOME", "/"))
         for program in filter(os.path.isfile, read):  # the Python of an installed tool
             runtime.include(runtime_paths((program,), "", cwd, env.get("HOME", "/")))

@@ -1,7 +1,7 @@
 """Report what sandboxes refuse to servers: by a counter, a log line with the setting that would allow it, and an event
 of the session.
 
-A server can be refused as often as it likes. First refusals are reported at once, repetitions less and less often.
+A server can cause any number of refusals. The first ones are reported at once, repeated ones less and less often.
 """
 
 import json
@@ -17,16 +17,17 @@ from gateway.observability.escaped_text import visible_line
 from gateway.observability.metrics import SANDBOX_REFUSALS
 
 _MOST_ROWS: Final = 40
-"""The most rows of one server in one session. All further refusals share one more row."""
+"""The most rows of one server in one session. All further refusals are counted in one more row."""
 MOST_ROWS_OF_ALL: Final = 10_000
-"""The most rows of all sessions. For a new row, the session whose last refusal is the oldest loses its rows."""
+"""The most rows of all sessions. When it is exceeded, the rows of the session with the oldest last refusal are
+dropped."""
 _ENDED_S: Final = 60.0
 _MOST_ENDED: Final = 10_000
 
 
 class RefusedRow(msgspec.Struct, frozen=True):
-    """A refusal as the page of a session shows it. It came `count` times, last `at` (Unix time). `allows` is the
-    setting that would allow it; empty if none does. `what` is empty for refusals that are not told apart."""
+    """A refusal, as the page of a session shows it. It occurred `count` times, last `at` (Unix time). `allows` is the
+    setting that would allow it; empty if none does. `what` is empty in the row for all further refusals."""
 
     at: float
     server: str
@@ -38,7 +39,8 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class SessionRefusals:
-    """Keep the refusals of each session, by the beginning of its id, as logs show it. `clock` returns Unix time."""
+    """Store the refusals of each session. A session is named by the beginning of its id, as in logs. `clock` returns
+    Unix time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,7 +50,7 @@ class SessionRefusals:
         self._ended: TTLCache[str, bool] = TTLCache(_MOST_ENDED, _ENDED_S, clock)
 
     def add(self, session: str, row: RefusedRow) -> None:
-        """Keep a refusal with the present time, or count it if it is kept already."""
+        """Store a refusal with the current time. If an equal one is stored already, add to its count."""
         if session in self._ended:
             return
         rows = self._of.pop(session, {})
@@ -72,12 +74,12 @@ class SessionRefusals:
         )
 
     def of(self, session: str) -> list[RefusedRow]:
-        """Return what was refused to a session, the newest first."""
+        """Return the refusals of a session, the newest first."""
         return sorted(self._of.get(session, {}).values(), key=lambda row: -row.at)
 
     def forget(self, session: str) -> None:
-        """Drop the refusals of a session that has ended here. Later ones are not kept for a minute, even if it comes
-        back."""
+        """Drop the refusals of a session that has ended here. Refusals in the next minute are ignored, because its
+        processes may still be ending."""
         self._rows -= len(self._of.pop(session, {}))
         self._ended[session] = True
 
@@ -85,7 +87,7 @@ class SessionRefusals:
 logger = logging.getLogger(__name__)
 
 MAX_TOLD: Final = 40
-"""The most refusals of one process that are told apart. All others are one more."""
+"""The most different refusals of one process that are reported. All further ones are reported together."""
 
 _AGAIN_S: Final = 60.0
 _LOGGED_S: Final = 3_600.0
@@ -99,7 +101,7 @@ _GRANTS: Final = {
     "processes": "processes",
     "memory": "total_memory_mb",
 }
-"""Kind → the field of `sandbox` that allows more."""
+"""The field of `sandbox` that would allow more, by kind of refusal."""
 
 _NUMBERS: Final = {
     "listen": "to listen on port {}",
@@ -109,11 +111,11 @@ _NUMBERS: Final = {
 _AMOUNTS: Final = ("processes", "memory")
 _TO_WRITE: Final = "not granted to be written"
 _NEVER: Final = ("the gateway listens there", "a setuid or setgid bit", "datagrams", "an abstract name")
-"""Reasons of refusals that no setting changes."""
+"""Reasons of refusals that no setting can change."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Something that was refused, `count` times. `what` is written as a setting would grant it."""
+    """Something that a sandbox refused `count` times. `what` is written as in the setting that would grant it."""
 
     kind: str
     what: str
@@ -155,9 +157,9 @@ def sentence(server: str, refused: Refusal, package: str = "") -> str:
 
 
 class Refusals:
-    """Report the refusals of all servers of this gateway. `blocked` records an event of a session. `shown` keeps rows
-    for its page. `touched` is called with the kind and name of each thing that a process touches, if its walls watch
-    everything."""
+    """Report the refusals of all servers of this gateway. `blocked` records an event of a session. `shown` stores rows
+    for the session's page. `touched` is called with kind and name of each thing that a process touches, if its sandbox
+    watches everything."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class Refusals:
         self._logged: TTLCache[tuple[str, str, str], bool] = TTLCache(_LOGGED, _LOGGED_S, clock)
 
     def count(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Count a refusal, and keep it for the page of the session."""
+        """Count a refusal, and store it for the page of the session."""
         self._counts[refused.kind if refused.kind in SANDBOX_REFUSALS else "other"] += refused.count
         if session := str(fields.get("session", "")):
             server, allows = str(fields.get("server", "")), allowed_by(refused)
@@ -183,7 +185,7 @@ class Refusals:
             self._shown.add(session, row)
 
     def tell(self, fields: Mapping[str, Any], refused: Refusal) -> None:
-        """Log a refusal, unless another session of the server has had the same line lately, and record the event."""
+        """Record an event of the session, and log the refusal unless the same line was logged lately."""
         server = str(fields.get("server", ""))
         said = sentence(server, refused, str(fields.get("package", "")))
         key = (said, refused.kind, refused.what)
@@ -194,7 +196,7 @@ class Refusals:
 
 
 class ProcessRefusals:
-    """Report the refusals of one process. `fields` returns the present fields of its log lines."""
+    """Report the refusals of one process. `fields` returns the current fields of its log lines."""
 
     def __init__(self, all_of: Refusals, fields: Callable[[], Mapping[str, Any]]) -> None:
         self._all = all_of
@@ -203,7 +205,8 @@ class ProcessRefusals:
         self._told: dict[tuple[str, str], tuple[float, float, int]] = {}  # when next, after how long, not told yet
 
     def add(self, refused: Refusal) -> None:
-        """Count a refusal, and report it if it is new or has been repeated for a while."""
+        """Count a refusal. Report it at once if it is new, and repeated ones together after a pause, which doubles each
+        time."""
         fields = self._fields()
         self._all.count(fields, refused)
         key = (refused.kind, refused.what)

@@ -1,6 +1,7 @@
-"""Resolve names for walled processes: answer the DNS queries that their programs send over TCP, or in packets.
+"""Resolve names for sandboxed processes: answer the DNS queries that their programs send over TCP or in packets.
 
-Streams, concurrent queries and queries per second of one process are limited, so that it does not starve others.
+The number of streams, concurrent queries and queries per second of one process is limited, so that it does not delay
+others.
 """
 
 import asyncio
@@ -18,29 +19,30 @@ from transports.upstream.walls.spec import Reach
 
 MAX_STREAMS: Final = 32
 MAX_AT_ONCE: Final = 4
-"""The most names of one process that are looked up at the same time."""
+"""The most concurrent look-ups of one process."""
 
 PER_SECOND: Final = 50.0
 BURST: Final = 200.0
 REACHABLE_S: Final = 300.0
-"""Seconds for which an answered address is reachable. Longer than its TTL, because programs connect after they have
-asked."""
+"""Seconds for which a process may connect to an address in an answer. This is longer than the answer's TTL, because
+programs may connect late."""
 
 _IDLE_S: Final = 30.0
 _REFUSED_S: Final = 0.1
-"""Seconds after which a query beyond the rate is refused, so that the program does not ask again at once."""
+"""Seconds until a query above the rate is refused. An immediate refusal would make programs ask again at once."""
 _ORDERLY: Final = struct.pack("@ii", 0, 0)
 _LOCALHOST: Final = ("127.0.0.1", "::1")
 
 
 Learn: TypeAlias = Callable[[tuple[str, ...], frozenset[int] | None, float], bool]
-"""Make addresses reachable for the process on these ports (None: all) for so many seconds, before anything else is sent
-to it. Return False if that failed."""
+"""A function that makes addresses reachable for the process: on the given ports (None: all), for the given seconds, and
+before the process gets the answer. It returns False if that failed."""
 
 
 class SessionResolver:
-    """Answer the DNS queries of one walled process. `learn` makes addresses reachable for it. `refused` is called with
-    each name that it may not resolve. `asker` returns the key by which its look-ups take turns (`Lookups.find`)."""
+    """Answer the DNS queries of one sandboxed process. `learn` makes addresses reachable for it. `refused` is called
+    with each name that the process may not resolve. `asker` returns the key by which look-ups share threads
+    (`Lookups.find`)."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class SessionResolver:
         self._is_loaded = False
 
     async def serve(self, client: socket.socket) -> None:
-        """Answer the queries on a stream, or on a socket of packets, until its end. Owns the socket."""
+        """Answer the queries on a stream, or on a socket of packets, until it ends. Takes ownership of the socket."""
         if self._streams >= MAX_STREAMS or not self._openings.spend():
             client.close()
             return
@@ -82,7 +84,7 @@ class SessionResolver:
             self._streams -= 1
 
     async def _serve_packets(self, client: socket.socket) -> None:
-        """Answer queries in packets, one after the other: a program has a socket for each."""
+        """Answer queries in packets, one after the other. Programs use one socket for each query."""
         loop = asyncio.get_running_loop()
         client.setblocking(False)
         with client, contextlib.suppress(OSError, TimeoutError):
@@ -158,7 +160,7 @@ class SessionResolver:
 
 
 class _Allowance:
-    """Limit a rate to `PER_SECOND` on average, and to `BURST` at once (a token bucket)."""
+    """A token bucket: it limits a rate to `PER_SECOND` on average, and to `BURST` at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -166,7 +168,7 @@ class _Allowance:
         self._counted_at = clock()
 
     def spend(self) -> bool:
-        """Take one token. Return False if there is none."""
+        """Take one token. Return False if there is no token left."""
         now = self._clock()
         self._left = min(BURST, self._left + (now - self._counted_at) * PER_SECOND)
         self._counted_at = now

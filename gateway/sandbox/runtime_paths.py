@@ -1,8 +1,9 @@
-"""Find the files that a command needs to run: its program, the interpreter and libraries below it, and its own code.
+"""Find the files that a command needs to run: its program, the interpreter and libraries that it uses, and its own
+code.
 
-Reads the file system, starts nothing. Other needs, such as what a shell script runs or plug-ins that a program loads,
-are granted by an operator with `read`. A file that the gateway's user may not look into counts as missing. So files are
-looked for with `os.path`: methods of `Path` raise PermissionError.
+Only reads the file system. Operators grant other needs with `read`, such as what a shell script runs, or plug-ins of a
+program. A file that the gateway's user may not access counts as missing. So paths are checked with `os.path`, because
+methods of `Path` raise PermissionError.
 """
 
 import contextlib
@@ -22,11 +23,11 @@ from gateway.sandbox.package_command import placed_commands
 from gateway.sandbox.system_paths import is_broad, real
 
 _MOST_STEPS: Final = 64
-"""The most steps of one search. A script names its interpreter, which may be a script, and so on."""
+"""The most steps of one search. A script names its interpreter, which may itself be a script, and so on."""
 _HEAD_BYTES: Final = 4_096
 _EXEC: Final = "'''exec' "
 _EXEC_BY_PATH: Final = re.compile(r"""\s*exec\s+(["']?)(/[^"'\s$`]+)\1(?:\s|$)""")
-"""Matches the line by which a wrapper in sh starts another program. pyenv has such wrappers."""
+"""Matches the line by which a wrapper in sh, such as those of pyenv, starts another program."""
 
 _TOOL_ROOTS: Final[Mapping[str, str]] = {
     ".nvm": "NVM_DIR",
@@ -46,14 +47,14 @@ _TOOL_ROOTS: Final[Mapping[str, str]] = {
     ".local/share/pipx": "PIPX_HOME",
     ".local/share/pnpm": "PNPM_HOME",
 }
-"""Folders in which tools install programs for a user, and the variable that names each. Without the variable, tools
-look below HOME, which is another folder in a sandbox."""
+"""Folders in which tools install programs for a user, each with the variable that names it. Without the variable, a
+tool looks below HOME, which is another folder in a sandbox."""
 
 BROWSERS: Final[Mapping[str, str]] = {
     ".cache/ms-playwright": "PLAYWRIGHT_BROWSERS_PATH",
     ".cache/puppeteer": "PUPPETEER_CACHE_DIR",
 }
-"""Folders of browsers below HOME, and the variable that names each."""
+"""Folders of browsers below HOME, each with the variable that names it."""
 _PROJECT_FILES: Final = ("pyproject.toml", "setup.py", "package.json", "deno.json", "Cargo.toml", "go.mod", ".git")
 _INTERPRETERS: Final = re.compile(r"(python|pypy|node|bun|deno|tsx|ts-node|ruby|perl|php|bash|sh|zsh|dash|java)[\d.]*")
 _RUNNERS: Final = frozenset(
@@ -64,22 +65,22 @@ _FOLDER_OPTIONS: Final = frozenset({"--directory", "--project", "--prefix", "--c
 
 @dataclass(slots=True)
 class RuntimePaths:
-    """The files that a command needs. `code` has files and folders to read and execute. `env` has variables that a
-    runtime needs where HOME is another folder. `program` is the command as found by PATH, without symlinks; empty if
-    there is none."""
+    """The files that a command needs. `code` are files and folders to read and execute. `env` are variables that a
+    runtime needs because HOME is another folder in a sandbox. `program` is the command's path, found by PATH, without
+    symlinks; empty if there is none."""
 
     program: str = ""
     code: dict[str, None] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path | str) -> None:
-        """Add a file or folder, unless it is broad."""
+        """Add a file or folder to `code`, unless it is too broad (`is_broad`)."""
         found = real(str(path))
         if os.path.exists(found) and not is_broad(found):
             self.code[found] = None
 
     def include(self, other: "RuntimePaths") -> None:
-        """Add the files that another command needs."""
+        """Add the `code` that another command needs."""
         self.code |= other.code
 
 
@@ -114,7 +115,7 @@ def _which(command: str, path: str, cwd: str) -> str:
 
 
 class _Search:
-    """Find the files that one program is made of."""
+    """Find the files that belong to one program."""
 
     def __init__(self, found: RuntimePaths, path: str, home: str) -> None:
         self._found = found
@@ -123,7 +124,8 @@ class _Search:
         self._seen: set[str] = set()
 
     def program(self, path: str) -> None:
-        """Include a program by its path, which may be a symlink: programs look around both names."""
+        """Include a program and its interpreters. If its path is a symlink, include the files around link and target,
+        because programs look for files around both."""
         if not self._is_new(path):
             return
         for name in dict.fromkeys((os.path.abspath(path), real(path))):
@@ -134,15 +136,15 @@ class _Search:
             self.program(interpreter)
 
     def _is_new(self, step: str) -> bool:
-        """Return True for a step that is new, until there were `_MOST_STEPS`: scripts and packages may name each
-        other."""
+        """Return True if this search has not made the step yet, and has made fewer than `_MOST_STEPS` steps. Scripts
+        and packages may name each other in a circle."""
         if step in self._seen or len(self._seen) >= _MOST_STEPS:
             return False
         self._seen.add(step)
         return True
 
     def _around(self, program: Path) -> None:
-        """Include the installation that a program is a part of."""
+        """Include the installation to which a program belongs."""
         modules = [parent for parent in program.parents if parent.name == "node_modules"]
         if modules:
             self._found.add(modules[-1])
@@ -155,8 +157,8 @@ class _Search:
             self._found.add(root)
 
     def folder(self, path: str) -> None:
-        """Include a folder of programs that is searched by name. pyenv and its kin start what is elsewhere from
-        there."""
+        """Include the tools behind a folder in PATH. The programs in a folder `shims` of pyenv and its kin start
+        programs in other folders."""
         self._installed(path)
         if (folder := Path(path)).name == "shims":
             self._versions(folder.parent)
@@ -166,13 +168,13 @@ class _Search:
                         self.program(tool)
 
     def _versions(self, root: Path) -> None:
-        """Include the folder of a tool that keeps versions of programs."""
+        """Include the folder of a tool that installs several versions of programs."""
         if any(os.path.isdir(root / name) for name in ("versions", "installs")):
             self._found.add(root)
 
     def _prefix(self, prefix: Path) -> None:
-        """Include an installation with `bin`, `lib` and the like. Of one that is as wide as a home folder, its
-        libraries."""
+        """Include an installation with folders such as `bin` and `lib`. If it is as broad as a home folder, include
+        only its libraries."""
         if not self._is_new(str(prefix)):
             return
         if os.path.isfile(prefix / "pyvenv.cfg"):
@@ -196,7 +198,7 @@ class _Search:
                     self.program(str(next(Path(value).glob("python3*"), Path(value, "python3"))))
 
     def _packages(self, folder: Path) -> None:
-        """Include packages that are installed by a link to their source (PEP 660, PEP 610, and lines of `.pth`
+        """Include the source of packages that are installed as a link to it (PEP 660, PEP 610, and lines in `.pth`
         files)."""
         with contextlib.suppress(OSError, ValueError):
             for file in folder.glob("*.pth"):
@@ -209,7 +211,7 @@ class _Search:
                     self.code(unquote(url.path))
 
     def _installed(self, path: str) -> None:
-        """Include the folder of a tool that has installed the program below a home folder."""
+        """If a tool has installed the program below a home folder, include the tool's folder."""
         for folder, variable in _TOOL_ROOTS.items():
             root = Path(self._home, folder)
             if Path(path).is_relative_to(root):
@@ -217,7 +219,7 @@ class _Search:
                 self._found.env[variable] = str(root)
 
     def code(self, path: str) -> None:
-        """Include a script, or a folder of code, with the project that it belongs to."""
+        """Include a script, or a folder of code, with the project to which it belongs."""
         file = Path(path)
         if not os.path.exists(file) or not self._is_new(f"code {path}"):
             return
@@ -234,8 +236,8 @@ class _Search:
 
 
 def _project(path: Path) -> Path | None:
-    """Return the project that a file or folder belongs to: the repository around it, else the nearest folder that looks
-    like one. None if there is none below the folders that are broad."""
+    """Return the project to which a file or folder belongs: the git repository around it, otherwise the nearest folder
+    with a project file. Return None if there is none; broad folders, such as a home folder, end the search."""
     nearest = None
     for folder in (path, *path.parents):
         if is_broad(real(str(folder))):
@@ -248,8 +250,8 @@ def _project(path: Path) -> Path | None:
 
 
 def _interpreters(path: str, search: str) -> Iterator[str]:
-    """Yield the interpreters that the first lines of a script name. pip and uv write a line for `sh` before the path of
-    their Python if that is too long for `#!`."""
+    """Yield the interpreters that the first lines of a script name. If the path of a Python is too long for `#!`, pip
+    and uv write it in a second line, for `sh`."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -279,7 +281,7 @@ def _words(line: str) -> list[str]:
 
 
 def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
-    """Yield the scripts and folders of code that the arguments of an interpreter or of a runner name."""
+    """Yield the scripts and folders of code in the arguments of an interpreter or of a runner such as uv or npm."""
     name, words = Path(argv[0]).name, argv[1:]
     if name == "cd" and len(words) == 1:
         yield os.path.join(cwd, words[0])
@@ -301,13 +303,12 @@ def _code_of(argv: Sequence[str], cwd: str) -> Iterator[str]:
 
 
 def module_of(words: Sequence[str]) -> str:
-    """Return the top-level module that the option `-m` names; empty if there is none."""
+    """Return the top-level module that the option `-m` names; empty if there is no such option."""
     return next((value.partition(".")[0] for option, value in pairwise(words) if option == "-m"), "")
 
 
 def _is_script(path: str) -> bool:
-    """Return whether a word of an interpreter's arguments can be what it runs: a file, or a folder with a program in
-    it."""
+    """Return whether an interpreter can run the path: a file, or a folder with a program in it."""
     if os.path.isdir(path):
         return any(os.path.isfile(os.path.join(path, name)) for name in ("__main__.py", "package.json"))
     return os.path.isfile(path) and not path.endswith((".env", ".db", ".sqlite", ".sqlite3"))

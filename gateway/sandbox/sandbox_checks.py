@@ -1,5 +1,5 @@
-"""Report what of the configured sandboxes does not hold on this machine, what configurations name in vain, and what a
-session may touch. Refuse sandboxes that must not be used."""
+"""Report which parts of the configured sandboxes this machine cannot enforce, what configurations name but do not get
+granted, and what a session may use. Refuse sandboxes that must not be used."""
 
 import json
 import logging
@@ -48,22 +48,23 @@ class ServerSandbox:
     missing: tuple[str, ...]
     not_granted: tuple[str, ...]
     shared: tuple[str, ...] = ()
-    """Sentences on what its processes lack on this machine although nothing is open for it."""
+    """Sentences on what the processes lack on this machine, such as their own /tmp, although the sandbox is
+    effective."""
     walls: Walls | None = None
     forgets: tuple[str, ...] = ()
 
     def opens(self, files: Iterable[Path]) -> list[str]:
-        """Return those of the files that its processes may read."""
+        """Return those of the files that the sandbox lets its processes read."""
         return [str(file) for _, file in opened(self.walls, files)]
 
     @property
     def title(self) -> str:
-        """Return the server's name, and for which trust the sandbox is if there are two."""
+        """Return the server's name; with the trust, if the server has a sandbox for each trust."""
         return " ".join((self.server, *(f"({trust})" for trust in self.trusts)))
 
 
 def told(delegation: Delegation) -> str:
-    """Return where each sandboxed server has a cgroup, and what is limited there, or why there are none."""
+    """Return in words where the cgroups of sandboxed servers are and what they limit, or why there are none."""
     if not delegation.root:
         return f"none, limits are those of each process ({delegation.lacks})"
     kept = [_CONTROLLERS[each] for each in delegation.controllers]
@@ -71,8 +72,8 @@ def told(delegation: Delegation) -> str:
 
 
 def ask_kernel() -> Kernel:
-    """Find out in a short process what the kernel can: namespaces are tried by a fork, and a program with threads
-    should not fork. Takes a tenth of a second.
+    """Find out in a child process which restrictions the kernel supports. Trying namespaces needs a fork, and a program
+    with threads should not fork. Takes a tenth of a second.
 
     Raises:
         OSError, subprocess.SubprocessError: the process cannot be started or fails.
@@ -84,7 +85,8 @@ def ask_kernel() -> Kernel:
 
 @cache
 def kernel_for(namespaces: bool) -> Kernel:
-    """Return what the kernel can, with or without namespaces. To try namespaces takes a tenth of a second, once."""
+    """Return which restrictions the kernel supports. With `namespaces`, these are tried as well, which takes a tenth of
+    a second at the first call."""
     if namespaces:
         try:
             return ask_kernel()
@@ -98,15 +100,15 @@ def server_sandboxes(
     kernel: Callable[[bool], Kernel] = kernel_for,
     delegation: Delegation | None = None,
 ) -> list[ServerSandbox]:
-    """Return the sandboxes of servers with a command, in the order of the servers. One for both trusts is there once.
-    `kernel` returns what the kernel can, and whether it has namespaces if that is asked for. `delegation` is where
-    their cgroups are; without it there are none."""
+    """Return the sandboxes of servers with a command, in the order of the servers: one for each trust, or one if both
+    are equal. `kernel` returns what the kernel supports, with namespaces if its argument is True. `delegation` is the
+    place of cgroups; None: there are none."""
     tree = delegation or Delegation(lacks="no cgroups were looked for")
     return [found for name, one in servers.items() for found in _of_server(name, one, kernel, tree)]
 
 
 def configured_sandboxes(settings: Settings) -> list[ServerSandbox]:
-    """Return the sandboxes of a configuration."""
+    """Return the sandboxes of all servers with a command in a configuration."""
     entries = {name: entry for name, entry in settings.mcpServers.items() if entry.kind == "command"}
     every = {name: sandboxes_of(name, entry, settings.gateway) for name, entry in entries.items()}
     return server_sandboxes(every, delegation=look(settings.gateway.cgroup))
@@ -132,7 +134,7 @@ def server_sandbox_of(
     *,
     delegation: Delegation,
 ) -> ServerSandbox:
-    """Return one sandbox of one server."""
+    """Return a sandbox of one server, with the parts of it that this machine cannot enforce."""
     enclosure = by_trust.enclosure(sandbox)
     walls = None if enclosure is None else enclosure.walls
     missing: tuple[str, ...] = ()
@@ -154,7 +156,8 @@ def server_sandbox_of(
 
 
 def refuse_open(found: Iterable[ServerSandbox], files: Iterable[Path]) -> None:
-    """Refuse sandboxes that grant files which no server may read. A grant of a folder cannot leave out a file in it.
+    """Raise an error if a sandbox grants files that no server may read. A grant of a folder cannot exclude a file in
+    it.
 
     Raises:
         ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.
@@ -173,10 +176,10 @@ def refuse_open(found: Iterable[ServerSandbox], files: Iterable[Path]) -> None:
 
 
 def refuse_unheld(found: Iterable[ServerSandbox]) -> None:
-    """Refuse required sandboxes that do not hold on this machine.
+    """Raise an error if this machine cannot enforce a required sandbox.
 
     Raises:
-        ConfigurationError: one line for each such sandbox, with all that does not hold.
+        ConfigurationError: one line for each such sandbox, with all parts that cannot be enforced.
     """
     faults = []
     for one in found:
@@ -189,17 +192,18 @@ def refuse_unheld(found: Iterable[ServerSandbox]) -> None:
 
 
 def refuse_cgroup(setting: str | None, delegation: Delegation) -> None:
-    """Refuse a folder of the operator's choice that cannot be used.
+    """Raise an error if the cgroup folder that the operator has chosen cannot be used.
 
     Raises:
-        ConfigurationError: why it cannot.
+        ConfigurationError: the folder cannot be used; the message says why.
     """
     if setting not in (None, OFF) and not delegation.root:
         raise ConfigurationError(f"gateway.cgroup: {delegation.lacks}")
 
 
 def log_sandboxes(found: Iterable[ServerSandbox], delegation: Delegation | None = None) -> None:
-    """Log the sandboxes, what of them does not hold, and what configurations name in vain."""
+    """Log the sandboxes, the parts of them that this machine cannot enforce, and what configurations name without a
+    grant."""
     walled = [one for one in found if one.sandbox.has_walls]
     if walled and delegation is not None:
         logger.info("cgroups of sandboxes: %s", told(delegation))
@@ -227,9 +231,9 @@ def explained(
     delegation: Delegation,
     walls: Walls | None = None,
 ) -> dict[str, Any]:
-    """Return one sandbox of a server, as JSON. `package` is the folder of the package that its command names.
-    `delegation` is where cgroups are. `walls` are those of a process that runs, with what its session has; without,
-    what every session has is explained."""
+    """Return a sandbox of a server, as JSON. `package` is the folder of the package that the server's command names.
+    `delegation` is the place of cgroups. `walls` are the restrictions of a running process, with the grants of its
+    session; None: explain what every session has."""
     sandbox, enclosure = one.sandbox, by_trust.enclosure(one.sandbox)
     found: dict[str, Any] = {
         "sessions": one.trusts or ("direct", "sandboxed"),
@@ -279,14 +283,15 @@ def explained(
 
 
 def _package(folder: PackageFolder) -> dict[str, Any]:
-    """Return a fetched package, as JSON: when it was fetched (Unix time), and the folders of its program."""
+    """Return facts about a fetched package, as JSON: when it was fetched (Unix time), and the folders of its
+    program."""
     current = folder.current()
     fetched = {} if current is None else {"fetched_at": current.fetched_at, "execute": current.read}
     return {"folder": str(folder.path), "fetched_at": None, "execute": (), **fetched}
 
 
 def lines_of(name: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines for people of what `explained` has returned for the server `name`."""
+    """Yield lines for people about a sandbox of the server `name`. `found` is what `explained` returned."""
     whose = "all sessions" if len(found["sessions"]) == 2 else f"{found['sessions'][0]} sessions"
     yield f"server {name}, {whose}: {found['profile']}, by {found['chosen_by']}"
     if found["launcher"]:

@@ -1,5 +1,5 @@
-"""Choose the sandbox of a server's processes by the trust of their session, and find its walls. Name the files and
-listeners of the gateway, which no sandbox opens."""
+"""Choose the sandbox of a server's processes by the trust of their session, and find its walls (kernel restrictions).
+Name the files and listeners of the gateway that no sandbox may open."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 TRUSTS: Final = ("direct", "sandboxed")
 _FRESH_S: Final = 10.0
-"""Seconds for which found paths count: programs and folders of a machine change while a gateway runs."""
+"""Seconds for which found paths are used: programs and folders on a machine change while a gateway runs."""
 
 
 def _in_thread(work: Callable[[], object]) -> None:
@@ -34,8 +34,8 @@ def _in_thread(work: Callable[[], object]) -> None:
 
 
 class SandboxesByTrust:
-    """The sandboxes of the server `name`, and their walls. `sandboxes` has its sandbox for each trust. No grant opens
-    the addresses in `closed` or the files in `private`. `run` runs a function beside the event loop."""
+    """The sandboxes of the server `name`, and their walls (kernel restrictions). `sandboxes` has the sandbox for each
+    trust. No grant opens the addresses in `closed` or the files in `private`. `run` runs a function in a thread."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class SandboxesByTrust:
 
     @property
     def shared(self) -> Sandbox:
-        """Return the sandbox of a process that belongs to no session, or to many: that of the least trusted session
-        that it serves. It has no launcher, because launchers are for sessions."""
+        """Return the sandbox of a process that belongs to no session, or to many: the sandbox for the least trusted of
+        its sessions. It has no launcher, because launchers are for single sessions."""
         found = self._sandboxes["direct" if self._settings.direct_only else "sandboxed"]
         return replace(found if found.has_walls else self._sandboxes["direct"], launcher=())
 
     def enclosure(self, sandbox: Sandbox) -> Enclosure | None:
-        """Return the walls of a sandbox; None if it has none. To find their paths takes some milliseconds. So old ones
-        are returned once more, while new ones are found in the background."""
+        """Return the walls of a sandbox; None if it has none. Finding their paths takes some milliseconds. So if the
+        last result is old, return it once more, and find new walls in the background."""
         if not sandbox.has_walls:
             return None
         made_at, made = self._made.get(sandbox, (0.0, None))
@@ -85,8 +85,8 @@ class SandboxesByTrust:
         return made
 
     def _find_again(self, sandbox: Sandbox) -> None:
-        """Find the walls anew. Keep the earlier ones if the new ones open a private file, because a folder was made or
-        mounted since the start, which refuses such walls (`refuse_open`)."""
+        """Find new walls for a sandbox. If they would open a private file (`refuse_open`), because a folder was made or
+        mounted since the start, keep the earlier walls."""
         made = self._enclosure_of(sandbox)
         opens = next(opened(made.walls, self.private), None)
         if opens is None:
@@ -102,7 +102,7 @@ class SandboxesByTrust:
 
 
 def sandboxes_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *, workers: int = 1) -> SandboxesByTrust:
-    """Return the sandboxes of a server of the configuration. `workers` is the number of processes of the gateway."""
+    """Return the sandboxes of a configured server. `workers` is the number of processes of the gateway."""
     return SandboxesByTrust(
         name,
         entry,
@@ -117,9 +117,9 @@ def sandboxes_of(name: str, entry: UpstreamSettings, options: GatewaySettings, *
 
 
 def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, ...]:
-    """Return the addresses on which the gateway and its workers listen. No server may connect there. A port that the
-    kernel chooses is left out. It is on an address of this machine, which stays closed unless the operator opens that
-    port, or all."""
+    """Return the addresses on which the gateway and its workers listen. No server may connect to them. Ports that the
+    kernel chooses are left out: they are on addresses of this machine, which stay closed unless the operator opens that
+    port or all ports."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     own = [f"{host}:{options.port}", options.advertise, options.internal]
     if options.admin.listen:
@@ -130,8 +130,8 @@ def own_listeners(options: GatewaySettings, *, workers: int = 1) -> tuple[str, .
 
 
 def own_files(options: GatewaySettings) -> list[Path]:
-    """Return the files that give access to all sessions: the gateway's keys, and its store if that is a file, with the
-    files of SQLite beside it. No server may read them. They may not exist yet."""
+    """Return the files that give access to all sessions: the gateway's keys, and the files of a SQLite store. No server
+    may read them. They may not exist yet."""
     store = []
     if urlsplit(options.store).scheme == "sqlite" and (path := str(sqlite_path(options.store))) != ".":
         database = os.path.realpath(path)  # SQLite, too, follows links before it names the files beside it
@@ -141,9 +141,9 @@ def own_files(options: GatewaySettings) -> list[Path]:
 
 
 def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield each of the files that the walls let a process read, as the path of the grant and the file. Compare files
-    and folders by device and inode as well as by path. The kernel grants a folder wherever it is mounted, and a file
-    under each of its hard links."""
+    """Yield pairs of a grant's path and a file that the grant lets a process read. Files and folders are also compared
+    by device and inode, because the kernel grants a folder at each of its mounts, and a file under each of its hard
+    links."""
     by_path = {} if walls is None else {grant.path: grant.path for grant in walls.grants if grant.mode != "l"}
     by_inode: dict[tuple[int, int] | None, str] = {inode: path for path in by_path if (inode := _inode(path))}
     for file in files:
@@ -155,7 +155,7 @@ def opened(walls: Walls | None, files: Iterable[Path]) -> Iterator[tuple[str, Pa
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a file; None if it does not exist, or may not be looked at."""
+    """Return device and inode of a file; None if the file does not exist or cannot be accessed."""
     try:
         found = os.stat(path)
     except OSError:

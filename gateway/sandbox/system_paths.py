@@ -1,5 +1,5 @@
-"""List the paths of the system that every sandboxed process may use, and the folders that are too broad to be granted
-unless an operator lists them."""
+"""List the system's paths that every sandboxed process may use, and the folders that are too broad to be granted unless
+an operator lists them."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ _PROGRAMS: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),
     *("/nix/store", "/run/current-system/sw", "/gnu/store", "/snap", "/home/linuxbrew/.linuxbrew"),
 )
-"""Folders of programs and libraries, those of package managers included."""
+"""Folders of programs and libraries, also those of package managers."""
 
 _CONFIGURATION: Final = (
     # names of users, hosts and services
@@ -44,18 +44,18 @@ _CONFIGURATION: Final = (
     # Java of Debian and Ubuntu: all but `management`, where operators put passwords
     *("java-*-openjdk/security", "java-*-openjdk/*.properties", "java-*-openjdk/*.cfg"),
 )
-"""Files of /etc that programs of all kinds read, with patterns. None of them holds a secret."""
+"""Files in /etc that programs of all kinds read, with glob patterns. None of them contains a secret."""
 
 _FACTS: Final = (
     *("/sys/devices/system/cpu", "/sys/devices/system/node", "/sys/fs/cgroup"),
     *("/sys/kernel/mm/transparent_hugepage", "/var/cache/fontconfig", "/run/systemd/resolve/stub-resolv.conf"),
 )
-"""Files in which runtimes read the processors of the machine, and the limits of their container."""
+"""Files from which runtimes read the machine's processors and the limits of their container."""
 
 _DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty"))
 
 _MOST_PARTS: Final = 400
-"""The most parts of a path, those of the symlinks in it included."""
+"""The most parts of a path, including the parts of symlinks in it."""
 _BROAD: Final = frozenset(
     "/ /bin /boot /dev /etc /home /lib /lib64 /opt /proc /root /run /sbin /sys /tmp /usr /usr/local /var /var/lib "
     "/var/log /var/run /var/spool /var/tmp /Users".split()
@@ -64,7 +64,7 @@ _BROAD_IN_HOME: Final = frozenset({"", ".config", ".local", ".local/share", ".lo
 
 
 def real(path: str) -> str:
-    """Return the path without symlinks. It may not exist."""
+    """Return the path without symlinks. The path need not exist."""
     return os.path.realpath(path)
 
 
@@ -73,9 +73,8 @@ class OwnLink(Exception):
 
 
 def followed(path: str) -> str:
-    """Return an absolute path without symlinks, as `real`, but do not follow symlinks of this process's own user. A
-    path of the configuration may lie where sessions write. There a session could put a symlink, to be granted its
-    target. Symlinks in broad folders are followed.
+    """Return an absolute path without symlinks. Do not follow symlinks of this process's user, except in broad folders:
+    a session could put a symlink where it may write, to be granted the target.
 
     Raises:
         OwnLink: the path leads through a symlink that is not followed.
@@ -105,8 +104,8 @@ def followed(path: str) -> str:
 
 
 def system_grants(etc: str = "/etc") -> Iterator[Grant]:
-    """Yield the grants of every sandboxed process. /proc is one of them: the kernel closes the environment, memory and
-    descriptors of processes outside of the walls."""
+    """Yield the grants that every sandboxed process has. /proc is one of them: the kernel itself denies access to
+    environment, memory and descriptors of processes outside of the sandbox."""
     configuration = [f"{etc}/{found}" for name in _CONFIGURATION for found in sorted(glob(name, root_dir=etc))]
     for paths, mode in ((_PROGRAMS, "rx"), (configuration, "r"), (_FACTS, "r"), (_DEVICES, "rw"), (("/proc",), "r")):
         for path in paths:
@@ -115,21 +114,21 @@ def system_grants(etc: str = "/etc") -> Iterator[Grant]:
 
 
 def is_of_system(path: str) -> bool:
-    """Return whether a path without symlinks lies in a folder of programs, which every sandboxed process may read and
-    execute."""
+    """Return whether a path without symlinks is in a system folder of programs, which every sandboxed process may read
+    and execute."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in (*_PROGRAMS, *map(real, _PROGRAMS)))
 
 
 def is_broad(path: str) -> bool:
-    """Return whether a folder holds so much that it is granted only if an operator lists it in `read` or `write`. Such
-    are folders of the system, home folders, and those around the folders of sessions."""
+    """Return whether a folder contains so much that it is granted only if an operator lists it in `read` or `write`:
+    folders of the system, home folders, and the folders around those of sessions."""
     return path in _broad(os.environ.get("HOME", ""), tempfile.gettempdir())
 
 
 @functools.lru_cache(maxsize=8)
 def _broad(home: str, temporary: str) -> frozenset[str]:
-    """Return the broad folders of a process with that HOME, which makes the folders of its sessions in `temporary`
-    (`gateway.context.session_folders`). Home folders of the machine's users are among them."""
+    """Return the broad folders, for the HOME `home` and for folders of sessions in `temporary`
+    (`gateway.context.session_folders`). The home folders of this machine's users are among them."""
     users = (user.pw_dir for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1_000)
     homes = dict.fromkeys(filter(None, (home, *users)))
     of_homes = (real(os.path.join(one, part)) for one in homes for part in _BROAD_IN_HOME)

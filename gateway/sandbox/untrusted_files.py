@@ -1,5 +1,5 @@
-"""Read and write files in a folder that untrusted programs have written to, without following a symlink out of it. The
-programs no longer run."""
+"""Read and write files in a folder that untrusted programs have written to, without following symlinks out of the
+folder. The programs no longer run."""
 
 import errno
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def has_no_links(folder: Path, path: Path) -> bool:
-    """Return whether no folder between `folder` and the path below it is a symlink. The path itself may be one."""
+    """Return whether none of the folders between `folder` and `path` is a symlink. `path` itself may be one."""
     parent = os.path.join(os.path.realpath(folder), os.path.relpath(path.parent, folder))
     return os.path.realpath(path.parent) == os.path.normpath(parent)
 
 
 def read_plain(folder: Path, path: Path, most: int) -> bytes:
-    """Return the content of a file below the folder.
+    """Return the content of a file below `folder`.
 
     Raises:
         OSError: the file does not exist (FileNotFoundError), is no regular file of at most `most` bytes, or a symlink
@@ -32,10 +32,10 @@ def read_plain(folder: Path, path: Path, most: int) -> bytes:
 
 
 def write_new(folder: Path, path: Path, content: str) -> None:
-    """Write a new file below the folder. Replace a file or symlink that has its name.
+    """Write a new file below `folder`. Replace a file or symlink at its path.
 
     Raises:
-        OSError: a folder has its name, or a symlink leads to its folder.
+        OSError: there is a folder at its path, or a symlink leads to its folder.
     """
     if not has_no_links(folder, path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
