@@ -1,4 +1,5 @@
-"""Name the two ways (eras) to speak MCP, the protocol versions of each, and the facts of methods that wires need."""
+"""Define the two eras of MCP (two ways to speak it): the protocol versions of each, and what transports need to know of
+methods."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -36,13 +37,14 @@ NAME_SOURCES: Final[Mapping[str, str]] = {
     "tasks/update": "taskId",
     "tasks/cancel": "taskId",
 }
-"""By method, the key of the params whose value a request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports;
-the extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
+"""Method → the parameter whose value the request repeats in the header `Mcp-Name` (MCP 2026-07-28, Transports; the
+extension `io.modelcontextprotocol/tasks`, Routing Headers)."""
 
 SESSIONLESS: Final = frozenset(
     {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "skills/list"}
 )
-"""Modern requests that open no session, because they are about the server alone. A session that exists is used."""
+"""Methods for which a modern request opens no session, because they concern the server alone. An existing session is
+used."""
 
 REMOVED: Final = frozenset({"initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
 """Methods of clients that MCP 2026-07-28 has removed."""

@@ -25,7 +25,8 @@ class FrameReader:
         self._need = 0  # bytes that the rest must have before it can be a whole frame
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Add bytes, and yield each complete frame as its head and its content. The caller has to read to the end.
+        """Add received bytes, and yield each complete frame as (head, content). The caller must exhaust the iterator,
+        or bytes are lost.
 
         Raises:
             FrameTooLong: after the frames before it were yielded.

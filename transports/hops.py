@@ -1,4 +1,4 @@
-"""Name the gateways that a request has passed, so that one which comes back is noticed (RFC 9110 §7.6.3, Via)."""
+"""Record in the header `Via` which gateways a request has passed, to detect loops (RFC 9110 §7.6.3)."""
 
 import re
 from contextvars import ContextVar
@@ -8,7 +8,8 @@ MOST: Final = 16
 """The most gateways that a request may pass."""
 
 PASSED: Final[ContextVar[tuple[str, ...]]] = ContextVar("gateways that a request has passed", default=())
-"""The names of these gateways. Requests to servers that are made for the request repeat them. They grant nothing."""
+"""The names of the gateways that the present request has passed. Requests to servers on its behalf repeat these names.
+The names grant nothing."""
 
 _NAME: Final = re.compile(r"(?<![\w.-])gateway-[0-9a-f]{16}(?![\w.-])")
 
@@ -19,10 +20,11 @@ def gateway_name(digits: str) -> str:
 
 
 def gateways_in(via: str) -> tuple[str, ...]:
-    """Return the names of gateways in the header. Names of other proxies are left out: no server is told of them."""
+    """Return the names of gateways in a `Via` header. Other proxies are left out, so that servers do not learn of
+    them."""
     return tuple(_NAME.findall(via))
 
 
 def via_of(name: str) -> str:
-    """Return the header for a request of that gateway."""
+    """Return the `Via` header for a request from the gateway `name`: the gateways that were passed, then this one."""
     return ", ".join(f"1.1 {each}" for each in (*PASSED.get(), name))

@@ -1,4 +1,5 @@
-"""Define the interface between the wires of clients and the gateway: requests in, answers and refusals out. No I/O."""
+"""Define the interface between the transports of clients and the gateway: requests in, answers and refusals out. No
+I/O."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -28,7 +29,7 @@ CORRELATION_KEY: Final = "correlation_id"
 """The key in the `data` of an error that holds the correlation id of its request."""
 
 REASON_KEY: Final = "reason"
-"""The key in the `data` of an error that holds the name of its reason: the programs of clients decide by it."""
+"""The key in the `data` of an error that holds the name of its reason, by which client programs decide what to do."""
 
 REASONS: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -42,12 +43,12 @@ REASONS: Final[Mapping[int, str]] = MappingProxyType(
         UNSUPPORTED_VERSION: "unsupported_version",
     }
 )
-"""The reasons of refusals that name none, by the codes that protocols define."""
+"""Error code → reason, for refusals that name no reason. Only codes that protocols define."""
 
 
 class Refused(Exception):
-    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for the client, and the reason for
-    its program: a name that stays when the message changes. A code that no protocol defines needs one.
+    """The refusal of a request: an HTTP status and a JSON-RPC error. The message is for people. The reason is for
+    programs: its name stays when the message changes. Only codes in `REASONS` have a default reason.
 
     `correlation` is the correlation id of the request, once it is known. `log_facts` are fields of the log line about
     the refusal, such as the session id, in the form that logs may show.
@@ -119,7 +120,8 @@ class CallInFlight(Protocol):
 
 
 class AnsweringConnection(Protocol):
-    """Take the answer of a call on a `CallPath`, for the client or for the process that has forwarded the call."""
+    """Receive the answer to a call on a `CallPath`, and send it to the client or to the process that forwarded the
+    call."""
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
         """Send the response, whose JSON body is `frame`. Return False, and do nothing, if it cannot be sent now."""
@@ -135,8 +137,8 @@ class AnsweringConnection(Protocol):
         ...
 
     def fall_back(self, began: float, become: "Callable[[Request], Answer]") -> None:
-        """Finish the call in the general way: `become` makes the answer of its request, which arrived at `began`
-        (monotonic clock). It runs in its own context, and raises `OwnedByPeer` if the call went to another process."""
+        """Let the handler finish the call, which arrived at `began` (monotonic clock). `become` returns the answer for
+        the call's request. It runs in its own context, and raises `OwnedByPeer` if the call went to another process."""
 
 
 class WaitingConnection(AnsweringConnection, Protocol):
@@ -146,14 +148,14 @@ class WaitingConnection(AnsweringConnection, Protocol):
         """Note that a call which had to wait was sent."""
 
     def begin_general(self) -> None:
-        """Have the handler serve the waiting request from its beginning. The path has done nothing for it."""
+        """Have the handler serve the waiting request from its beginning. The fast path has not sent it."""
 
 
 class CallPath(Protocol):
     """Send calls that are like an earlier call of their connection, without asking the handler (the fast path)."""
 
     is_over: bool
-    """Set once the path sends no more calls."""
+    """True once the path sends no more calls."""
 
     def begin(
         self,
@@ -169,10 +171,10 @@ class CallPath(Protocol):
 
 
 class HandlerCache:
-    """Keep what the handler learned from one request for the next requests with the same head.
+    """Store a value of the handler from one request, for the next requests with the same head.
 
-    These requests come from one address and have the same headers, except `traceparent`. Several may be served at
-    once. The memory ends when the head is forgotten, and at the first refusal. It must hold nothing of a body or of an
+    These requests come from one address and have the same headers, except `traceparent`. Several may be served at once.
+    The value is dropped with the stored head, and at the first refusal. It must contain nothing of a body or of an
     answer.
     """
 
@@ -183,7 +185,7 @@ class HandlerCache:
         """A value of the handler. None at first."""
 
     def keep(self, kept: Any) -> None:
-        """Keep a value for the next requests."""
+        """Store a value for the next requests."""
         self.kept = kept
 
 
@@ -200,27 +202,27 @@ class FastPathOffer:
         and the seconds after which an unanswered call gets an event stream. None: further calls go to the handler."""
 
     def prepare(self, decision: Any) -> None:
-        """Keep the handler's decision on the request."""
+        """Store the handler's decision on the request."""
         self.decision = decision
 
     def make(self, path_for: "Callable[[Request, float], CallPath | None]") -> None:
-        """Make the offer: keep the function that makes the fast path."""
+        """Make the offer: store the function that makes the fast path."""
         self.path_for = path_for
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a client, checked by the rules of its era's wire, and not yet authenticated.
+    """One message of a client, checked by the rules of its era's transport, and not yet authenticated.
 
     `headers` has lower-case names. `params` is the top level of the message's params. `same_site` is False if a browser
     reports that another site caused the request. `forwarded` is set if another replica sent the request: it holds the
     facts which that replica has checked. `peer` is the address of the connection, `client` the network of the client
     behind trusted proxies. `arrived_at` is a time of the monotonic clock (0: unknown). `again`: the request was
-    forwarded to a process that was lost, and may have taken effect. `body_bytes` are held in memory until the request
-    is answered. `check_mirrored(schema, params)` raises `Refused` if arguments of a tool call disagree with the headers
-    that mirror them. It is called only after the caller is known to see the tool. `vouched_for` is the authenticated
-    caller of a request from within the process; None for any other. `handler_cache` is None unless the connection
-    repeats the head. `offer` is None unless the connection can send similar calls on the fast path. Those differ from
-    this one only in id, arguments and progress token.
+    forwarded to a process that was lost, and may have taken effect. `body_bytes` is the size of the body, which stays
+    in memory until the request is answered. `check_mirrored(schema, params)` raises `Refused` if arguments of a tool
+    call disagree with the headers that mirror them. It is called only after the caller is known to see the tool.
+    `vouched_for` is the authenticated caller of a request from within the process; None for any other. `handler_cache`
+    is None unless the connection repeats the head. `offer` is None unless the connection can send, on the fast path,
+    calls that differ from this one only in id, arguments and progress token.
     """
 
     era: Era
@@ -247,8 +249,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """The session of an event stream, or of a message that was posted to one. `token` is empty if there is none.
 
-    `headers` give the client its session. `is_returned`: the client itself has named the session. `by_cookie`: it has
-    done so by a cookie, perhaps without knowing. `caller` is the name of the authenticated sender.
+    `headers` tell the client its session. `is_returned`: the client itself has sent the token. `by_cookie`: the token
+    came in a cookie, perhaps without the client's knowledge. `caller` is the name of the authenticated sender.
     """
 
     caller: str = ""
@@ -280,11 +282,11 @@ class Answer(Protocol):
         """Return the frame to send: the given one, or an error if the session has passed to another process."""
 
     async def record(self, frames: Sequence[Frame]) -> Sequence[str | None]:
-        """Keep frames for replay, and return their event ids; None for a frame that is not kept. The store may get them
-        later."""
+        """Store frames for replay, and return their event ids; None for a frame that is not stored. The write to the
+        store may follow later."""
 
     def record_at_hand(self, frames: Sequence[Frame]) -> Sequence[str | None] | None:
-        """Keep frames for replay like `record`, if that needs no waiting. Else do nothing, and return None."""
+        """Store frames for replay like `record`, if that needs no waiting. Else do nothing, and return None."""
 
     def done(self) -> None:
         """Release the answer. Called exactly once."""
@@ -308,22 +310,23 @@ class EventSource(Protocol):
 
 
 class PeerAnswer(Answer, Protocol):
-    """The answer of another process to a request that was sent there: one frame, a JSON message with status 200. If
-    the queue ends without a frame, the request goes on with `elsewhere`."""
+    """The answer of another process to a request that was sent there: one frame, a JSON message with status 200. If the
+    queue ends without a frame, the caller raises `elsewhere()`, and the `Forwarder` goes on."""
 
     def elsewhere(self) -> OwnedByPeer:
-        """Return the exception with which the `Forwarder` goes on with the request that was sent."""
+        """Return the exception to raise, with which the `Forwarder` goes on with the request that was already sent."""
 
 
 class Forwarder(Protocol):
     """Forward requests to the process that owns their session."""
 
     def begin(self, route: Any, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the other process, if that needs no waiting. Else send nothing, and return None."""
+        """Send a POST to the other process, if that needs no waiting, and return its answer. Else send nothing, and
+        return None."""
 
     async def forward(self, route: Any, scope: Any, body: bytes, receive: Any, send: Any) -> Any:
-        """Have another process answer the request, and return None. If it does not answer, return the `send` with which
-        the caller tries the request here again. `scope["mcp.relayed"]` is True after one JSON message with status 200.
+        """Have another process answer the request, and return None. If it does not answer, return an ASGI `send` with
+        which the caller tries the request again. `scope["mcp.relayed"]` is True after one JSON message with status 200.
 
         Raises:
             Refused: the other process is not available now.
@@ -331,7 +334,8 @@ class Forwarder(Protocol):
 
 
 class Handler(Protocol):
-    """Serve the requests that the wires of clients have read. Each method may raise `Refused` and `OwnedByPeer`."""
+    """Serve the requests that the transports of clients have read. Each method may raise `Refused` and
+    `OwnedByPeer`."""
 
     def refused(self, headers: Mapping[str, str], refused: Refused, *, again: bool = False) -> Refused:
         """Give a refusal its correlation id, log it, and return the refusal to send. Called before any refusal is sent.
@@ -345,20 +349,20 @@ class Handler(Protocol):
         before the body is decoded. The message itself is counted when it is handled."""
 
     async def join(self, request: Request) -> Carried:
-        """Authenticate the client that opens an event stream, and find or open its session."""
+        """Authenticate the client that opens an HTTP+SSE stream, and find or open its session."""
 
     async def carried(self, request: Request) -> Carried:
-        """Authenticate the sender of a message to an event stream, and find the session that the message names."""
+        """Authenticate the sender of a message to an HTTP+SSE stream, and find the session that the message names."""
 
     async def leave(self, token: str) -> None:
-        """Note that the event stream of a session has ended. Its client may come back."""
+        """Handle the end of a session's event stream, when the session stays: its client may come back."""
 
     async def negotiated(self, request: Request) -> str:
         """Return the protocol version that a legacy request's session has negotiated. Called before the request is
         handled."""
 
     async def notify(self, request: Request) -> HeaderList:
-        """Handle a client's notification. Return headers for the client, which may name its session."""
+        """Handle a client's notification. Return headers for the response, which may name the client's session."""
 
     async def respond(self, request: Request) -> None:
         """Handle a client's response to a request of the server."""

@@ -1,15 +1,15 @@
 """Count the arrays, objects and members (parts) of a JSON text without decoding it.
 
-Decoding an empty array takes as long as decoding hundreds of characters. So the cost of a message follows its bytes
-only if its parts are limited as well. A text that cannot have too many, because it is short or has few brackets and
-colons, costs a few passes over it. Pure: knows no message.
+Decoding an empty array takes as long as decoding hundreds of characters. So the number of parts has to be limited as
+well as the number of bytes. A short text, or one with few brackets and colons, cannot have too many parts: it costs a
+few passes only. Pure: knows no messages.
 """
 
 import re
 from typing import Final
 
 REQUEST_PARTS: Final = 32_768
-"""The most parts of a client's message. It may be decoded as a whole, which takes 5 ms for so many."""
+"""The most parts of a client's message. The whole message may be decoded, which takes 5 ms for this number of parts."""
 
 ANSWER_PARTS: Final = 262_144
 """The most parts of a server's message. Large results have more parts than arguments, and are passed on without being
@@ -21,7 +21,7 @@ META_BYTES: Final = 32 << 10
 META_PARTS: Final = 1_024
 
 _MOST_STRINGS: Final = 131_072
-"""The most strings that contain brackets, colons or commas, in a text with more of these signs than allowed parts."""
+"""The most strings with brackets, colons or commas that are skipped to count the parts of a text."""
 
 _BYTES_FOR_ONE: Final = 2
 """The fewest bytes of an array, an object or a member."""
@@ -47,7 +47,8 @@ def _count(data: bytes) -> int:
 
 
 def _number(data: bytes, sign: bytes) -> int:
-    """Count a sign, ten times as fast as `data.count` where there are few: `find` skips the bytes between them."""
+    """Count a sign. Where there are few, this is ten times as fast as `data.count`: `find` skips the bytes in
+    between."""
     at = -1
     for found in range(_FEW):
         at = data.find(sign, at + 1)

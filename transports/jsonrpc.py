@@ -21,7 +21,7 @@ INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
 
 RESOURCE_NOT_FOUND: Final = -32002
-"""The code of MCP up to 2025-11-25. MCP 2026-07-28 has `INVALID_PARAMS` instead."""
+"""The code in MCP up to 2025-11-25 for a resource that does not exist. MCP 2026-07-28 uses `INVALID_PARAMS`."""
 
 # Codes of MCP 2026-07-28.
 HEADER_MISMATCH: Final = -32020

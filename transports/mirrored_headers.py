@@ -70,8 +70,8 @@ def decode_value(value: str | None) -> str | None:
 
 
 def argument_headers(schema: Any, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `Mcp-Param-*` headers of a `tools/call`, as the tool's input schema wants them. Arguments without a
-    value, and those that are no scalars, get none."""
+    """Return the `Mcp-Param-*` headers of a `tools/call`, by the annotations in the tool's input schema. Arguments
+    without a value, and those that are no scalars, get no header."""
     headers: dict[str, str] = {}
     for annotated in _annotated(schema):
         text = _text(_at(arguments, annotated.path))
@@ -98,7 +98,7 @@ def param_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def unknown_headers(schema: Any, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return those headers, by lower-case name, for which the tool's input schema has no annotation."""
+    """Return the `headers`, by lower-case name, for which the tool's input schema has no annotation."""
     known = {annotated.header.lower() for annotated in _annotated(schema)}
     return {name: value for name, value in headers.items() if name not in known}
 

@@ -1,11 +1,12 @@
 """Authenticate both sides of a connection between replicas, and then seal all bytes with MACs.
 
-The asking side sends a challenge: a version and a nonce. The other side answers with its nonce, the name of its replica
-and a MAC. Only if it is the wanted replica, the asking side sends its own MAC, and then anything else. Each MAC is for
-one side, one pair of nonces and one replica. So no MAC can be reflected, repeated or relayed for another replica.
+The asking side sends a challenge: a version and a nonce. The other side answers with its own nonce, the name of its
+replica and a MAC. Only if that is the wanted replica, the asking side sends its own MAC, and then its calls. Each MAC
+is for one side, one pair of nonces and one replica. So no MAC can be reflected, repeated or relayed for another
+replica.
 
 After the handshake, all bytes are records: a size (four bytes, big endian), a MAC and the content. Each connection and
-direction has its own key, and the records are numbered. So no record can be changed, repeated, moved or left out: the
+direction has its own key, and the records are numbered. If a record was changed, repeated, moved or left out, the
 connection is closed. Each answer has a last frame, so a part of an answer is never taken for the whole.
 docs/adr/0041-one-protocol-between-replicas.md has the reasons.
 """
@@ -32,7 +33,7 @@ _RECORD_BYTES: Final = 64 << 10
 
 
 class Unproven(Exception):
-    """The other side has not proved that it is the replica. It was sent nothing but a challenge."""
+    """The other side has not proved that it is the wanted replica. Only a challenge was sent to it."""
 
 
 class OtherReplica(Unproven):
@@ -73,7 +74,7 @@ class _Proof:
         self._facts = asked + answered + replica
 
     def of(self, role: bytes) -> bytes:
-        """Return the MAC for a role. A zero byte ends the role's name in the bytes that it covers."""
+        """Return the MAC for a role. In the bytes that the MAC covers, a zero byte ends the name of the role."""
         return hmac.digest(self._key, _VERSION + role + b"\0" + self._facts, "sha256")
 
     def seals(self, *, is_asking: bool) -> Seals:
@@ -83,7 +84,7 @@ class _Proof:
 
 
 class Asking:
-    """Make the handshake of the asking side, which wants that replica. `keys` are the key ring, newest first."""
+    """Run the handshake of the asking side, which wants to reach `replica`. `keys` are the key ring, newest first."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._keys = keys
@@ -95,7 +96,8 @@ class Asking:
         return _VERSION + self._nonce
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
-        """Read and remove the bytes in `rest`. Return the bytes to send, with the seals after the last step.
+        """Process the received bytes in `rest`, and remove them. Return the bytes to send; after the last step, also
+        the seals.
 
         Raises:
             Unproven: the proof is wrong, and nothing more may be sent.
@@ -119,7 +121,7 @@ class Asking:
 
 
 class Answering:
-    """Make the handshake of the answering side, as that replica. Its proof is made with the newest key."""
+    """Run the handshake of the answering side, as `replica`. Its proof is made with the newest key."""
 
     def __init__(self, keys: Sequence[bytes], replica: str) -> None:
         self._key = keys[0]
@@ -131,7 +133,8 @@ class Answering:
         return b""
 
     def step(self, rest: bytearray) -> tuple[bytes, Seals] | bytes:
-        """Read and remove the bytes in `rest`. Return the bytes to send, with the seals after the last step.
+        """Process the received bytes in `rest`, and remove them. Return the bytes to send; after the last step, also
+        the seals.
 
         Raises:
             Unproven: the proof is wrong, and nothing more may be sent.
@@ -156,7 +159,8 @@ class Answering:
 
 
 class Layer(asyncio.Transport, asyncio.Protocol):
-    """Stand between a connection and its protocol: as the protocol of the connection, and the protocol's transport."""
+    """Transform the bytes between a connection and its protocol. It is a protocol to the connection, and a transport to
+    the protocol."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -258,7 +262,8 @@ class Sealed(Layer):
             self.abort()
 
     def _shake(self, data: bytes) -> bytes:
-        """Go on with the handshake. Return the bytes that came after its end."""
+        """Continue the handshake with received bytes. Return the bytes that follow its end; empty if it has not
+        ended."""
         self._rest += data
         step = self._handshake.step(self._rest)
         answer, self._seals = (step, None) if isinstance(step, bytes) else step
@@ -272,7 +277,8 @@ class Sealed(Layer):
         return rest
 
     def _settle(self, wrong: Unproven | None) -> None:
-        """End the wait of `proved`. Perhaps nobody waits: the answering side never does, and the asker may be gone."""
+        """End the wait in `proved`, with the error `wrong` if there is one. Perhaps no task waits: the answering side
+        never does, and a caller may have been cancelled."""
         if self._proved.done():
             return
         if wrong is None:

@@ -1,6 +1,6 @@
 """Send calls to another replica (the peer) on one connection, and receive the answers. `peer_frames.py` has the frames.
 
-All frames of one turn of the event loop are one write.
+All frames of one turn of the event loop are sent in one write.
 """
 
 import asyncio
@@ -41,14 +41,15 @@ CHECKED_S: Final = 0.25
 """Seconds between the checks for missing frames."""
 
 HEARD_S: Final = 1.0
-"""Seconds without a sign of life after which a peer has to give one before it gets another call."""
+"""Seconds without a frame after which a peer has to answer a ping (frame `p`) before it gets another call."""
 
 MAX_NUMBER: Final = (1 << 32) - 1
 """The largest number of a call, which is sent as four bytes."""
 
 
 _breaches: Final = LogLimit()
-"""One for all channels: a peer that is cut for a breach is connected to again at once."""
+"""Limits the log lines about faults of peers, for all channels together: after a fault, a new channel is opened at
+once."""
 
 
 class PeerRefused(Exception):
@@ -71,8 +72,8 @@ _TLS: Final = "or only one of the two has gateway.peer_tls, or they have differe
 
 
 class PeerUnproven(PeerConnectionLost):
-    """The process at the address has not proved that it is the replica, so it was sent no call. The replica may still
-    work: something in between may have dropped the connection. `why` is a text for operators."""
+    """The process at the address has not proved that it is the replica, so no call was sent to it. The replica may
+    still work: something in between may have dropped the connection. `why` is a text for operators."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -80,14 +81,15 @@ class PeerUnproven(PeerConnectionLost):
 
 
 class PeerOtherKeys(PeerUnproven):
-    """What answers at the address is a gateway, and has no key of this one."""
+    """The process at the address is a gateway, but shares no key with this one."""
 
     def __init__(self) -> None:
         super().__init__("the gateway at that address has other keys")
 
 
 class Definition(Protocol):
-    """The facts that several calls share. They are sent once; `place` is where the peer of a channel keeps them."""
+    """Facts that several calls share, sent to a peer once. `place` is the channel on which they were sent, and their
+    number there."""
 
     place: "tuple[PeerChannel, int] | None"
 
@@ -138,14 +140,14 @@ class PeerCall:
         return self._may_have_run and self._at == len(self._body)
 
     def when_answered(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when a frame has come, or the call was lost or has timed out. For a reader without a
-        task, which then goes on with `next`."""
+        """Call `callback` once, when a frame has come, or the call was lost or has timed out. For a reader that has no
+        task; it then calls `next`."""
         self._when_answered = callback
 
     @property
     def answer(self) -> bytes | None:
-        """Return the unread answer if it came in one frame, else None: two bytes with the size of its head, the head,
-        the body."""
+        """If the answer came in one frame and was not read yet, return its payload: the size of the head (two bytes),
+        the head, and the body. Else return None."""
         return self._frames[0][1] if self._frames and self._frames[0][0] == b"a" else None
 
     # -- for the channel
@@ -178,7 +180,7 @@ class PeerCall:
         self.wake()
 
     def _send_body(self) -> None:
-        """Send as much of the rest of the body as the credit allows."""
+        """Send as much of the rest of the body as the peer's credit allows."""
         while self._credit and self._at < len(self._body):
             piece = self._body[self._at : self._at + min(self._credit, PIECE_BYTES)]
             self._at += len(piece)
@@ -304,12 +306,12 @@ class PeerChannel(asyncio.Protocol):
 
     @property
     def is_heard(self) -> bool:
-        """Return True if the peer gave a sign of life within `HEARD_S`, and reads. A call to a peer that is paused or
-        cut off may take effect later, and its client cannot be told whether it did."""
+        """Return True if a frame of the peer came within `HEARD_S`, and the peer reads. A call to a peer that is paused
+        or cut off may take effect later, and its client cannot be told whether it did."""
         return self._loop.time() - self._heard_at < HEARD_S and not self._is_paused
 
     async def hear(self) -> None:
-        """Ask the peer for a sign of life, and wait for it.
+        """Send the peer a ping, and wait for its answer.
 
         Raises:
             PeerTimedOut: none came within `CONNECT_S`.
@@ -327,8 +329,8 @@ class PeerChannel(asyncio.Protocol):
             raise PeerConnectionLost
 
     def ask(self, definition: Definition | bytes, facts: bytes, body: bytes) -> PeerCall:
-        """Send a call, and return it. `facts` are of this call alone. The peer keeps the `definition` for later calls,
-        unless that is given as bytes."""
+        """Send a call, and return it. `facts` belong to this call alone. The peer stores a `Definition` for later
+        calls, but not one that is given as bytes."""
         self._number = number = self._number + 1
         call = PeerCall(self, number, body)
         if not self._calls:
@@ -343,7 +345,8 @@ class PeerChannel(asyncio.Protocol):
         return call
 
     def _placed(self, definition: Definition) -> tuple[int, bytes]:
-        """Return the place where the peer keeps a definition, and its bytes; these are empty if the peer has it."""
+        """Return the number under which the peer stores a definition, and its bytes; these are empty if the peer has
+        it."""
         if definition.place is not None:
             channel, place = definition.place
             if channel is self and self._places[place] is definition:

@@ -44,7 +44,7 @@ BODY_WITHIN_S: Final = 30.0
 """Seconds in which the next piece of a body has to come. Replicas are in one network."""
 
 IDLE_S: Final = 60.0
-"""Seconds after which a silent channel is closed. The asking side looks for a sign of life far sooner."""
+"""Seconds after which a silent channel is closed. The asking side sends a ping far sooner."""
 
 MOST_UNKNOWN: Final = 256
 """The most connections that have proved nothing yet. Beyond this, the oldest is closed: of the address that has more
@@ -59,7 +59,7 @@ class CallLeft(Exception):
 
 
 class Rules(NamedTuple):
-    """The callbacks from channels to the owner of their server.
+    """The callbacks of a `PeerServer`, which its owner provides.
 
     `define` reads a definition (facts that calls share), `begin` begins a call. Each may raise `PeerFault`, and nothing
     else. `cut` is called for each connection that is closed because it breaks a rule, or proves nothing.
@@ -97,7 +97,7 @@ class Call:
 
     @property
     def nonce(self) -> tuple[str, int]:
-        """Return the unique name of the call. If the asking side sends a copy of the call, the copy gives this name."""
+        """Return the unique name of the call. A copy that the asking side sends of the call has the same name."""
         return self._channel.name, self.number
 
     @property
@@ -167,7 +167,7 @@ class Call:
         return piece, follows
 
     async def agreed(self) -> None:
-        """Tell the asking side that a call which has waited may take effect from now on, and wait until it agrees.
+        """Tell the asking side that a call which had to wait may take effect from now on, and wait until it agrees.
 
         Raises:
             CallLeft: it does not agree, and may have the call executed elsewhere.
@@ -304,7 +304,7 @@ class AnsweringChannel(asyncio.Protocol):
             self._transport.write(data)
 
     def _write_alive(self) -> None:
-        """Send a heartbeat, unless other bytes are on their way: these are a sign of life too."""
+        """Send a heartbeat, unless other bytes are on their way: these also show that this side is alive."""
         if self._transport is not None and not self._transport.get_write_buffer_size():
             self._transport.write(_ALIVE)
 

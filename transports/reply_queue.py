@@ -36,7 +36,7 @@ class ReplyQueue:
         self.abandoned = False
 
     def push(self, frame: Frame) -> bool:
-        """Queue a frame. Return False if it was dropped: the final one came before, or the reader is too far behind."""
+        """Queue a frame. Return False if it was dropped: the queue is closed, or too many bytes wait for the reader."""
         if self.is_closed:
             return False
         if self.size + len(frame.data) > MAX_QUEUED_BYTES and self._frames and not frame.final:
@@ -56,7 +56,7 @@ class ReplyQueue:
         self.size = sum(len(frame.data) for frame in self._frames)
 
     def abandon(self) -> None:
-        """Record that nobody reads the frames any more."""
+        """Record that no reader wants the frames any more."""
         self.abandoned = True
 
     def close(self) -> None:

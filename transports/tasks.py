@@ -10,7 +10,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 CANCEL_S: Final = 5.0
-"""Seconds that `close` waits for a cancelled task. A task that takes longer is left behind, with a log line."""
+"""Seconds that `close` waits for a cancelled task. A task that takes longer is abandoned, with a log line."""
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
@@ -31,7 +31,8 @@ class TasksClosed(Exception):
 
 
 class Tasks:
-    """Keep the background tasks of one owner, whose name is for log lines. After `close`, new tasks do not start."""
+    """Manage the background tasks of one owner, whose name is for log lines. After `close`, a new task is cancelled at
+    once."""
 
     # Small while nothing runs: there are as many as there are sessions.
     __slots__ = ("_awaited", "_is_closed", "_owner", "_running", "_shared")

@@ -10,7 +10,7 @@ from transports.jsonrpc import Message
 from transports.upstream.walls.spec import Walls
 
 STANDALONE: Final = ""
-"""In place of a request's id: the stream of a server's own messages, which belong to no request."""
+"""Stands in place of a request's id for the stream of a server's own messages, which belong to no request."""
 
 _NOT_ABOUT_CONTENT: Final = frozenset({401, 402, 403, 407, 408, 421, 423, 425, 429, 451})
 _REFUSALS: Final = frozenset({307, 308, 501, 503, 505})
@@ -39,22 +39,21 @@ def is_refusal(status: int) -> bool:
 
 
 class LinkClosed(Exception):
-    """The link has ended or takes no more messages. Nothing of this message reached the upstream."""
+    """The link has ended, or takes no more messages. No part of this message was sent to the upstream."""
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a link for its session, in addition to the operator's configuration of the server.
 
-    `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher`
-    is a command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started
-    instead of the configured command. `path` are folders in front of its PATH. `cwd` is its working directory,
-    instead of the configured one. `headers` returns headers for every HTTP request. `schemas` returns the input
-    schemas, by tool, of the tools that mirror arguments in headers. `resume` is the `Link.resume` of an earlier
-    link of the same session. `keep` returns True if a later link will resume this one. `started` is a link that the
-    same upstream has prestarted with these options. `began` is called with the id of a started process. None:
-    processes that are not below it may do its work. `in_context` returns the context variables with which an object
-    in this process handles the message that is sent. `scope` are members of the ASGI scope that its tools find in
-    the request of their context.
+    `env` is the environment of a process, in which the names `overriding` win over the configured ones. `launcher` is a
+    command that starts it, and `walls` are the sandbox around both. If `argv` is not empty, it is started instead of
+    the configured command. `path` are folders in front of its PATH. `cwd` is its working directory, instead of the
+    configured one. `headers` returns headers for every HTTP request. `schemas` returns the input schemas, by tool, of
+    the tools that mirror arguments in headers. `resume` is the `Link.resume` of an earlier link of the same session.
+    `keep` returns True if a later link will resume this one. `started` is a link that the same upstream has prestarted
+    with these options. `began` is called with the id of a started process, or with None if processes that are not its
+    descendants may do its work. `in_context` returns the context variables with which an object in this process handles
+    the message that is sent. `scope` are members of the ASGI scope that its tools find in the request of their context.
     """
 
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -81,33 +80,32 @@ class LinkEvents(Protocol):
         """Return the fields (`extra`) of a log line about something that the upstream has just done."""
 
     def message(self, message: Message, stream: int | str | None = None) -> None:
-        """Take a message of the upstream. `stream`: the id of the request on whose stream the message came, or
-        `STANDALONE`; None if the wire has one stream for all."""
+        """Handle a message of the upstream. `stream`: the id of the request on whose stream the message came, or
+        `STANDALONE`; None if the transport has one stream for all messages."""
 
     def noise(self) -> None:
-        """Take note of a line that is no message."""
+        """Handle a line of the upstream's output that is not a message."""
 
     @property
     def stderr(self) -> Callable[[str], None] | None:
-        """Return the receiver of the upstream's lines on stderr, redacted and cut; None if nobody wants them."""
+        """Return the function that gets the upstream's lines on stderr, redacted and cut; None to discard them."""
 
     def unreadable(self, request_id: int | str | None, reason: str) -> None:
-        """Take note of an unreadable message. `request_id` is the request that it answers, None if unknown."""
+        """Handle an unreadable message. `request_id` is the request that it answers, None if unknown."""
 
     def refused(self, request_id: int | str, reason: str, status: int = 0) -> None:
-        """Take note that the upstream gave no answer to the request. `status` is the HTTP status that it sent instead,
-        or 0. Unless `is_refusal(status)`, the request may have been executed all the same."""
+        """Handle a request that got no answer. `status` is the HTTP status that the upstream sent instead, or 0. Unless
+        `is_refusal(status)`, the request may have been executed all the same."""
 
     def unsent(self, link: "Link", request_id: int | str | None, reason: str) -> None:
-        """Take note that the upstream no longer knows this link's session (HTTP 404). The request was not executed.
+        """Handle a request that was not executed, because the upstream no longer knows this link's session (HTTP 404).
 
         `request_id` is None if no request can be named. The link takes no more messages. Earlier requests may still be
         answered.
         """
 
     def closed(self, reason: str) -> None:
-        """Take note that the link has ended. Called exactly once, after the last message, also if `Link.close` ended
-        the link.
+        """Handle the end of the link. Called exactly once, after the last message, also if `Link.close` ended the link.
 
         After `unsent` it may be called late: only `Link.close` ends that link.
         """
@@ -130,8 +128,8 @@ class Link(Protocol):
 
     @property
     def resume(self) -> str:
-        """Return the value of `ConnectOptions.resume` with which a later link goes on with the server's session; empty
-        if none can."""
+        """Return the value for `ConnectOptions.resume` with which a later link continues the server's session; empty if
+        none can."""
 
     @property
     def may_forget(self) -> bool:
@@ -141,7 +139,7 @@ class Link(Protocol):
         """Send one message (a JSON object without line breaks). Never blocks. Raises `LinkClosed`."""
 
     async def close(self) -> None:
-        """End the link as its wire prescribes, and return when nothing of it is left. Idempotent."""
+        """End the link as its transport prescribes, and return when all its resources are released. Idempotent."""
 
 
 @runtime_checkable

@@ -13,14 +13,14 @@ import msgspec
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 << 10
-"""The most bytes that need no steps: a pass over them takes less time than a small call."""
+"""The most bytes of a message that is processed without steps: one pass over it takes less time than a small call."""
 
 
 SCANNED_AT_ONCE: Final = 1_000
-"""The items that one step looks at: less than a millisecond, if it does no more."""
+"""The number of items that one step examines: that takes less than a millisecond, if the step does no more."""
 
 SENT_AT_ONCE: Final = 64
-"""The commands that one step sends to a store: a millisecond, and another when the replies come."""
+"""The number of commands that one step sends to a store: that takes a millisecond, and the replies take another."""
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -1,8 +1,8 @@
 """Answer JSON-RPC batches: several messages in one body, each of them handled on its own.
 
 MCP 2025-03-26 only, where a server must accept them (Transports §Sending Messages to the Server). The response is one
-JSON array, or an event stream. The stream begins with the first message that is no answer, when nothing was ready for a
-while, or when the answers become too large to be held.
+JSON array. It becomes an event stream if a server sends a notification or a request, if no message comes for a while,
+or if the waiting answers become too large.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 ROOM_WITHIN_S: Final = 10.0
-"""Seconds that a large answer waits for room."""
+"""Seconds that a large answer waits until the client has read earlier messages."""
 
 _SMALL_BYTES: Final = 4_096
-"""Answers up to this size, such as refusals, are always accepted: a batch has few messages."""
+"""Answers up to this size, such as refusals, are accepted even beyond `MOST`: a batch has few messages."""
 
 
 class BatchResponse:
-    """Send the client the answers to one batch, and other messages of servers. The events have no ids: the stream
-    cannot be resumed, because the client could name the last event of one call only."""
+    """Send a client the answers to one batch, and other messages of servers meanwhile. The events have no ids, so the
+    stream cannot be resumed: a client could name the last event of one call only."""
 
     MOST: Final = MAX_QUEUED_BYTES
-    """Bytes of answers that may wait, for the other answers or for a client that does not read."""
+    """The most bytes of answers that wait: for the other answers, or for a client that does not read."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -59,13 +59,13 @@ class BatchResponse:
         self._writing = asyncio.Lock()
 
     async def emit(self, message: bytes) -> None:
-        """Send a message that is no answer: a notification or a request of a server."""
+        """Send the client a notification or a request of a server, on the event stream."""
         async with self._writing:
             stream = await self._streaming()
             await stream.write(encode_event(message))
 
     async def answer(self, number: int, answer: bytes) -> bool:
-        """Send the answer to the message of that number, now or with the others. Return False if there is no room."""
+        """Send the answer to message `number` of the batch, now or at the end. Return False if too many bytes wait."""
         if self._is_full(answer) and (not await self._make_room() or self._is_full(answer)):
             return False
         self._waiting += len(answer)
@@ -77,7 +77,7 @@ class BatchResponse:
         return True
 
     async def _make_room(self) -> bool:
-        """Write the waiting answers to the event stream. Return False if the client reads too slowly."""
+        """Write the waiting answers to the event stream. Return False if earlier writes block for `ROOM_WITHIN_S`."""
         try:
             # The timeout does not cover the write: a write that is cut short would lose the held answers.
             async with asyncio.timeout(ROOM_WITHIN_S):
@@ -94,7 +94,7 @@ class BatchResponse:
         return self._waiting + len(answer) > self.MOST and self._waiting > 0 and len(answer) > _SMALL_BYTES
 
     async def during(self, handling: Coroutine[None, None, None]) -> None:
-        """Wait for `handling`, send keepalive comments meanwhile, and complete the response."""
+        """Run `handling` to its end, send keepalive comments meanwhile, then complete the response."""
         keeper = asyncio.create_task(self._keep_alive())
         try:
             await handling
@@ -122,7 +122,7 @@ class BatchResponse:
                 await send_status(self._send, 202)
 
     async def _streaming(self) -> Stream:
-        """Return the event stream. If it has not begun, begin it with the held answers."""
+        """Return the event stream. If it has not begun, begin it with the waiting answers."""
         if self._stream is None:
             self._stream = Stream(self._send)
             await self._stream.start([])
@@ -148,7 +148,7 @@ class Batches:
         self._refusals = refusals
 
     async def accepted(self, body: bytes, request: Request) -> list[msgspec.Raw]:
-        """Return the raw messages of a batch. `request` is its HTTP request.
+        """Check a batch, and return its messages as raw JSON. `request` is its HTTP request.
 
         Raises:
             Refused: the batch is too long, is not an array, or its client may not send it. Nothing was started.
@@ -170,8 +170,8 @@ class Batches:
                 await asyncio.sleep(0)  # other clients are served between the messages of this one
 
     def _split(self, body: bytes) -> list[msgspec.Raw]:
-        """Split a batch into its raw messages. Reading ends at the first message too many, so a long array costs no
-        more."""
+        """Split a batch into its raw messages. Decoding stops at the first message beyond the limit, so a long array
+        costs no more."""
         try:
             parts = _decoder(self._most).decode(body)
         except msgspec.ValidationError:
@@ -216,7 +216,8 @@ class Batches:
             await client.answer(number, encode_error(_id_in(part), refused.error()))
 
     async def _one(self, message: Message, request: Request, client: BatchResponse) -> bytes | None:
-        """Handle one message. Return the final frame of a request; the client gets other frames at once."""
+        """Handle one message. If it is a request, send its notifications to the client at once, and return its
+        response; else return None."""
         if message.method == "initialize":
             raise Refused(200, INVALID_REQUEST, "initialize must not be part of a batch.")
         params = message.params_object() if message.method is not msgspec.UNSET else {}
@@ -245,8 +246,8 @@ class Batches:
 
 @functools.lru_cache(maxsize=4)
 def _decoder(most: int) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of arrays of at most `most` messages. With a list type, msgspec would count only after reading
-    all of it."""
+    """Return a decoder for arrays of at most `most` messages. A decoder for lists would count only after it has read
+    the whole array."""
     fields = [(f"message_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(most)]
     return msgspec.json.Decoder(msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True))
 
@@ -256,7 +257,7 @@ class _Named(msgspec.Struct):
 
 
 def _id_in(part: msgspec.Raw) -> bytes:
-    """Return the encoded id of a part that may be no message; null if it has no id that can be repeated."""
+    """Return the encoded request id in a part of a batch; `null` if it has none, or one that is not valid."""
     try:
         return encode(msgspec.json.decode(part, type=_Named).id)
     except (msgspec.MsgspecError, RecursionError):

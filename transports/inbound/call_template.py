@@ -1,8 +1,10 @@
-"""Recognize bodies that repeat a tool call with another id, progress token or arguments (holes). Pure: no I/O.
+"""Recognize request bodies that differ from an earlier tool call only in id, progress token and arguments. Pure: no
+I/O.
 
-A template is proved by the parser of all bodies: with other values in the holes, the parser has to read the same call
-with these values. A JSON value in place of another changes nothing around it (RFC 8259 §2). So the decision on the call
-holds for each body that fits, if its arguments are one JSON value. The user of the template has to check that.
+A template is the body of the earlier call, with holes for these three values. Before it is used, the usual parser
+proves it: with test values in the holes, the parser has to read the same call with these values. Replacing one JSON
+value by another changes nothing around it (RFC 8259 §2). So the decision on the earlier call holds for each body that
+fits, if the arguments are one JSON value. The caller has to check that they are.
 """
 
 import re
@@ -16,16 +18,16 @@ from transports.inbound_port import CallValues
 from transports.jsonrpc import InvalidMessage, Message, Object, decode_object, encode
 
 MAX_BODY_BYTES: Final = 8 << 10
-"""The most bytes of a body that fits. So short a body cannot have too many parts, or too long ones, in its holes."""
+"""The most bytes of a body that can fit. Values in so short a body cannot exceed the limits on messages."""
 
 MAX_KEPT_BYTES: Final = 2 << 10
-"""The most bytes of a body without its arguments, which a template holds."""
+"""The most bytes that a template stores: those of a body without its arguments."""
 
 _VALUE_BYTES: Final = 40
 """The most bytes of an id or a progress token. A UUID in quotation marks fits."""
 
 _PLAIN: Final = re.compile(rb'0|[1-9][0-9]{0,14}|"[0-9A-Za-z_.-]+"')
-"""An integer of the usual form, which every parser reads as the same number, or a string without an escape."""
+"""A plain id or progress token: an integer that every parser reads as the same number, or a string without escapes."""
 
 _ID, _TOKEN, _ARGUMENTS = range(3)
 _NAMES: Final = ("id", "progressToken", "arguments")
@@ -37,19 +39,21 @@ _PROOFS: Final = (
     b'"%b"' % _WORD_OF_PROOF,
     b'{"a":[1,{"%b":"}"}],"c":{}}' % _WORD_OF_PROOF,
 )
-"""Random values for the holes. No client knows them, so no body contains them in a place that its parser ignores."""
+"""Random test values for the holes (`_NAMES`). No client knows them, so no body has them where the parser ignores
+text."""
 
 _Before = tuple[bytes, int, int]
-"""Bytes of a body, how many they are, and the hole behind them."""
+"""A part of a template: the bytes in front of a hole, their number, and the hole."""
 
 _After = tuple[bytes, int, int, bytes]
-"""Bytes of a body, how many they are, the hole before them, and the byte before the value in it."""
+"""A part of a template: the bytes behind a hole, their number, the hole, and the last byte in front of the hole."""
 
 
 class CallTemplate:
-    """The body of a tool call, cut at its holes by `of`. `before` has the parts that end with a hole before the
-    arguments. `after` has the parts that begin with a hole behind the arguments, from the end of the body. `first` and
-    `last` are around the arguments. A call without arguments has all holes in `before`, and an empty `last`."""
+    """The body of a tool call, cut into the bytes around its holes. Made by `of`. `before` has the bytes in front of
+    each hole that precedes the arguments. `first` and `last` are the bytes on both sides of the arguments. `after` has
+    the bytes behind each hole that follows them, beginning at the end of the body. Without arguments, all holes are in
+    `before`, and `last` is empty."""
 
     __slots__ = ("_after", "_before", "_first", "_first_bytes", "_has_arguments", "_last", "_last_bytes")
 
@@ -66,8 +70,8 @@ class CallTemplate:
     def of(
         cls, body: bytes, message: Message, params: Object, read: Callable[[bytes], Message]
     ) -> "CallTemplate | None":
-        """Return the template of a tool call; None if its body has an unusual form. `read` is the parser of bodies,
-        which has read this body as `message` with `params`."""
+        """Return the template of a tool call; None if its body has an unusual form. `read` is the usual parser, which
+        has read this body as `message` with `params`."""
         spans = _spans(body, message, params)
         if (
             spans is None
@@ -127,8 +131,8 @@ class CallTemplate:
 
 
 def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int, int]] | None:
-    """Return the begin, the end and the kind of each hole in a body, in this order. Return None if a hole has no plain
-    value, or more than one possible place."""
+    """Return (begin, end, kind) of each hole in a body, ordered by place. Return None if a value is not plain, or may
+    stand in more than one place."""
     if message.method != "tools/call":
         return None
     spans = []
@@ -156,7 +160,7 @@ def _spans(body: bytes, message: Message, params: Object) -> list[tuple[int, int
 
 
 def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return each place (begin, end) of `value` behind the hole's key, except for keys in the span `outside`."""
+    """Return (begin, end) of each `value` that follows the hole's key. Keys inside the span `outside` are skipped."""
     begins = (key.end() for key in _KEYS[hole].finditer(body) if not outside[0] <= key.start() < outside[1])
     return [(begin, begin + len(value)) for begin in begins if body.startswith(value, begin)]
 
@@ -164,7 +168,8 @@ def _places(body: bytes, hole: int, value: bytes, outside: tuple[int, int]) -> l
 def _is_proved(
     proof: bytes, has_token: bool, message: Message, params: Object, read: Callable[[bytes], Message]
 ) -> bool:
-    """Return True if `proof`, the body with the values of `_PROOFS`, is read as the same message with these values."""
+    """Return True if the parser reads `proof`, the body with `_PROOFS` in its holes, as the same call with these
+    values."""
     try:
         found = read(proof)
         got = found.params_object()

@@ -1,6 +1,8 @@
-"""Hand a connection to the process that owns its session, if that is a sibling: a process on the same port.
+"""Hand a client's connection to the process that owns its session, if that process listens on the same port (a
+sibling).
 
-A connection moves only between requests, when its socket is its whole state. docs/adr/0028-handed-over-connections.md
+A connection moves only between requests, when nothing but its socket has to move.
+docs/adr/0028-handed-over-connections.md
 """
 
 import asyncio
@@ -8,28 +10,30 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 ANSWERED_BY: Final = "mcp.answered_by"
-"""The key in the scope of a request that holds the name of the process to which it was forwarded."""
+"""The key in the ASGI scope of a request that holds the name of the process to which the request was forwarded."""
 
 MOST_MOVES: Final = 3
-"""The most moves of one connection: those of proxies carry requests of many sessions, and would move all the time."""
+"""The most times that one connection moves. A proxy's connection carries requests of many sessions: without a limit, it
+would move all the time."""
 
 GIVEN: Final = "given"
 KEPT: Final = "kept"
 TAKEN: Final = "taken"
 RETURNED: Final = "returned"
 OUTCOMES: Final = (GIVEN, KEPT, TAKEN, RETURNED)
-"""The outcomes for a connection: `given` to a sibling; `kept`, because it could not be sent; `taken` from a sibling;
-`returned` to the sibling, because there is no room here, or this process drains."""
+"""What was done with a connection: `given` to a sibling; `kept`, because it could not be sent; `taken` from a sibling;
+`returned` to that sibling, because this process has no room or is shutting down."""
 
 
 class Siblings(Protocol):
-    """Reach the other processes that listen on the same port. Each has a number from 0 on, its place."""
+    """Send connections to the other processes that listen on the same port. Each has a number, its place, from 0 on."""
 
     def place_of(self, owner: str) -> int | None:
-        """Return the place of the process with that name; None if it is no sibling."""
+        """Return the place of the process named `owner`; None if that process is no sibling."""
 
     def give(self, descriptor: int, place: int, moves: int) -> bool:
-        """Send a connected socket, which has moved so often, to a sibling. Return False if this process keeps it."""
+        """Send a connected socket to the sibling at `place`. `moves` is how often it has moved, this time included.
+        Return False if it was not sent."""
 
 
 class ConnectionHandover:
@@ -42,7 +46,8 @@ class ConnectionHandover:
         self.moves = moves
 
     def place_for(self, scope: Mapping[str, Any]) -> int | None:
-        """Return the place of the sibling that has answered this request and gets the connection; None if it stays."""
+        """Return the place of the sibling that has answered the request in `scope`: the connection moves there. None:
+        it stays."""
         owner = scope.get(ANSWERED_BY)
         return None if owner is None or self.moves >= MOST_MOVES else self._siblings.place_of(owner)
 

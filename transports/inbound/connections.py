@@ -1,7 +1,7 @@
 """Accept the connections of a listener, end those that exceed a deadline, and end idle ones to make room.
 
-All connections are checked periodically, and their state is compared with that of the check before. So a request costs
-nothing here. This module knows no HTTP: a connection reports the event for which it waits.
+A timer compares the state of each connection with its state at the last check, so a request costs nothing here. This
+module knows no HTTP: a connection reports the event for which it waits.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 _MAX_CHECK_EVERY_S: Final = 1.0
 _MOST_AT_ONCE: Final = 128
 _MOST_CUT_AT_ONCE: Final = 32
-"""The most connections that are checked, and ended, in one turn of the event loop: about a millisecond."""
+"""The most connections that are ended in one turn of the event loop; `_MOST_AT_ONCE` are checked. Either takes about a
+millisecond."""
 
 _TOLD_EVERY_S: Final = 10.0
 
@@ -31,25 +32,26 @@ _LEAVING_S: Final = 2.0
 
 
 _MOST_DROPPED: Final = 1 << 20
-"""The most bytes that are read and discarded after the last response. Then reading is paused, until the client has had
-`_LEAVING_S`."""
+"""The most bytes that are read and discarded after the last response. Beyond this, reading pauses until `_LEAVING_S`
+has passed."""
 
 _MOST_DROPPED_BODY: Final = 8 << 20
-"""The same limit for a refused body that still arrives: its client may read no response before it has sent all."""
+"""The same limit if the body of a refused request still arrives: some clients read no response before they have sent
+the whole body."""
 
 
 class Phase(enum.Enum):
     """The event for which a connection waits."""
 
     HEAD = enum.auto()
-    """Its first request, or the rest of a head."""
+    """The connection waits for its first request, or for the rest of a request head."""
     BODY = enum.auto()
     BUSY = enum.auto()
-    """The gateway."""
+    """The connection waits for the gateway: for an answer, or until it reads on."""
     IDLE = enum.auto()
-    """The next request."""
+    """The connection waits for the next request."""
     LEAVING = enum.auto()
-    """The client's reading of the last response."""
+    """The connection waits until its client has read the last response."""
 
 
 class Connection(Protocol):
@@ -59,25 +61,26 @@ class Connection(Protocol):
         """Return the event for which the connection waits, and a number that changes whenever there is progress."""
 
     def unsent(self) -> int:
-        """Return the number of written bytes that the other side has not taken yet."""
+        """Return the bytes in the send buffer: written, but not yet accepted by the kernel."""
 
     def cut(self, kind: Limited | None) -> None:
-        """End the connection because it exceeded that limit; None if it was idle for too long, which is no fault."""
+        """End the connection because it exceeded the limit `kind`; None: it was idle for too long, which is no
+        fault."""
 
     def drop(self) -> None:
-        """End the connection now, to make room or because `cut` failed. It is not checked any more, so its end must not
-        depend on the client."""
+        """End the connection now, to make room or because `cut` failed. Must not wait for the client: the connection is
+        no longer checked."""
 
 
 class Cycle(Protocol):
-    """One request and its response, as uvicorn's protocols keep them."""
+    """The parts of uvicorn's `RequestResponseCycle` (one request and its response) that this module uses."""
 
     disconnected: bool
     message_event: asyncio.Event
 
 
 class CycleTransport:
-    """Give uvicorn's cycles (request and response) a transport with a `close` of our own, which ends the connection
+    """Wrap a transport for uvicorn's cycles (request and response), with another `close`, which ends the connection
     after a response. The usual `close` resets a connection on which the request is still arriving."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
@@ -107,7 +110,8 @@ class Leaving:
         self._may_drop = _MOST_DROPPED
 
     def begin(self, transport: asyncio.Transport, flow: Flow, *, in_body: bool = False) -> None:
-        """End this side of the connection. `in_body`: the body of an answered request is still arriving."""
+        """Stop sending, and discard what still arrives. `in_body`: the body of an answered request is still
+        arriving."""
         self.has_begun = True
         if in_body:
             self._may_drop = _MOST_DROPPED_BODY
@@ -115,7 +119,8 @@ class Leaving:
             flow.resume_reading()
 
     def drop(self, size: int, flow: Flow) -> None:
-        """Discard `size` bytes. Before the end has begun, and beyond the limit, also pause reading."""
+        """Discard `size` bytes that have arrived. Pause reading if `begin` was not called yet, or the limit is
+        exceeded."""
         self._may_drop -= size if self.has_begun else 0
         if not self.has_begun or self._may_drop < 0:
             flow.pause_reading()
@@ -131,7 +136,7 @@ class _Seen:
         self.unsent = 0
 
     def note(self, standing: tuple[Phase, int], unsent: int, now: float) -> None:
-        """Note when the connection last made progress, and when the client last took some of the unsent bytes."""
+        """Note when the connection last made progress, and when its send buffer last shrank or was empty."""
         if not unsent or unsent < self.unsent:
             self.taken_at = now
         self.unsent = unsent
@@ -144,8 +149,8 @@ _KINDS: Final = {Phase.HEAD: Limited.HEAD_TIME, Phase.BODY: Limited.BODY_TIME}
 
 
 class Connections:
-    """Keep the open connections of one listener, or of several that share their limits. `uncounted` returns True for a
-    peer that is a proxy of many clients. The connections of such a peer are not counted by address."""
+    """Keep the open connections of one listener, or of several that share their limits. `uncounted` returns True for
+    the address of a proxy with many clients, whose connections are not limited by address."""
 
     def __init__(
         self, limits: Limits, refusals: Refusals, *, uncounted: Callable[[str], bool] = lambda address: False
@@ -171,8 +176,8 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Connection, peer: str, *, place: str = "") -> Limited | None:
-        """Accept a connection and return None, or return the limit at which it is refused. On a listener without
-        addresses, `place` is counted instead of the peer."""
+        """Register a connection and return None, or return the limit that refuses it. On a Unix socket, connections are
+        counted by `place` instead of the address `peer`."""
         counted = place or self._counted(peer)
         if counted is not None and self._peers[counted] >= self.limits.peer_connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
@@ -193,7 +198,7 @@ class Connections:
         return len(self._open) < self.limits.connections and not is_one_too_many
 
     def _counted(self, peer: str) -> Hashable:
-        """Return the key by which the connections of that peer are counted; None if they are not counted."""
+        """Return the key under which connections from this address are counted; None if they are not counted."""
         return None if not peer or self._uncounted(peer) else network_of(peer) or peer
 
     def _refuse(self, kind: Limited) -> Limited:
@@ -201,7 +206,7 @@ class Connections:
         return kind
 
     def swap(self, connection: Connection, successor: Connection) -> None:
-        """Replace a connection by the one that takes over its transport."""
+        """Replace a connection by `successor`, which takes over its transport."""
         self._open[successor] = self._open.pop(connection)
 
     def leave(self, connection: Connection) -> None:
@@ -214,8 +219,8 @@ class Connections:
             del self._peers[seen.peer]
 
     def _make_room(self) -> bool:
-        """End one connection that waits for a request: one that never sent any, else the one that waits longest. Return
-        False if there is none."""
+        """End one connection that waits for a request: first one that never sent any, else the one idle longest. Return
+        False if none waits."""
         if not self._spare:
             self._find_spare()
         while self._spare:
@@ -231,8 +236,8 @@ class Connections:
         return False
 
     def _find_spare(self) -> None:
-        """Find connections that wait for a request, among the oldest. So many can come at once that the last check has
-        seen none of them."""
+        """Look for connections that wait for a request, among the oldest ones. Needed if so many have come at once that
+        the last periodic check has seen none."""
         now, spare = asyncio.get_running_loop().time(), []
         for connection, seen in itertools.islice(self._open.items(), _MOST_AT_ONCE):
             seen.note(connection.standing(), connection.unsent(), now)
@@ -253,8 +258,8 @@ class Connections:
         self._check_some(list(self._open), [])
 
     def _check_some(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
-        """Check some of the connections in `left` now, and the others in later turns of the event loop. So requests do
-        not wait until thousands of connections are checked, or until thousands that began together are ended."""
+        """Check some of the connections in `left` now, and the others in later turns of the event loop, so that
+        requests do not wait. Collect in `spare` those that wait for a request."""
         loop = asyncio.get_running_loop()
         now, cut = loop.time(), 0
         for _ in range(min(len(left), _MOST_AT_ONCE)):
@@ -322,9 +327,9 @@ def disconnect(cycle: Cycle) -> None:
 
 
 def end_writing(transport: asyncio.Transport) -> bool:
-    """End this side of a connection only: closing both sides could lose the last response (RFC 9112 §9.6).
+    """Stop sending, but go on reading: closing both directions could lose the last response (RFC 9112 §9.6).
 
-    Return False if that cannot be done: then the whole connection is closed.
+    Return False if that is not possible: then the whole connection is closed.
     """
     if not transport.can_write_eof():
         transport.close()

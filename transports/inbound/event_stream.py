@@ -19,10 +19,10 @@ RETRY_MS: Final = 500
 """Milliseconds that a client waits before it resumes a stream that was closed before its end."""
 
 MOST_TOGETHER_BYTES: Final = 64 << 10
-"""The most bytes of events that are written together. Larger events are not copied for that."""
+"""Events that wait are joined into one write until they have more bytes than this: copying large ones costs more."""
 
 _PRIMING: Final = Frame(b"")
-"""The first event of a stream that can be resumed."""
+"""The first event of a stream that can be resumed: it has an id and no message."""
 
 _SOON_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 60.0
@@ -61,17 +61,17 @@ class Stream:
 
 
 def stream_headers(headers: HeaderList) -> HeaderList:
-    """Return the headers of an event stream. `headers` are those of the answer that it sends."""
+    """Return the headers of a response that is an event stream. `headers` are those of the answer in it."""
     return _HEADERS + [(name, value) for name, value in headers if name != b"cache-control"]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """The times, in seconds, at which the event stream of a call begins and is closed, for clients that can resume it.
+    """When the event stream of a call begins and is closed, in seconds, for clients that can resume it.
 
-    A call without a message begins its stream after `priming_after_s`. So a client whose connection breaks can fetch
-    the result. None: the stream begins only with its first message or keepalive. The stream is closed `poll_after_s`
-    after its beginning, if that is not 0: the client polls for the rest.
+    A call without a message begins its stream after `priming_after_s`, so that a client whose connection breaks can
+    fetch the result. None: the stream begins with its first message or keepalive. `poll_after_s` after its beginning
+    the stream is closed, and the client polls for the rest; 0: the stream stays open.
     """
 
     priming_after_s: float | None = None
@@ -79,8 +79,8 @@ class StreamTimes:
 
 
 async def next_or_quiet(answer: Answer, until: float = math.inf) -> Frame | TimeoutError | None:
-    """Wait for the next frame and return it; None at the end. If no frame came for `KEEPALIVE_S` or before `until`,
-    return a `TimeoutError`. It is not raised, because silence is no fault."""
+    """Wait for the next frame and return it; None at the end. If no frame came for `KEEPALIVE_S` or before `until`
+    (monotonic clock), return a `TimeoutError`, without raising it."""
     try:
         return await answer.replies.next(min(monotonic() + KEEPALIVE_S, until))
     except TimeoutError as quiet:
@@ -123,7 +123,7 @@ async def stream_answer(
 
 
 async def _with_those_behind(frame: Frame, answer: Answer) -> list[Frame]:
-    """Return the frame, and the frames that wait behind it, up to `MOST_TOGETHER_BYTES`."""
+    """Return `frame` and the frames that are queued behind it, until they exceed `MOST_TOGETHER_BYTES`."""
     frames: list[Frame] = []
     size, following = 0, frame
     while True:
@@ -141,10 +141,10 @@ def whole_stream(
     times: StreamTimes | None,
     record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
 ) -> bytes | None:
-    """Return the events of an answer with these frames, of which the last is final, as `stream_answer` would send them.
-    `record` is `Answer.record_at_hand`.
+    """Record all frames of an answer, and return them as the events that `stream_answer` would send. `record` is
+    `Answer.record_at_hand`.
 
-    Return None, and do nothing, if the frames are too large together, or have to wait for the store.
+    Return None, and record nothing, if the frames are too large together, or if recording has to wait for the store.
     """
     if sum(len(frame.data) for frame in frames) > MOST_TOGETHER_BYTES:
         return None
@@ -154,7 +154,8 @@ def whole_stream(
 
 
 def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
-    """Encode recorded frames as events. A priming event without an id is left out: no client could resume from it."""
+    """Encode recorded frames as events. A priming event without an id is left out: a client could not resume from
+    it."""
     events = []
     for frame, event_id in zip(frames, ids, strict=True):
         if frame is not _PRIMING:
@@ -165,7 +166,7 @@ def encode_events(frames: Sequence[Frame], ids: Sequence[str | None]) -> bytes:
 
 
 async def follow(send: Send, receive: Receive, source: EventSource) -> None:
-    """Send a legacy client's GET stream until it ends or the client disconnects."""
+    """Send the events of a legacy client's GET stream, until the stream ends or the client disconnects."""
     stream = Stream(send)
     await stream.start(source.headers)
     # A first comment makes proxies send the head on. The second follows soon: it shows whether they send on the body.
@@ -206,7 +207,8 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 def continued(send: Send) -> Send:
-    """Return an ASGI `send` for a response that has begun as an event stream: it sends a JSON answer as one event."""
+    """Return an ASGI `send` for a response whose event stream has already begun: it sends a JSON answer as one
+    event."""
     is_stream = False
     parts: list[bytes] = []
 

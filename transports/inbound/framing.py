@@ -46,7 +46,7 @@ class BadRequest(Exception):
         return f"{self}\n".encode()
 
     def response(self) -> bytes:
-        """Return the whole response, for a connection on which no other response has begun."""
+        """Return the encoded HTTP response. Only for a connection on which no other response has begun."""
         head = [f"HTTP/1.1 {self.status} {_REASONS[self.status]}".encode()]
         head += [b": ".join(header) for header in self.headers]
         head += [b"content-length: %d" % len(self.body), b"", self.body]
@@ -54,8 +54,8 @@ class BadRequest(Exception):
 
 
 def plain_target(method: str, target: bytes, version: str, headers: HeaderList) -> bytes:
-    """Check a request's head, and return its target in origin-form (or `*`). If the target has an authority, it
-    replaces the Host in `headers`, whose names are in lower case (RFC 9112 §3.2.2).
+    """Check a request's head, and return its target in origin-form (or `*`). A host in the target replaces the Host in
+    `headers`, whose names are in lower case (RFC 9112 §3.2.2).
 
     Raises:
         BadRequest: two readers of this head could disagree on its target, its host or its end.

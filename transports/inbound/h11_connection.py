@@ -25,7 +25,7 @@ _PROGRESS_BITS: Final = 16
 
 
 class H11Connection(H11Protocol):
-    """Serve an HTTP connection of a client, read by h11. `HttpConnection` hands over an accepted connection."""
+    """Serve a client's HTTP connection with the parser h11. `HttpConnection` has accepted it, and hands it over."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class H11Connection(H11Protocol):
         super().connection_made(cast("asyncio.Transport", own))
 
     def _close_after_response(self, transport: asyncio.Transport) -> None:
-        """Close the connection after a response. While its request still arrives, let the client read the response."""
+        """Close the connection after a response. If the body is still arriving, first let the client read the
+        response."""
         cycle = self.cycle
         if cycle is None or not cycle.response_complete or self.conn.their_state is not h11.SEND_BODY:
             transport.close()

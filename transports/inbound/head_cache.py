@@ -1,10 +1,10 @@
-"""Recognize request heads that connections repeat, and count how requests were served. Pure: no I/O, and no parsing of
-a head that no parser has read.
+"""Recognize request heads that connections repeat, and count how requests were served. Pure: no I/O, parses no new
+head.
 
-A head is remembered as bytes, after a parser has read it and its request was served. A later head repeats it if all
-bytes are equal except the digits of Content-Length and those of a `traceparent`. So a parser would read the same from
-it, but for the end of the body and the trace. A program with many sessions sends the heads of all of them over each
-connection of its pool. So connections from the same address share the heads that they remember.
+A head is stored as bytes, after a parser has read it and its request was served. A later head repeats it if all bytes
+are equal except the digits of Content-Length and the value of `traceparent`. So a parser would read the same from both,
+except the length of the body and the trace. A program with many sessions sends the heads of all of them over each
+connection of its pool. So connections from one address share their stored heads.
 """
 
 import re
@@ -23,18 +23,19 @@ T = TypeVar("T")
 _Key = tuple[tuple[str, ...], tuple[bytes, ...]]
 
 MAX_HEADS: Final = 64
-"""The most heads of one connection. 2026-07-28 clients name the tool in the head, and use some tools in turn. If a
-program has many sessions, each of its connections repeats the heads of all of them."""
+"""The most heads that one connection stores. A 2026-07-28 client names the tool in the head, and calls several tools. A
+program with many sessions repeats the heads of all of them on each connection."""
 
 MAX_HEAD_BYTES: Final = 8 << 10
 MAX_SEEN: Final = 4_096
-"""The most hashes that a listener keeps, of heads that came once."""
+"""The most hashes of heads that a listener stores, to recognize the second occurrence of a head."""
 
 MAX_MEMORY_BYTES: Final = 512 << 10
-"""The most bytes that one connection may hold for its heads, by the estimate of `Template.memory_bytes`."""
+"""The most bytes that one connection may use for its heads and their fast paths, by estimate
+(`Template.memory_bytes`)."""
 
 LEAST_MEMORY_BYTES: Final = 48 << 10
-"""The most bytes that one connection may hold while all connections together hold `MAX_TOTAL_BYTES` or more."""
+"""The most bytes that one connection may use while all connections together use `MAX_TOTAL_BYTES` or more."""
 
 MAX_TOTAL_BYTES: Final = 64 << 20
 
@@ -45,11 +46,12 @@ _END: Final = b"\r\n\r\n"
 _PLAIN: Final = re.compile(
     rb"POST /[!-~]* HTTP/1\.1\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
 )
-"""A head with no bytes that some parsers take for the end of a line or of the head (RFC 9112 §2.2, §5.2)."""
+"""A head that every parser divides into the same lines: without the bytes that only some parsers take for the end of a
+line or of the head (RFC 9112 §2.2, §5.2)."""
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
 _TRACE: Final = re.compile(rb"\r\n(?i:traceparent): ?(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})\r\n")
-"""A `traceparent`. Tracing clients send another one with each request (W3C Trace Context §3.2)."""
+"""A `traceparent` header. Clients with tracing send a new value with each request (W3C Trace Context §3.2)."""
 
 _TRACE_FORM: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_BYTES: Final = 55
@@ -59,8 +61,8 @@ _ABOUT_FRAMING: Final = frozenset({b"expect", b"te", b"trailer", b"transfer-enco
 class Template(msgspec.Struct, frozen=True):
     """A request head with holes for the digits of its Content-Length, and for a `traceparent` of the usual form.
 
-    `before` has the bytes before each hole, their number, and True if the hole is the trace. `last` has the bytes
-    behind the last hole. `headers` is the number of headers.
+    For each hole, `before` has the bytes in front of it, their number, and True if the hole is the trace. `last` has
+    the bytes behind the last hole. `headers` is the number of headers.
     """
 
     before: tuple[tuple[bytes, int, bool], ...]
@@ -73,8 +75,8 @@ class Template(msgspec.Struct, frozen=True):
         return (*(part for part, _, _ in self.before), self.last)
 
     def read(self, data: bytes) -> tuple[int, int, bytes] | None:
-        """Compare the head with the beginning of `data`. Return the place where the head ends, the length of the body,
-        and the trace (or empty). Return None if the data begins with another head, or with a part of one."""
+        """Compare the head with the beginning of `data`. Return the size of the head, the length of the body, and the
+        trace (empty if there is none). Return None if `data` begins with another head, or with a part of this one."""
         place, length, trace = 0, 0, b""
         for part, size, is_trace in self.before:
             if not data.startswith(part, place):
@@ -102,7 +104,8 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
-    """A repeated head: what is known of it, its size and that of its body in bytes, and its trace."""
+    """A match of received bytes with a stored head: the stored head, the sizes of head and body in bytes, and the
+    trace."""
 
     known: "KnownHead[T]"
     head_bytes: int
@@ -111,8 +114,8 @@ class HeadMatch(msgspec.Struct, Generic[T], frozen=True):
 
 
 def template_of(head: bytes, headers: HeaderList) -> Template | None:
-    """Return the template of a head, from which a parser has read `headers` with lower-case names. Return None if the
-    head must not be remembered: it has an unusual form, or says more about body and connection than one length."""
+    """Return the template of a head, which a parser has read as `headers` with lower-case names. Return None if the
+    head must not be stored: its form is unusual, or it says more about body or connection than one Content-Length."""
     if len(head) > MAX_HEAD_BYTES or _PLAIN.fullmatch(head) is None or head.count(b"\r\n") != len(headers) + 2:
         return None
     lengths = [value for name, value in headers if name == b"content-length"]
@@ -128,7 +131,7 @@ def template_of(head: bytes, headers: HeaderList) -> Template | None:
 
 
 def _cut(head: bytes) -> Template | None:
-    """Return the template of a head; None if it has no length."""
+    """Return the template of a head; None if it has no Content-Length."""
     length, trace = _LENGTH.search(head), _TRACE.search(head)
     if length is None:
         return None
@@ -141,7 +144,8 @@ def _cut(head: bytes) -> Template | None:
 
 
 class HeldBytes:
-    """Count the bytes that are held for one head. They are given back when no connection has the head any more."""
+    """Count the bytes that are used for one head. They leave the total when the head is stored for no connection any
+    more."""
 
     __slots__ = ("_shared", "bytes", "holders")
 
@@ -152,7 +156,7 @@ class HeldBytes:
         """The connections' memories that have the head."""
 
     def hold(self, size: int) -> None:
-        """Count these bytes; a negative size gives them back. Connections that have the head make room for them."""
+        """Add `size` to the bytes; a negative size releases bytes. Connections that store the head then make room."""
         self.bytes += size
         self._shared.total += size
         if size > 0:
@@ -164,7 +168,7 @@ class HeldBytes:
 
 
 class KnownHead(Generic[T]):
-    """A head, and what is remembered of it. `held` counts the bytes for both."""
+    """A stored head and the value that is stored with it. `held` counts the bytes of both."""
 
     __slots__ = ("__weakref__", "held", "remembered", "template")
 
@@ -176,7 +180,7 @@ class KnownHead(Generic[T]):
 
 
 class SharedHeads(Generic[T]):
-    """Share remembered heads between the connections of a listener. Each is kept once, while one of them has it."""
+    """Share stored heads between the connections of a listener. A head is stored once, while any of them uses it."""
 
     __slots__ = ("_seen", "known", "total")
 
@@ -188,11 +192,11 @@ class SharedHeads(Generic[T]):
 
     @property
     def bound(self) -> int:
-        """Return the bytes that one connection may hold at present."""
+        """Return the bytes that one connection may use at present."""
         return MAX_MEMORY_BYTES if self.total < MAX_TOTAL_BYTES else LEAST_MEMORY_BYTES
 
     def is_repeated(self, seen: int) -> bool:
-        """Return True if a head with this hash came before, and note the hash."""
+        """Return True if a head with this hash came before. Else store the hash, and return False."""
         if seen in self._seen:
             return True
         self._seen[seen] = None
@@ -202,9 +206,10 @@ class SharedHeads(Generic[T]):
 
 
 class RememberedHeads(Generic[T]):
-    """Find the heads that one connection repeats, or that another connection from the same place has sent.
+    """Find stored heads that this connection, or another one from the same place, has sent.
 
-    `where` is the address of the client, and the scheme. A request means nothing more than its bytes and these two.
+    `where` is the place: the address of the client, and the scheme. What a request means depends on nothing but its
+    bytes and its place.
     """
 
     __slots__ = ("__weakref__", "_has_ended", "_known", "_last", "_seen", "_shared", "_where")
@@ -221,7 +226,8 @@ class RememberedHeads(Generic[T]):
         return len(self._known)
 
     def match(self, data: bytes) -> HeadMatch[T] | None:
-        """Return the remembered head with which these bytes begin; None if it is not known or not complete."""
+        """Return the stored head with which `data` begins; None if the head is not stored, or has not arrived
+        completely."""
         last = self._last
         if last is not None and (read := last.template.read(data)) is not None:
             return HeadMatch(last, *read)
@@ -240,7 +246,7 @@ class RememberedHeads(Generic[T]):
         return None if cut is None else (self._where, cut.parts)
 
     def is_repeated(self, head: bytes) -> bool:
-        """Return True if an equal head has come from this connection or place before, and note the head."""
+        """Return True if the same head has come from this connection or place before. Store the hash of the head."""
         key = self._key(head)
         if key is None:
             return False
@@ -251,7 +257,7 @@ class RememberedHeads(Generic[T]):
         return is_repeated
 
     def add(self, template: Template, remembered: T) -> HeldBytes | None:
-        """Remember a head, and return the counter of its bytes. Return None if the connection has ended."""
+        """Store a head with a value, and return the counter of its bytes. Return None if the connection has ended."""
         if self._has_ended:
             return None
         known = KnownHead(template, remembered, HeldBytes(self._shared))
@@ -271,7 +277,7 @@ class RememberedHeads(Generic[T]):
         self.make_room()
 
     def make_room(self) -> None:
-        """Forget the least recently used heads while they are too many, or take too many bytes."""
+        """Drop the least recently used heads while they are too many, or use too many bytes."""
         size = sum(known.held.bytes for known in self._known.values())
         while len(self._known) > MAX_HEADS or (self._known and size > self._shared.bound):
             oldest = self._known.pop(next(iter(self._known)))
@@ -281,7 +287,7 @@ class RememberedHeads(Generic[T]):
                 self._last = None
 
     def forget(self, template: Template) -> None:
-        """Forget a head, if it is known. Connections that do not have it cannot find it from now on."""
+        """Drop a head, if it is stored. Connections that do not use it yet cannot find it from now on."""
         key = (self._where, template.parts)
         known = self._known.pop(key, None)
         self._shared.known.pop(key, None)
@@ -291,7 +297,7 @@ class RememberedHeads(Generic[T]):
             self._last = None
 
     def close(self) -> None:
-        """Forget all heads, and remember no more, because the connection has ended."""
+        """Drop all heads, and store no more, because the connection has ended."""
         self._known.clear()
         self._seen.clear()
         self._last = None
@@ -302,18 +308,19 @@ class RememberedHeads(Generic[T]):
 
 Outcome = Literal["fast", "direct", "new_head", "size", "pipelined", "no_request", "streamed", "refused", "interrupted"]
 """The ways in which POSTs were served. `fast`: by the decision on an earlier call like this one (the fast path).
-`direct`: without parser and ASGI, because the connection remembered the head. The others were served in the usual way.
-Their reasons, in order: the head was new; the body was too large, or empty; further bytes came with it; it was not a
-single request; the answer was an event stream; it was refused, or belongs to another process; the client did not read
-or left, or the process ended."""
+`direct`: without parser and ASGI, because the head was stored. Each other name is a reason why a request was served in
+the usual way. `new_head`: the head was new. `size`: the body was too large, or empty. `pipelined`: further bytes came
+with it. `no_request`: it was not a single request. `streamed`: the answer was an event stream. `refused`: it was
+refused, or belongs to another process. `interrupted`: the client did not read or left, or the process ended."""
 
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
 
 class ConnectionMemory:
-    """Share remembered heads, and the counts of `OUTCOMES`, between the connections of a listener. `may_serve` returns
-    False while the process ends or hands over its work: then each response has to end its connection, so no head is
-    used. Bodies beyond `body_bytes` are read in the usual way, where they are counted and their senders known first."""
+    """Share stored heads, and the counts of `OUTCOMES`, between the connections of a listener. `may_serve` returns
+    False while the process ends or hands over its work: each response then has to end its connection, so no stored head
+    is used. Bodies beyond `body_bytes` are read in the usual way, which authenticates the sender before it reads them
+    all."""
 
     def __init__(self, counts: Counter[str], may_serve: Callable[[], bool], limits: Limits) -> None:
         self.counts = counts
@@ -327,7 +334,7 @@ REPEATS: Final = "mcp.repeats"
 
 
 class HeadOffer:
-    """Let the app that serves a POST have the connection remember its head."""
+    """Let the app that has served a POST store its head for the connection."""
 
     __slots__ = ("_head", "_headers", "_heads")
 
@@ -337,7 +344,8 @@ class HeadOffer:
         self._headers = headers
 
     def remember(self, describe: Callable[[], RepeatedHead]) -> None:
-        """Remember the head, as `describe` returns it, if it has come before. For served and authenticated requests."""
+        """Store the head with the value that `describe` returns, if the same head came before. Call this only for a
+        served and authenticated request."""
         if self._heads.is_repeated(self._head) and (template := template_of(self._head, self._headers)) is not None:
             repeated = describe()
             if (held := self._heads.add(template, repeated)) is not None:

@@ -53,11 +53,11 @@ _KNOWN: Final = {
 def header_map(
     raw: Iterable[tuple[bytes, bytes]], single: Container[str] = (), most: int = Limits().head_bytes
 ) -> dict[str, str]:
-    """Return headers by lower-case name. Those named in `single` and `_SINGLE` may appear once. `most` is in bytes.
+    """Return headers by lower-case name. A header in `single` or `_SINGLE` may appear only once. `most` is in bytes.
 
     Raises:
-        Refused: 400, a header appears twice that may appear once: readers would disagree on which one counts. 431, the
-            headers together are larger than `most`.
+        Refused: 400, a header appears twice that may appear only once: readers would disagree on which one counts. 431,
+        the headers together are larger than `most`.
     """
     raw = list(raw)
     # White space around a value is not part of it (RFC 9110 §5.5); some parsers leave it there.
@@ -94,12 +94,12 @@ async def read_body(
 ) -> bytes | None:
     """Read the request's body. Return None if the client disconnected before its end.
 
-    `admit` raises `Refused` if the sender may not send so many bytes. It is called before `STRANGER_BODY_BYTES` are
-    exceeded, and always before a body is returned: smaller bodies are read first, because most have arrived. Without
-    a declared length, it is called once more for the rest. `held` counts the bytes read; the caller gives them back.
+    `admit` raises `Refused` if the sender may not send so many bytes. It is called before more than
+    `STRANGER_BODY_BYTES` are read; for a smaller body, when all of it was read. Without a declared length, it is called
+    once more for the rest. `held` counts the bytes read; the caller releases them.
 
     Raises:
-        Refused: 413 beyond `limit` bytes, without reading on; the errors of `admit` and `held`.
+        Refused: 413, the body has more than `limit` bytes, and is not read on; the errors of `admit` and `held`.
     """
     declared = headers.get("content-length", "")
     length = int(declared) if declared.isdigit() else 0
@@ -141,10 +141,10 @@ def _too_large(limit: int) -> Refused:
 class Guard:
     """Check Host and Origin, so that web pages cannot reach a server on the user's own machine.
 
-    MCP 2025-11-25, Transports §Security Warning (DNS rebinding). `hosts` empty means any host, or with `loopback` the
-    loopback names only; `*` in it means any. `domains` are further suffixes of host names, with their dot. The
-    forwarding headers of `proxies` are trusted. A header of `single` may appear once: two that authenticate would be
-    two callers.
+    MCP 2025-11-25, Transports §Security Warning (DNS rebinding). If `hosts` is empty, any host is allowed, or with
+    `loopback` the loopback names only; `*` in `hosts` allows any. `domains` are further allowed suffixes of host names,
+    with their dot. The forwarding headers of `proxies` are trusted. A header in `single` may appear only once: two
+    credentials would be two callers.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -162,13 +162,13 @@ class Guard:
         """Return the request's headers, by lower-case name.
 
         Raises:
-            Refused: 400, a header appears twice; 431, they are too large (`header_map`).
+            Refused: 400, a header appears twice that may appear once; 431, the headers are too large (`header_map`).
         """
         return header_map(scope["headers"], self.single, self.head_bytes)
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise `Refused`: 421 for an unknown host name, 403 for an origin that is not allowed, 508 for a request that
-        comes back to this gateway. Requests to servers for this one name the gateways that it has passed."""
+        has passed this gateway before. Store the gateways that the request has passed, for requests to servers."""
         # Checked before the parsing, which caches its arguments.
         named = headers.get("host", "")
         if len(named) > MAX_LABEL_CHARS or not self._serves(_hostname(named)):
@@ -184,7 +184,7 @@ class Guard:
 
     @property
     def served_host(self) -> str:
-        """Return a host name that is served, for requests from within the process."""
+        """Return a host name that passes this guard, for requests from within the process."""
         named = sorted(host for host in self.hosts if "*" not in host)
         return named[0] if named else f"gateway{self.domains[0]}" if self.domains else "localhost"
 
@@ -213,7 +213,7 @@ class Guard:
 
     @staticmethod
     def same_site(headers: Mapping[str, str]) -> bool:
-        """Return True unless a browser's headers show that another site caused this request."""
+        """Return False if a browser's headers show that another site caused this request; else True."""
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
         return "origin" not in headers or is_same_origin(headers)
@@ -278,7 +278,7 @@ def _hostname(netloc: str) -> str:
 
 
 def readable_by(send: Send, origin: str) -> Send:
-    """Return an ASGI `send` whose responses pages of that origin may read. The guard has allowed the origin."""
+    """Return an ASGI `send` whose responses web pages of `origin` may read (CORS). The guard has allowed the origin."""
     shared = origin_headers(origin)
 
     async def sending(event: MutableMapping[str, Any]) -> None:
@@ -314,6 +314,6 @@ async def send_status(send: Send, status: int, headers: HeaderList | None = None
 
 
 async def send_refusal(send: Send, refused: Refused, request_id: bytes = b"null") -> None:
-    """Send a refusal as a JSON-RPC error with its HTTP status. `request_id` is JSON; empty: none."""
+    """Send a refusal as a JSON-RPC error with its HTTP status. `request_id` is encoded; empty: the error has no id."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     await send_json(send, refused.status, encode_error(request_id, refused.error()), headers)

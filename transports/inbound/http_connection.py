@@ -22,11 +22,11 @@ from transports.inbound.limits import Limited
 from transports.inbound.repeated_requests import RepeatedRequests
 
 _PROGRESS_BITS: Final = 16
-"""A body counts as progressing with each 64 KiB."""
+"""The step in which a body makes progress: 2 ** 16 bytes (64 KiB)."""
 
 
 class HeadBytes:
-    """Count the bytes of a head, and copy them for a second parser, which may have to read the head again.
+    """Count the bytes of a request head, and copy them, because a second parser (h11) may have to read the head again.
 
     `copy` is None if the head did not begin at the start of a chunk: then only the first parser knows where it began.
     `at_most` is the most bytes that a head can have if it ends in the present chunk.
@@ -41,14 +41,14 @@ class HeadBytes:
         self._is_first = False
 
     def arrive(self, size: int, *, between_messages: bool) -> None:
-        """Count a chunk of that size, which is about to be parsed."""
+        """Set the size of the chunk that is parsed next. `between_messages`: no message is incomplete."""
         self._chunk = size
         self.at_most = self.size + size
         self._is_first = between_messages
 
     def begin(self) -> None:
-        """Note that a message begins in this chunk. If the chunk came between messages, its first message begins at the
-        chunk's start."""
+        """Note that a head begins in this chunk. It is at the start of the chunk if no message was incomplete, and the
+        chunk has no head before it."""
         self.copy = bytearray() if self._is_first else None
         self.size = 0
         self.at_most = self._chunk
@@ -57,8 +57,8 @@ class HeadBytes:
     def keep(self, data: bytes) -> None:
         """Count and copy a chunk that ended inside the head.
 
-        If the chunk began with another message, the place where the head begins is unknown. Then one byte is counted:
-        the fewest that the head can have in the chunk.
+        If the chunk began with another message, the place where the head begins is unknown. Then count one byte, the
+        fewest that the head can have in the chunk.
         """
         if self.copy is not None:
             self.copy += data
@@ -77,12 +77,13 @@ class UnusualHead(Exception):
 
 
 class LastRequest(Exception):
-    """The previous request was the last one on this connection (`Connection: close`)."""
+    """A request follows the last one that its connection may have (`Connection: close`)."""
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` replaces the peer's address on a
-    Unix socket. Without `memory`, no head is remembered. Without `handover`, the connection stays in this process."""
+    """Serve one HTTP/1.1 connection of a client, as uvicorn's protocol class. `place` is the path of a Unix socket,
+    which replaces the peer's address. Without `memory`, no head is stored. Without `handover`, the connection stays in
+    this process."""
 
     def __init__(
         self,
@@ -175,7 +176,8 @@ class HttpConnection(HttpToolsProtocol):
                 self._look_at_body(len(data) if was_in_body and self._body_bytes == body_bytes else 0)
 
     def is_between_requests(self) -> bool:
-        """Return True if every request has its answer, no byte of a next one has arrived, and one may come."""
+        """Return True if all requests were answered, no byte of another has arrived, and the connection stays open for
+        one."""
         if self._in_head or self._in_body or self.pipeline:
             return False
         last = self._running
@@ -239,8 +241,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _look_at_body(self, overhead: int) -> None:
-        """Check the sizes of the body and of its trailers so far. `overhead` is the size of a chunk without any byte of
-        the body: trailers, chunk extensions; 0 for other chunks."""
+        """Check the sizes of the body and of its trailers so far. `overhead` is the size of received data that has
+        trailers or chunk extensions only; 0 for other data."""
         self._overhead = self._overhead + overhead if overhead else 0
         if self._overhead > self._limits.head_bytes:
             self._refuse(BadRequest(431, "The trailers are too large.", Limited.HEAD_SIZE))
@@ -293,8 +295,8 @@ class HttpConnection(HttpToolsProtocol):
         super().shutdown()
 
     def _close_after_response(self) -> None:
-        """Close the connection after a response. While its request still arrives, let the client read the response
-        first: a reset could overtake it (RFC 9112 §9.6)."""
+        """Close the connection after a response. If the body is still arriving, first let the client read the response:
+        a reset could overtake it (RFC 9112 §9.6)."""
         if self._in_body and self.cycle is self._running and self.cycle.response_complete:
             self._leave(b"", in_body=True)
         else:
@@ -315,7 +317,8 @@ class HttpConnection(HttpToolsProtocol):
             _continue_with_h11(self, self._others, bytes(self._head.copy) + data)
 
     def _refuse(self, fault: BadRequest) -> None:
-        """Answer the requests that came before this one, then this fault, then end the connection."""
+        """Let the answers to earlier requests be sent, then send the response for this fault, then end the
+        connection."""
         self._others.refusals[fault.kind] += 1
         if self._in_body:
             self._in_body = False
@@ -339,7 +342,7 @@ class HttpConnection(HttpToolsProtocol):
             self._leave(fault.response())
 
     def _leave(self, answer: bytes, *, in_body: bool = False) -> None:
-        """Write a last response and end this side of the connection. `in_body`: a request's body is still arriving."""
+        """Write a last response and stop sending. `in_body`: a request's body is still arriving."""
         self._in_head = self._in_body = False
         for cycle in (self._running, self.cycle):
             if cycle is not None:
@@ -389,7 +392,8 @@ def _too_long(limit: int) -> BadRequest:
 
 
 def _continue_with_h11(connection: HttpConnection, others: Connections, head: bytes) -> None:
-    """Hand a connection to h11, which reads it from the beginning of `head` on."""
+    """Hand a connection to h11. `head` has all bytes from the beginning of the present request, which h11 parses
+    again."""
     connection._repeated.forget()
     connection.server_state.connections.discard(connection)
     config, state, app_state = connection.config, connection.server_state, connection.app_state
@@ -403,8 +407,9 @@ def _continue_with_h11(connection: HttpConnection, others: Connections, head: by
 def http_connections(
     connections: Connections, memory: ConnectionMemory | None = None, siblings: Siblings | None = None
 ) -> Callable[..., HttpConnection]:
-    """Return the factory of connections for uvicorn (`Config(http=…)`). Without `memory`, no head is remembered. With
-    `siblings`, a connection moves to the process that owns its session. The factory's `moves` counts its moves."""
+    """Return the factory of connections for uvicorn (`Config(http=…)`). Without `memory`, no head is stored. With
+    `siblings`, a connection moves to the process that owns its session; the factory's argument `moves` is how often it
+    has moved."""
 
     def made(
         config: Config,

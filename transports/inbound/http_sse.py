@@ -36,7 +36,7 @@ class Addresses:
         self._keys = list(reversed(keys))  # itsdangerous signs with the last key
 
     def new(self, caller: str) -> str:
-        """Return a new address for that caller. Nobody can guess it."""
+        """Return a new address for a caller, which cannot be guessed."""
         return self._signer(caller).sign(secrets.token_urlsafe(18)).decode()
 
     def is_of(self, address: str, caller: str) -> bool:
@@ -61,7 +61,8 @@ _NOT_PASSED_ON: Final = frozenset(
     last-event-id origin te trailer transfer-encoding upgrade
     mcp-gateway-session mcp-method mcp-name mcp-protocol-version mcp-session-id""".split()
 )
-"""Headers that belong to one HTTP request or message, or name a session: this wire finds that session itself."""
+"""Headers that are not passed on to the endpoint: they belong to one HTTP request or message, or name a session. This
+transport finds the session itself."""
 
 
 class MessageBus(Protocol):
@@ -73,8 +74,8 @@ class MessageBus(Protocol):
 
 
 class _Posted(msgspec.Struct):
-    """A posted message on its way to the process that has its stream. Holds the headers and address of its sender, and
-    the token of the session that it names."""
+    """A posted message, published to the process that serves its stream. Has the headers and the address of the sender,
+    and the token of the session that the message names."""
 
     headers: dict[str, str]
     peer: str
@@ -90,8 +91,8 @@ class HttpSse:
     the request names. `app` serves the endpoint itself, and authenticates every message again, by the headers that came
     with it. `session_key` is the key in the `_meta` of the `initialize` result that holds the session's token.
 
-    A session ends with its stream if its client has never named it. If the client has named it with a message, the
-    session stays, and only its processes end. If the client has named it when it opened the stream, nothing ends.
+    What ends with the stream depends on whether the client has sent the session's token itself. Never: the session
+    ends. With a message: only the session's processes end. When it opened the stream: nothing ends.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ def _topic(name: str) -> str:
 
 
 def _sender_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return those headers of a message by which the endpoint authenticates its sender."""
+    """Return the headers of a message that are passed on: by them the endpoint authenticates the sender."""
     return {
         name: value
         for name, value in headers.items()

@@ -1,4 +1,4 @@
-"""Send requests to the gateway's own ASGI app from within the process, for wires that serve clients through it."""
+"""Send requests to the gateway's own ASGI app from within the process, for transports that are built on this app."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ class Reply:
         self._work: asyncio.Task[None] | None = None
 
     def start(self, work: asyncio.Task[None]) -> None:
-        """Note the task in which the app serves the request. The response ends with this task."""
+        """Set the task in which the app serves the request. The response ends when this task ends."""
         self._work = work
         work.add_done_callback(lambda _: self._ended())
 
@@ -35,7 +35,7 @@ class Reply:
         self._parts.put_nowait(None)
 
     async def send(self, event: Any) -> None:
-        """Take an event of the response (ASGI's `send`)."""
+        """Receive an event of the response (the `send` of ASGI, which the app calls)."""
         if event["type"] == "http.response.start":
             self.status = event["status"]
             self.headers = {name.decode(): value.decode("latin-1") for name, value in event["headers"]}
@@ -65,7 +65,7 @@ class Reply:
 
     async def leave(self, wait_s: float = 0.0) -> None:
         """Cancel the request, like a client that closes its connection. The rest of the response is dropped. `wait_s`
-        are the seconds that the app may take to notice, and to cancel its work for the request."""
+        is how many seconds the app may take to notice the disconnect, and to cancel its work."""
         self._left.set()
         if self._work is not None:
             if wait_s:
@@ -79,7 +79,7 @@ class Reply:
 
 
 class InProcessClient:
-    """Send requests to one endpoint of the app, from within the process. The scope of each has the keys of `facts`."""
+    """Send requests to one endpoint of the app, from within the process. `facts` are added to each ASGI scope."""
 
     def __init__(self, app: Any, path: str, facts: Mapping[str, Any] | None = None) -> None:
         self._app = app

@@ -1,5 +1,5 @@
-"""Limit the cost of clients that have not authenticated. Holds the limits, counts the bytes of bodies, and finds the
-network by which connections and anonymous clients are counted.
+"""Limit the cost of clients that have not authenticated: define the limits, count the bytes of request bodies, and find
+the network by which connections and anonymous clients are counted.
 
 Pure, except that it reads this process's limit of open files. The composition root fills `Limits` from the settings.
 """
@@ -31,7 +31,7 @@ _KEPT_BACK: Final = 128
 """File descriptors reserved for the store, logs, listeners and libraries."""
 
 _MOST: Final = 65_536
-"""The most connections of a process that may open any number of files."""
+"""The most connections of a process, however many files it may open."""
 
 
 class Limited(enum.StrEnum):
@@ -51,7 +51,7 @@ class Limited(enum.StrEnum):
     URI = "uri"
     RECORD = "record"
     IN_FLIGHT = "in_flight"
-    """Bodies of calls that have no answer yet."""
+    """The bytes of the bodies of all calls that have no answer yet."""
     MEMORY = "memory"
     """The memory of server processes."""
     HOP = "hop"
@@ -59,14 +59,15 @@ class Limited(enum.StrEnum):
 
 
 Refusals = Counter[Limited]
-"""The number of refusals of each kind: `refusals[Limited.BATCH] += 1`. One for the process, `Metrics.limited`."""
+"""The number of refusals by kind: `refusals[Limited.BATCH] += 1`. There is one such counter in a process,
+`Metrics.limited`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one process. Where a setting exists, it has the same default, with a reason (`LimitSettings`).
+    """The limits of one process. A limit that operators can set has the setting's default; `LimitSettings` says why.
 
-    Times are seconds, sizes bytes, lengths of texts characters after decoding.
+    Times are in seconds, sizes in bytes, lengths of texts in characters after decoding.
     """
 
     head_bytes: int = 64 << 10
@@ -80,29 +81,31 @@ class Limits:
     peer_connections: int = 512
     pipelined: int = 16
     batch_messages: int = 64
-    """Messages of a JSON-RPC batch. A larger batch is refused before any of its messages is executed."""
+    """The most messages of a JSON-RPC batch. A larger batch is refused before any of its messages is executed."""
     name_chars: int = 256
-    """Names that clients send: tools, prompts, methods, clients."""
+    """The longest name that a client sends: of a tool, a prompt, a method or itself."""
     uri_chars: int = 8 << 10
-    """URIs that clients send. Browsers and proxies have similar limits."""
+    """The longest URI that a client sends. Browsers and proxies have similar limits."""
     record_bytes: int = 64 << 10
-    """The client data in a session's record: the parameters of `initialize` and the subscriptions."""
+    """The most bytes of client data in a session's record: the parameters of `initialize` and the subscriptions."""
 
 
 def room_for_connections() -> int:
-    """Return the most connections that this process may open: half of its files, because servers need some too."""
+    """Return the most connections that this process may accept: half of its file descriptors, because servers need
+    some, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(14, min(_MOST, (soft - _KEPT_BACK) // 2))
 
 
 SMALL_BODY_BYTES: Final = 64 << 10
-"""Bodies up to this size are not counted: the limits of connections and calls bound them well enough."""
+"""Bodies up to this size are not counted in `BodyBudget`: the limits on connections and calls bound them well
+enough."""
 
 
 class BodyBudget:
-    """Count the bytes of all request bodies in this process, and refuse bodies beyond `most`. A body counts from its
-    first bytes until its request is answered. That may take minutes, and in the handshake era it outlives the
-    connection. One network may hold half of `most`, so that it leaves room for others."""
+    """Count the bytes of all request bodies in this process, and refuse more than `most`. A body counts from its first
+    bytes until its request is answered. That may take minutes; in the legacy era, it can take longer than the
+    connection lasts. The bodies of one network may have half of `most`, so that others have room."""
 
     __slots__ = ("_by_network", "_held", "_most", "_refusals", "_refuse")
 
@@ -114,10 +117,10 @@ class BodyBudget:
         self._by_network: Counter[str] = Counter()
 
     def take(self, network: str, size: int, mine: int) -> None:
-        """Count `size` more bytes of a request that holds `mine` bytes. An empty `network` limits the total only.
+        """Count `size` more bytes of a request that has `mine` bytes counted. An empty `network` limits the total only.
 
         Raises:
-            Refused: 429, other bodies take the room. A body alone is never refused for its size.
+            Refused: 429, other bodies use up the room. A body is never refused for its own size alone.
         """
         if self._held > mine and self._held + size > self._most:
             self._refusals[Limited.IN_FLIGHT] += 1
@@ -140,7 +143,8 @@ class BodyBudget:
 
 
 class HeldBody:
-    """Count the bytes of one request's body in `BodyBudget`. `network` is called once, before the first are counted."""
+    """Count the bytes of one request's body in `BodyBudget`. `network` returns the client's network; it is called
+    once."""
 
     __slots__ = ("_body_budget", "_counted_as", "_network", "_taken")
 
@@ -160,7 +164,7 @@ class HeldBody:
         self._taken = size
 
     def give_back(self) -> None:
-        """Release the bytes, because the request is answered, or will not be."""
+        """Release the counted bytes, once the request is answered or given up."""
         if self._taken:
             self._body_budget.give_back(self._counted_as, self._taken)
             self._taken = 0
@@ -171,9 +175,9 @@ _MOST_HOPS = 16
 
 
 def client_network(peer: str, headers: Mapping[str, str], proxies: Container[str]) -> str:
-    """Return the client's network, by `network_of`. It is that of the peer or, behind trusted proxies, that of the last
-    address in `X-Forwarded-For` which is not a trusted proxy's. A text there that is no address ends the search: no
-    trusted proxy vouches for the addresses before it."""
+    """Return the client's network, by `network_of`. Without a trusted proxy, it is the network of the address `peer`.
+    Behind trusted proxies, it is that of the last address in `X-Forwarded-For` that is not a trusted proxy's. A text
+    that is no address ends the search: no trusted proxy vouches for what stands before it."""
     if peer not in proxies:
         return network_of(peer)
     found = peer

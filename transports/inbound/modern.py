@@ -1,4 +1,4 @@
-"""Check requests by the rules of the 2026-07-28 wire, and find the HTTP status of an answer.
+"""Check requests by the rules of the 2026-07-28 transport, and find the HTTP status of an answer.
 
 MCP 2026-07-28, Basic §Per-request fields, Transports §Streamable HTTP. Pure: decides, sends nothing.
 """
@@ -33,7 +33,7 @@ _METHOD_HEADER, _NAME_HEADER = "mcp-method", "mcp-name"
 _ROUTING: Final = frozenset({VERSION_HEADER.encode(), _METHOD_HEADER.encode(), _NAME_HEADER.encode()})
 _MALFORMED: Final = "=?base64?*?="  # agrees with no argument; values in headers are ASCII, or coded
 MIRRORED: Final = PREFIX.lower().encode()
-"""The beginning of the names of headers that mirror an argument."""
+"""The prefix of the names of headers that repeat an argument of a tool call, in lower case (`mcp-param-`)."""
 
 _values: Final = msgspec.json.Decoder()
 
@@ -49,7 +49,7 @@ _STATUSES: Final = {
 
 
 def names_version(meta: Any) -> bool:
-    """Return True if the decoded `_meta` of a message names a protocol version: only modern messages may."""
+    """Return True if the decoded `_meta` of a message names a protocol version, which only modern messages do."""
     return isinstance(meta, dict) and VERSION_KEY in meta
 
 
@@ -132,7 +132,8 @@ def _check_version(version: str) -> None:
 
 
 def _check_unique(raw_headers: list[tuple[bytes, bytes]], is_checked: Callable[[bytes], bool]) -> None:
-    """Raise `Refused` if a checked header appears twice: readers of the first and of the last would disagree."""
+    """Raise `Refused` if a header for which `is_checked` is True appears twice: readers could disagree on which one
+    counts."""
     seen: set[bytes] = set()
     for name_bytes, _ in raw_headers:
         name = name_bytes.lower()

@@ -1,4 +1,5 @@
-"""Make a request of a POST's head and body, and check it by the rules of its era. Pure: no I/O, nothing is awaited."""
+"""Make a `Request` from the head and the body of a POST, and check it by the rules of its era. Pure: no I/O, no
+awaits."""
 
 import functools
 from collections.abc import Mapping
@@ -31,14 +32,14 @@ from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, Object, decode_meta, parse
 
 BATCHES: Final = "2025-03-26"
-"""The only revision with batches. It is also the revision of a request that names none."""
+"""The only protocol version with batches. A legacy request without a version header has this version, too."""
 
 VOUCHED_FOR: Final = "mcp.vouched_for"
-"""The key in the scope of a request from within the process that holds its authenticated caller."""
+"""The key in the ASGI scope that holds the authenticated caller of a request from within the process."""
 
 
 def era_of(headers: Mapping[str, str]) -> Era:
-    """Return the era that the version header names."""
+    """Return the era of the version in the headers; legacy if there is none, or an unknown one."""
     return MODERN if headers.get(VERSION_HEADER) in MODERN_VERSIONS else LEGACY
 
 
@@ -56,7 +57,7 @@ def check_post(headers: Mapping[str, str]) -> None:
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """Raise `Refused` if the version header names no legacy version."""
+    """Raise `Refused` if the headers name a version that is not a legacy one."""
     version = headers.get(VERSION_HEADER, BATCHES)
     if version not in HANDSHAKE_VERSIONS:
         supported = ", ".join((*HANDSHAKE_VERSIONS, *MODERN_VERSIONS))
@@ -162,8 +163,8 @@ def _progress_token(raw: msgspec.Raw) -> Any:
 
 
 def _is_short(raw: msgspec.Raw, most: int) -> bool:
-    """Return True if the JSON value is short, or is a text of at most `most` characters. Short JSON is not decoded: its
-    text is shorter still."""
+    """Return True if a JSON value has at most `most` characters, as JSON or as the text that it encodes. Short JSON is
+    not decoded."""
     if len(memoryview(raw)) <= most + 2:
         return True
     text = msgspec.json.decode(raw)
@@ -195,7 +196,7 @@ class Posts:
         self._lengths = lengths
 
     def checked_head(self, scope: Scope) -> Head:
-        """Check the head of a POST, and return it. Raises `Refused` if every POST with this head is refused."""
+        """Check the head of a POST, and return it. Raises `Refused` if the head alone breaks a rule."""
         headers = self._guard.headers(scope)
         self._guard.check(headers)
         check_post(headers)
@@ -224,10 +225,11 @@ class Posts:
             raise Refused(400, error.code, str(error)) from None
 
     def request(self, head: Head, message: Message, body_bytes: int) -> Request:
-        """Make a request of a message, and check it by the rules of its era, which `head` or the `_meta` names.
+        """Make a request from a message, and check it by the rules of its era. `head` or the message's `_meta` names
+        the era.
 
         Raises:
-            Refused, InvalidMessage, msgspec.MsgspecError: it breaks a rule of its era, or cannot be read.
+            Refused, InvalidMessage, msgspec.MsgspecError: the message breaks a rule of its era, or cannot be read.
         """
         params = {} if message.method is msgspec.UNSET else message.params_object()
         meta = decode_meta(params["_meta"]) if "_meta" in params else None
@@ -256,7 +258,7 @@ class Posts:
         *,
         body_bytes: int = 0,
     ) -> Request:
-        """Make a request of a head and of the parts of a message, which have been checked. Checks nothing itself."""
+        """Make a request from a head and the parts of a message. Does not check them again."""
         version = str(meta.get(VERSION_KEY, "")) if meta and era is MODERN else ""
         is_modern_call = era is MODERN and message is not None and message.method == "tools/call" and message.is_request
         return Request(

@@ -1,8 +1,7 @@
 """Serve the requests of one connection that repeat an earlier head, without parser and ASGI.
 
-`HttpConnection` reads everything else. A request that turns out to be unusual goes on in the usual way, with parser and
-ASGI: its bytes are parsed, and the task that this starts takes over the steps that were started.
-docs/adr/0012-the-http-edge.md
+`HttpConnection` reads everything else. If a request turns out to be unusual, its bytes are given to the parser. The
+ASGI task that then starts continues from the steps that were done here. docs/adr/0012-the-http-edge.md
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from transports.reply_queue import Frame
 logger = logging.getLogger(__name__)
 
 _COPIED_BYTES: Final = 64 << 10
-"""The largest body that is written together with its head. A larger one is not copied for that."""
+"""The largest body that is copied into one write with its head. A larger one is written separately."""
 
 
 class Flow(Protocol):
@@ -60,11 +59,12 @@ class Connection(Protocol):
         """Parse data, and serve the requests in it in the usual way."""
 
     def is_between_requests(self) -> bool:
-        """Return True if every request has its answer, no byte of a next one has arrived, and one may come."""
+        """Return True if all requests were answered, no byte of another has arrived, and the connection stays open for
+        one."""
 
 
 class RepeatedRequests:
-    """Serve the requests of one connection that repeat an earlier head, one at a time. Without `memory`, none are."""
+    """Serve the requests of one connection that repeat an earlier head, one at a time. Without `memory`, serve none."""
 
     __slots__ = (
         *("_body", "_connection", "_context", "_fast", "_first", "_head_bytes", "_heads", "_json", "_known", "_memory"),
@@ -92,7 +92,7 @@ class RepeatedRequests:
         self._resumed: StartedPost | None = None  # the POST that the next task takes over
 
     def come_from(self, where: tuple[str, ...]) -> None:
-        """Share remembered heads with the other connections from `where`: the client's address, and the scheme."""
+        """Share stored heads with the other connections from `where`: the client's address, and the scheme."""
         if self._memory is not None:
             self._heads = RememberedHeads(self._memory.heads, where)
 
@@ -100,16 +100,16 @@ class RepeatedRequests:
 
     @property
     def received(self) -> int | None:
-        """Return the number of bytes that have arrived of an incomplete body; None if no body is incomplete."""
+        """Return how many bytes of an incomplete body have arrived; None if no body is incomplete."""
         return len(self._first) - self._head_bytes + len(self._body) if self._missing else None
 
     @property
     def is_answering(self) -> bool:
-        """Return True while a request is served here."""
+        """Return True while this object serves a request."""
         return self._started is not None or self._fast is not None
 
     def take(self, data: bytes) -> bool:
-        """Read data that has arrived. Return False if it is for the parser, which has all bytes before it."""
+        """Handle received data. Return False if the parser has to read it; the parser then has all earlier bytes."""
         if self._missing:
             return self._take_body(data)
         if self._started is not None or self._fast is not None:
@@ -136,7 +136,7 @@ class RepeatedRequests:
         return True
 
     def _obstacle(self, body_bytes: int, *, has_more: bool) -> Outcome:
-        """Return the reason why a request with a repeated head is for the parser."""
+        """Return why the parser has to read a request, although its head is stored."""
         assert self._memory is not None
         if not 0 < body_bytes <= self._memory.body_bytes:
             return "size"
@@ -159,7 +159,8 @@ class RepeatedRequests:
         return True
 
     def parsed(self, scope: Any, headers: HeaderList) -> None:
-        """Note that the parser has read a new head. Put an offer to remember it into the scope, for the app."""
+        """Note that the parser has read a new head. Put a `HeadOffer` into the scope, with which the app can store the
+        head."""
         data, self._new = self._new, None
         if data is None or self._memory is None:
             return
@@ -196,12 +197,13 @@ class RepeatedRequests:
             waiting.add_done_callback(functools.partial(self._waited, started))
 
     def _waited(self, started: StartedPost, waiting: asyncio.Task[None]) -> None:
-        """Go on after the handler's decision, unless another task has taken over the request."""
+        """Continue when the handler has accepted or refused the request, unless an ASGI task has taken over the
+        request."""
         if started is self._started:
             self._go_on(started)
 
     def _go_on(self, started: StartedPost) -> None:
-        """Go on with the answer, whose frames may still be missing, or with the failure of the request."""
+        """Write the answer, or wait for its first frame. If the request has failed, finish it with parser and ASGI."""
         if started.answer is None:
             assert self._known is not None
             if not started.is_elsewhere:
@@ -215,7 +217,7 @@ class RepeatedRequests:
             started.answer.replies.when_ready(functools.partial(self._ready, started), started.quiet_at)
 
     def _ready(self, started: StartedPost, is_quiet: bool) -> None:  # the queue calls it
-        """Go on with an answer: a frame has come, or none came in time (`is_quiet`), or none will come."""
+        """Continue with an answer: a frame has come, or none came in time (`is_quiet`), or no more frames will come."""
         if started is not self._started:
             return  # a task has taken it over
         if is_quiet:
@@ -256,7 +258,8 @@ class RepeatedRequests:
     # -- on the fast path (`transports.inbound_port.WaitingConnection`)
 
     def answer_fast(self, frame: bytes, headers: HeaderList) -> bool:
-        """Send a fast call's response with the body `frame`. Return False, and do nothing, if it cannot be sent now."""
+        """Send the response to a call on the fast path, with the body `frame`. Return False, and send nothing, if that
+        is not possible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -275,8 +278,8 @@ class RepeatedRequests:
         record: Callable[[Sequence[Frame]], Sequence[str | None] | None],
         headers: HeaderList,
     ) -> bool:
-        """Send a fast call's response as an event stream with these frames, the whole of it. `record` is
-        `Answer.record_at_hand`. Return False, and do nothing, if it cannot be sent now."""
+        """Send the response to a call on the fast path, as an event stream with all its frames. `record` is
+        `Answer.record_at_hand`. Return False, and send nothing, if that is not possible now."""
         connection, known = self._connection, self._known
         if known is None or connection.flow.write_paused or connection.transport.is_closing():
             return False
@@ -294,12 +297,13 @@ class RepeatedRequests:
         self._fast = call
 
     def begin_general(self) -> None:
-        """Have the handler serve the request from its beginning. The fast path has done nothing for it."""
+        """Have the handler serve the request from its beginning. The fast path has not sent it."""
         self._fast = None
         self._begin_general((self._first + self._body)[self._head_bytes :])
 
     def fall_back(self, began: float, become: Callable[[Request], Answer]) -> None:
-        """Finish a fast call that arrived at `began` in the general way: `become` makes the answer of its request."""
+        """Finish a call that was sent on the fast path in the general way. It arrived at `began` (monotonic clock);
+        `become` returns the answer for its request."""
         self._fast = None
         self._context = context = Context()
         body = (self._first + self._body)[self._head_bytes :]
@@ -358,7 +362,7 @@ class RepeatedRequests:
             self._resume(why)
 
     def _resume(self, why: Outcome) -> None:
-        """Parse the request's bytes. The task that this starts takes over the steps that were started."""
+        """Parse the request's bytes. The ASGI task that this starts continues from the steps that were done here."""
         assert self._memory is not None
         self._memory.counts[why] += 1
         self._resumed, self._started = self._started, None
@@ -379,12 +383,13 @@ class RepeatedRequests:
         self._first = self._body = b""
 
     def app(self, app: Any) -> Any:
-        """Return the ASGI app for a request that starts: `app`, or the one that finishes a started request."""
+        """Return the ASGI app for the request that was just parsed: `app`, or one that finishes a request begun
+        here."""
         started, self._resumed = self._resumed, None
         return app if started is None else started.finish
 
     def forget(self) -> None:
-        """Forget all heads, because the connection has ended. A started request goes on as if its client had left."""
+        """Drop all heads, because the connection has ended. A started request goes on as if its client had left."""
         if self._missing:
             self._missing = 0
             self._clear()

@@ -10,7 +10,7 @@ _OF_THE_SERVER: Final = frozenset({b"connection", b"content-length", b"transfer-
 
 
 class JsonHeads:
-    """Encode the heads of JSON responses on one connection. Keeps the last head, because most are the same."""
+    """Encode the heads of JSON responses on one connection. Caches the last head, because most are the same."""
 
     __slots__ = ("_after", "_before", "_defaults", "_headers", "_status")
 
@@ -21,9 +21,9 @@ class JsonHeads:
         self._before = self._after = b""
 
     def head(self, status: int, defaults: HeaderList, headers: HeaderList, body_bytes: int) -> bytes | None:
-        """Return the head of a response. `defaults` are the server's headers, `headers` those of the answer.
+        """Return the encoded head of a response. `defaults` are the server's headers, `headers` those of the answer.
 
-        Return None if uvicorn has to write it: a header is about the connection, or is not valid.
+        Return None if uvicorn has to write the response: a header concerns the connection, or is not valid.
         """
         if status != self._status or defaults is not self._defaults or headers != self._headers:
             if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
@@ -37,7 +37,7 @@ class JsonHeads:
 
 
 class StreamHeads:
-    """Encode the heads of responses that are event streams. Keeps the last head."""
+    """Encode the heads of responses that are event streams. Caches the last head."""
 
     __slots__ = ("_defaults", "_head", "_headers")
 
@@ -47,7 +47,8 @@ class StreamHeads:
         self._head = b""
 
     def head(self, defaults: HeaderList, headers: HeaderList) -> bytes | None:
-        """Return the head of a response with a body in chunks. Arguments and None are those of `JsonHeads.head`."""
+        """Return the encoded head of a response with a chunked body, from the headers of the server and of the answer.
+        Return None if uvicorn has to write the response."""
         if not self._head or defaults is not self._defaults or headers != self._headers:
             if not all(_is_plain(name, value) for name, value in (*defaults, *headers)):
                 return None
@@ -58,7 +59,7 @@ class StreamHeads:
 
 
 def whole_body(data: bytes) -> bytes:
-    """Return the data as a complete body of one chunk."""
+    """Return the data as a complete body in chunked coding, with one chunk."""
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
 
 

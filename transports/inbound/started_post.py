@@ -1,6 +1,6 @@
-"""Begin to serve POSTs where their bytes arrive, without parser and ASGI, and keep the result of each step.
+"""Begin to serve POSTs as soon as their bytes arrive, without parser and ASGI, and store the result of each step.
 
-If a POST has to be finished in the usual way, its endpoint uses these results and does not repeat the steps.
+If a POST has to be finished in the usual way, its endpoint uses these results instead of repeating the steps.
 """
 
 import asyncio
@@ -43,21 +43,23 @@ class Endpoint(Protocol):
 
 
 _MOST_PATHS: Final = 4
-"""The most fast paths of one head: legacy clients do not name the tool in the head, and use some tools in turn."""
+"""The most fast paths of one head. Legacy clients do not name the tool in the head, so calls of several tools share
+it."""
 
 _PATH_BYTES: Final = 3_000 + MAX_KEPT_BYTES
-"""About the most bytes that a path and its template hold."""
+"""The bytes that are counted for one fast path and its template: about the most that they use."""
 
 _MOST_CREDIT: Final = 8
-"""The most paths made for one head before a call takes one. So a client whose calls never fit costs no more."""
+"""The most fast paths that are made for one head before a call uses one. This limits the cost of a client whose calls
+never fit."""
 
 _CREDIT_BACK_S: Final = 10.0
-"""Seconds after which one more path may be made: earlier ones may have expired before their next call came."""
+"""Seconds after which one more path may be made although none was used: earlier ones may have expired in between."""
 
 
 class RepeatedHead:
-    """Serve the POSTs that repeat one head, which its endpoint has checked. `shared` are headers for each response.
-    `times` are those of event streams (`Endpoint.times_of`), once there is a fast path."""
+    """Serve the POSTs that repeat one head, which the endpoint has checked once. `shared` are headers of each response.
+    `times` are those of event streams (`Endpoint.times_of`), set with the first fast path."""
 
     __slots__ = (
         "__weakref__",
@@ -86,7 +88,7 @@ class RepeatedHead:
     def begin_fast(
         self, connection: AnsweringConnection, body: bytes, trace: bytes, correlation: str = ""
     ) -> CallInFlight | None:
-        """Send a call on the fast path, if it is like an earlier call. Return None, and do nothing, if none fits."""
+        """Send a call on the first fast path that it fits. Return None, and send nothing, if there is none."""
         for place, (template, path) in enumerate(self._paths):
             if (values := template.fit(body)) is None:
                 continue
@@ -102,8 +104,8 @@ class RepeatedHead:
         return None
 
     def learn(self, started: "StartedPost") -> bool:
-        """Make a fast path for further calls like `started`, which was answered in one piece. Return True if there is a
-        new path."""
+        """Make a fast path for further calls like `started`, which was answered in one piece. Return True if one was
+        made."""
         decided, now = started.decided, monotonic()
         if now - self._learned_at >= _CREDIT_BACK_S:
             self._credit = max(1, self._credit)
@@ -124,24 +126,25 @@ class RepeatedHead:
         return True
 
     def forget(self) -> None:
-        """Forget all paths, to make room for those of other heads."""
+        """Drop all fast paths, to make room for those of other heads."""
         self._hold(-_PATH_BYTES * len(self._paths))
         self._paths.clear()
 
     def holds(self, hold: Callable[[int], None]) -> None:
-        """Set the function that counts the bytes held for fast paths; a negative number gives bytes back."""
+        """Set the function that counts the bytes used for fast paths. It gets a negative number when bytes are
+        released."""
         self._hold = hold
 
     def resumed(self, body: bytes, head: Head, began: float, become: Callable[[Request], Answer]) -> "StartedPost":
-        """Return a POST that leaves the fast path, to be finished with the answer that `become` makes of its request.
-        `head` is the POST's own head, `began` the time when it arrived (monotonic clock)."""
+        """Return a POST that leaves the fast path, to be finished in the usual way. `head` is its own head, `began` the
+        time when it arrived (monotonic clock). `become` returns the handler's answer for its request."""
         request = self._posts.request(head, self._posts.read(body), len(body))
         request = replace(request, arrived_at=began)
         return StartedPost.of(self._endpoint, body, request, become, self.shared)
 
     @classmethod
     def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
-        """Return the head of a POST that was served, for connections that may repeat it."""
+        """Return a `RepeatedHead` for the head of a POST that was served."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
         # No header comes twice in a head that is remembered. Then the raw ones are read for mirrored arguments alone.
@@ -152,7 +155,7 @@ class RepeatedHead:
         return cls(endpoint, posts, kept, shared)
 
     def begin(self, body: bytes, trace: bytes = b"") -> "StartedPost | None":
-        """Begin to serve a POST with this head, and with that `traceparent` if there is one.
+        """Begin to serve a POST with this head, and with `trace` as its `traceparent` unless that is empty.
 
         Return None, and do nothing, if the POST has to be served in the usual way. Raises nothing.
         """
@@ -161,22 +164,23 @@ class RepeatedHead:
         return StartedPost(self._endpoint, self._posts, self.head_with(trace), body, self.shared)
 
     def head_with(self, trace: bytes) -> Head:
-        """Return the head with that `traceparent`, if there is one."""
+        """Return the head, with `trace` as its `traceparent` unless that is empty."""
         head = self.head
         return replace(head, headers={**head.headers, "traceparent": trace.decode("ascii")}) if trace else head
 
 
 def _is_like(template: CallTemplate, body: bytes) -> bool:
-    """Return True if a body fits the template, and its arguments are one JSON value. A template without a token also
-    fits bodies with a token behind the arguments. It then takes both for the arguments: these are not one value."""
+    """Return True if a body fits the template, and its arguments are one JSON value. A template without a progress
+    token also fits a body with a token behind its arguments, and takes both for the arguments: together they are not
+    one value."""
     values = template.fit(body)
     return values is not None and (not values[2] or is_one_value(values[2]))
 
 
 class StartedPost:
-    """Begin to serve one POST, and keep the result of each step. `answer` is None until there is one. `quiet_at` is the
-    time (monotonic clock) at which an answer without a frame becomes an event stream: 0 for at once. It is None without
-    an answer."""
+    """Begin to serve one POST, and store the result of each step. `answer` is None until the handler returns one. If no
+    frame has come at `quiet_at` (monotonic clock), the answer becomes an event stream; 0: at once; None: no answer
+    yet."""
 
     __slots__ = (
         *("_calling", "_endpoint", "_failure", "_message", "_peer", "_request", "_shared", "_waiting"),
@@ -204,7 +208,8 @@ class StartedPost:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Keep the error of a step. If another process owns the session, send it the request, if no wait is needed."""
+        """Store the error of a step. If another process owns the session, send the request there, if that needs no
+        waiting."""
         if isinstance(error, OwnedByPeer) and self._request is not None:
             try:
                 self._peer = self._endpoint.begin_elsewhere(error, self._request, self.body)
@@ -229,12 +234,12 @@ class StartedPost:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return True if another process serves the POST, and it was not sent there."""
+        """Return True if another process owns the session, and the POST was not sent there yet."""
         return isinstance(self._failure, OwnedByPeer)
 
     @property
     def is_no_request(self) -> bool:
-        """Return True if it is a notification or a response: nothing was given to the handler."""
+        """Return True if the message is a notification or a response, which was not given to the handler yet."""
         return self._request is not None and self._calling is None and self._failure is None
 
     def wait(self, task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> asyncio.Task[None]:
@@ -264,8 +269,8 @@ class StartedPost:
         become: Callable[[Request], Answer],
         shared: HeaderList,
     ) -> "StartedPost":
-        """Return a POST that was started on the fast path. `become` makes the handler's answer of its request, or
-        raises `OwnedByPeer`."""
+        """Return the POST of a call that was sent on the fast path. `become` returns the handler's answer for its
+        request, or raises `OwnedByPeer`."""
         started = cls.__new__(cls)
         started._endpoint, started._shared, started.body = endpoint, shared, body
         started._message, started._request = request.message, request
@@ -280,7 +285,8 @@ class StartedPost:
 
     @property
     def decided(self) -> tuple[Request, Callable[[Request, float], CallPath | None]] | None:
-        """Return the request, and the handler's function that makes a fast path for calls like it; None without one."""
+        """Return the request, and the function that makes a fast path for calls like it; None if the handler gave
+        none."""
         request = self._request
         if request is None or request.offer is None or request.offer.path_for is None:
             return None
@@ -352,7 +358,7 @@ class StartedPost:
             answer.done()
 
     async def drop(self) -> None:
-        """Cancel and release the answer, if nobody has taken it."""
+        """Cancel and release the answer, unless `called` has returned it."""
         if self._waiting is not None:
             await self._waiting
         answer, self.answer = self.answer, None

@@ -48,9 +48,9 @@ _CANCEL_S: Final = 1.0
 
 
 class StreamConnection:
-    """Serve one connected client. `write` sends the client a message. `token` names the session to resume, which
-    `outlives` the connection or ends with it. The `_meta` of the `initialize` result has the session's token under
-    `session_key`. All requests have `headers`, and come from the address `peer`."""
+    """Serve one connected client. `write` sends the client a message. `token` names the session to resume; with
+    `outlives`, this session does not end with the connection. The `_meta` of the `initialize` result has the session's
+    token under `session_key`. All requests have `headers`, and come from the address `peer`."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class StreamConnection:
         self._last_post: asyncio.Task[None] | None = None
 
     def returned(self, token: str) -> None:
-        """Note that a message has come with a cookie of that session. If the session is an older one, it replaces the
-        session that was opened for this connection, unless that one is used already."""
+        """Handle the session token from the cookie of a message. If it names an older session, use that one, and end
+        the session that was opened for this connection, unless the client has already initialized the latter."""
         if token == self._given:
             self.may_return = not self._outlives
         elif self._token and not self._session and not self._outlives:
@@ -187,7 +187,7 @@ class StreamConnection:
             await self._answer(message, reply)
 
     def _begin_modern(self, message: Message, line: bytes, headers: dict[str, str]) -> Reply | None:
-        """Send a modern call, and return its response to come; None if the call is cancelled already."""
+        """Send a modern call, and return its response, which arrives later; None if the call was cancelled before."""
         if message.id not in self._starting:
             return None
         self._starting.discard(message.id)
@@ -235,8 +235,8 @@ class StreamConnection:
             self._tasks.spawn(_pass_on(self._stream, self._write))
 
     def _cancel_modern(self, message: Message) -> bool:
-        """Cancel a modern call by closing its request. Return True if the notification is about modern calls. One that
-        names no call is ignored (MCP 2026-07-28, Cancellation §Error Handling)."""
+        """Cancel a modern call by closing its request. Return False if the notification is about a legacy call. One
+        that names no known call is ignored (MCP 2026-07-28, Cancellation §Error Handling)."""
         if self._session:
             return False
         cancelled = _cancelled_id(message)
@@ -324,7 +324,8 @@ async def _pass_on(reply: Reply, write: Callable[[bytes], Awaitable[None]]) -> N
 
 
 async def _sent_in_order(reply: Reply, before: "asyncio.Task[None] | None") -> None:
-    """Wait until the message before is handled, and then this message, which has no answer."""
+    """Wait until the message of the task `before` is handled, then until this one is. It has no answer; a refusal is
+    logged."""
     if before is not None:
         await before
     async for _ in reply.frames():
@@ -360,7 +361,7 @@ def _with_token(frame: bytes, key: str, token: str) -> bytes:
 def _ended(request_id: object) -> bytes:
     """Return the cancellation that follows the result of a subscription (MCP 2026-07-28, Cancellation).
 
-    The result comes first, and means a graceful end. SDK clients take a cancellation without it for a lost stream.
+    The result comes first, and means a graceful end. After a cancellation alone, SDK clients assume a lost stream.
     """
     params = {"requestId": request_id, "reason": "the subscription has ended"}
     return encode_notification(_CANCELLED, encode(params))

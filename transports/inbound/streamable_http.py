@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _PRIMING: Final = "2025-11-25"
 _MOST_TRIES: Final = 6
-"""The most tries of a request whose session changes owners."""
+"""The most attempts at a request whose session keeps changing owners."""
 
 
 class StreamableHttp:
@@ -69,7 +69,7 @@ class StreamableHttp:
         self._forwarder = forwarder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, started: StartedPost | None = None) -> None:
-        """Serve a request. `started` is a POST of which some steps were taken before."""
+        """Serve a request. `started` is a POST for which some steps were done before."""
         held: HeldBody | None = None
         headers: dict[str, str] = {}
         try:
@@ -109,8 +109,8 @@ class StreamableHttp:
         await send_refusal(send, self._handler.refused(headers, why, again=again), request_id)
 
     async def _admit(self, head: Head, body_bytes: int) -> None:
-        """Raise `Refused` if the caller may not send so many bytes. Callers of forwarded requests have been checked
-        already."""
+        """Raise `Refused` if the caller may not send a body of `body_bytes`. The replica that forwards a request has
+        checked it already."""
         if head.forwarded is None:
             await self._handler.admit(self.posts.of_head(head, head.era, body_bytes=body_bytes))
 
@@ -140,7 +140,8 @@ class StreamableHttp:
         await self._refuse(send, head.headers, _moved(), request_id, again=True)
 
     def _offer(self, scope: Scope, head: Head, *, is_plain: bool) -> None:
-        """Have the connection remember the head of a request whose answer was one JSON message that is no error."""
+        """Let the connection store the head of a request, if `is_plain`: its answer was one JSON message that is no
+        error."""
         if is_plain and (offer := scope.get(REPEATS)) is not None:
             offer.remember(functools.partial(RepeatedHead.of, self, self.posts, head))
 
@@ -163,7 +164,7 @@ class StreamableHttp:
     # -- POST
 
     async def _post(self, head: Head, body: bytes, receive: Receive, send: Send, started: StartedPost | None) -> bool:
-        """Answer a POST. Return True if it was a request, and its answer ended with a message that is no error."""
+        """Answer a POST. Return True if it was a request, and the answer did not end with an error."""
         if len(body) > LARGE_BYTES:
             await let_others_run()
         if started is None and is_batch(body):
@@ -205,7 +206,7 @@ class StreamableHttp:
     async def _answer(
         self, request: Request, calling: Awaitable[Answer], receive: Receive, send: Send, quiet_at: float | None
     ) -> bool:
-        """Send the answer to a request. Return True if it ended with a message that is no error."""
+        """Send the answer to a request. Return True if the answer did not end with an error."""
         answer = await calling
         watch = None
         if request.era is MODERN:
@@ -239,11 +240,12 @@ class StreamableHttp:
     # -- for POSTs that are started where their bytes arrive (`StartedPost`)
 
     async def call(self, request: Request) -> Answer:
-        """Give a request to the handler."""
+        """Pass a request to the handler, and return its answer."""
         return await self._handler.call(request)
 
     def begin_elsewhere(self, elsewhere: OwnedByPeer, request: Request, body: bytes) -> PeerAnswer | None:
-        """Send a POST to the process that owns its session, if that needs no waiting. Else return None."""
+        """Send a POST to the process that owns its session, if that needs no waiting, and return the answer. Else
+        return None."""
         if self._forwarder is None or request.forwarded is not None:
             return None
         return self._forwarder.begin(elsewhere.route, request, body)
@@ -309,8 +311,8 @@ def _failed() -> Refused:
 
 
 def _unread_id(scope: Scope) -> bytes:
-    """Return the id of a refusal that is made before a message was read. GET and DELETE carry none, and an error about
-    no message has no id (MCP 2025-11-25, Transports)."""
+    """Return the encoded id for a refusal that is sent before a message was read: `null` for a POST. GET and DELETE
+    carry no message, and an error about no message has no id (MCP 2025-11-25, Transports)."""
     return b"null" if scope["method"] == "POST" else b""
 
 

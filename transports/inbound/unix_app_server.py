@@ -17,7 +17,7 @@ from transports.inbound.http_connection import HttpConnection
 from transports.inbound.limits import Limits, Refusals
 
 PEER_PID: Final = "peer_pid"
-"""Key of `scope["state"]`: the id of the process that has connected, if the system reports it."""
+"""Key of `scope["state"]`: the process id of the client, if the system reports it."""
 
 _OF_ONE_SOCKET: Final = 64
 """The most connections to one socket: a child needs one or a few, and its code is not trusted."""
@@ -33,7 +33,8 @@ def process_behind(peer: socket.socket) -> tuple[int, int] | None:
 
 
 def may_connect(uid: int) -> bool:
-    """Return True for this process's user and for root. The mode of the socket's file is not enough: it can change."""
+    """Return True if `uid` is this process's own user, or root. The mode of the socket's file does not suffice: it can
+    change."""
     return uid in (os.geteuid(), 0)
 
 

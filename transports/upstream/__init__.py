@@ -1,1 +1,2 @@
-"""Connect to MCP servers: child processes, URLs, and objects in this process. `upstream_port.py` defines the seam."""
+"""Connect to MCP servers: child processes, URLs, and objects in this process. `upstream_port.py` defines the
+interface."""

@@ -1,8 +1,8 @@
 """Find the part of the cgroup tree (version 2) that is delegated to this gateway, and prepare it for its servers.
 
-The gateway changes nothing outside of this part, its *subtree*. A cgroup whose children have limits must not hold
-processes itself. So those in the subtree's root, among them the gateway, move to a leaf of it. The groups of servers
-(`cgroups.py`) are made beside this leaf.
+The gateway changes nothing outside of this part, its *subtree*. A cgroup whose children have limits must not contain
+processes itself. So the processes in the subtree's root, among them the gateway, are moved to a leaf of the subtree.
+The cgroups of servers (`cgroups.py`) are made beside this leaf.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ CONTROLLERS: Final = ("memory", "pids", "cpu")
 _MARKS: Final = ("user.delegate", "trusted.delegate")
 """Attributes of a cgroup that systemd sets for `Delegate=`: the first since its version 251, the second before."""
 _ROUNDS: Final = 50
-"""Attempts to move all processes out of a cgroup in which others start meanwhile."""
+"""The most attempts to move all processes out of a cgroup in which others start meanwhile."""
 LOCK_WITHIN_S: Final = 5.0
 _PAUSE_S: Final = 0.01
 _OWN_WEIGHT: Final = 1_000
@@ -34,15 +34,16 @@ _OWN_WEIGHT: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegation:
-    """The subtree that was found. `root` is its folder, or empty: then `lacks` says why. `controllers` are those of
-    `memory`, `pids` and `cpu` that groups in it can have."""
+    """The result of the search for the subtree. `root` is its folder; if it is empty, `lacks` says why there is none.
+    `controllers` are those of `memory`, `pids` and `cpu` that cgroups in the subtree can have."""
 
     root: str = ""
     controllers: tuple[str, ...] = ()
     lacks: str = ""
 
     def missing(self, limits: Limits) -> Iterator[str]:
-        """Yield a sentence for each of these limits that nothing enforces here. Defaults of a profile are left out."""
+        """Yield a sentence for each of these limits that cannot be enforced here. Defaults of a profile are left
+        out."""
         if limits.total_memory_bytes is not None and limits.total_is_set and "memory" not in self.controllers:
             most = f"{limits.total_memory_bytes >> 20} MiB of memory"
             yield f"Its processes may have more than {most} together (total_memory_mb): {self._without('memory')}."
@@ -55,8 +56,8 @@ class Delegation:
 
 
 def look(setting: str | None = None) -> Delegation:
-    """Find the subtree, and change nothing. `setting` is a folder that the operator has chosen, `off`, or None. None is
-    the cgroup of this process, if systemd or a container has delegated it."""
+    """Find the subtree, and change nothing. `setting` is a folder that the operator has chosen, or `off`. None: the
+    cgroup of this process, if systemd or a container runtime has delegated it."""
     if setting == OFF:
         return Delegation(lacks="gateway.cgroup is off")
     try:
@@ -70,8 +71,8 @@ def look(setting: str | None = None) -> Delegation:
 
 
 def take(setting: str | None = None) -> Delegation:
-    """Find the subtree and prepare it: move the processes in its root into the leaf, and let groups below have limits.
-    May be called again, and by several processes at once."""
+    """Find the subtree and prepare it: move the processes in its root into the leaf, and allow limits on the cgroups
+    below. May be called again, and by several processes at once."""
     found = look(setting)
     if not found.root:
         return found
@@ -89,8 +90,8 @@ def take(setting: str | None = None) -> Delegation:
 
 @contextlib.contextmanager
 def writes_alone(root: str) -> Iterator[None]:
-    """Wait until no other gateway changes this subtree, and hold its lock. After `LOCK_WITHIN_S`, go on without the
-    lock: a server may read the folder, and so lock it."""
+    """Wait until no other gateway changes this subtree, and lock it during a `with` block. After `LOCK_WITHIN_S`, go on
+    without the lock: a server that can read the folder could lock it, too."""
     with closing_fd(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as held:
         until = time.monotonic() + LOCK_WITHIN_S
         while not _locked(held) and time.monotonic() < until:
@@ -124,7 +125,8 @@ def _vacate(root: str) -> None:
 
 
 def _enable(root: str, controller: str) -> bool:
-    """Let groups below have a controller. Return False if the kernel refuses, as with a real-time scheduler in use."""
+    """Enable a controller for the cgroups below `root`. Return False if the kernel refuses, as with a real-time
+    scheduler in use."""
     try:
         write(None, f"{root}/cgroup.subtree_control", f"+{controller}")
     except OSError:
@@ -133,13 +135,13 @@ def _enable(root: str, controller: str) -> bool:
 
 
 def write(folder: int | None, name: str, text: str) -> None:
-    """Write to a file of a cgroup. `name` is its name in the folder, or its whole path. Raises `OSError`."""
+    """Write to a file of a cgroup. `name` is the file's name in `folder`, or its whole path. Raises `OSError`."""
     with closing_fd(os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)) as file:
         os.write(file, text.encode())
 
 
 def _try(root: str) -> None:
-    """Raise `OSError` if this user may not make groups in that folder."""
+    """Raise `OSError` if this user may not make cgroups in the folder `root`."""
     if not os.path.exists(f"{root}/cgroup.controllers"):
         raise OSError(errno.ENOENT, f"{root} is not a cgroup of version 2")
     for path in (root, f"{root}/cgroup.procs", f"{root}/cgroup.subtree_control"):
@@ -160,7 +162,7 @@ def _own_subtree() -> str:
 
 
 def own_cgroup_folders() -> list[str]:
-    """Return the folder of this process's cgroup, and those of the cgroups around it, as far as they can be seen."""
+    """Return the folders of this process's cgroup and of its visible ancestors, the own one first."""
     try:
         inside = _own_cgroup()
         folder = _folder_of(inside)
@@ -182,7 +184,7 @@ def _is_marked(folder: str) -> bool:
 
 
 def _own_cgroup() -> str:
-    """Return the path of this process's cgroup, as its namespace shows it."""
+    """Return the path of this process's cgroup, as seen in its cgroup namespace."""
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             if line.startswith("0::"):
@@ -191,7 +193,7 @@ def _own_cgroup() -> str:
 
 
 def _folder_of(inside: str) -> str:
-    """Return the folder in which a cgroup is mounted. Raises `OSError` if there is none."""
+    """Return the folder below which the file system shows the cgroup `inside`. Raises `OSError` if there is none."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields, _, kind = line.partition(" - ")

@@ -1,9 +1,9 @@
-"""Give each server a cgroup (version 2): limits for all its processes together, and one order that ends them all.
+"""Give each server a cgroup (version 2): limits for all its processes together, and a single step that kills them all.
 
-Part of the program `fork_server.py`, which has a folder beside the gateway's leaf (`cgroup_delegation.py`). In it, the
-reaper of each server with walls makes one group. The server is in its group from its first instruction on; the reaper
-is not. The folder is locked as long as the fork server or one of its reapers lives. A folder without a lock was left
-behind by a gateway that was killed. At the next start, what still runs in it is ended, and it is removed.
+Part of the program `fork_server.py`, which has a folder beside the gateway's leaf (`cgroup_delegation.py`). In this
+folder, the reaper of each server with walls makes one cgroup. The server is in its cgroup from its first instruction
+on; the reaper is not. The folder is locked while the fork server or one of its reapers lives. A folder without a lock
+was left behind by a gateway that was killed. The next start kills the processes in it, and removes it.
 """
 
 import errno
@@ -24,8 +24,8 @@ _FOLDER: Final = "mcp-servers."
 _PERIOD_US: Final = 100_000
 _INTO_CGROUP: Final = 0x2_0000_0000
 _NO_CLONE3: Final = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG)
-"""Errors of kernels before 5.7, of machines whose system calls are not known, and in containers whose filters cannot
-see what clone3 is to do."""
+"""Errors with which clone3 fails: before Linux 5.7, on machines whose system call numbers are not known, and in
+containers whose seccomp filters cannot check its arguments."""
 _LEFT_WITHIN_S: Final = 2.0
 _REMOVED_WITHIN_S: Final = 0.5
 _PAUSE_S: Final = 0.002
@@ -64,16 +64,17 @@ class Groups:
             write(self._folder, "cgroup.subtree_control", " ".join(f"+{each}" for each in controllers))
 
     def belongs_to(self, reaper: int) -> None:
-        """Keep the next group for this reaper."""
+        """Register the next cgroup as the one of this reaper, which was just forked."""
         if self._folder >= 0:
             self._of[reaper] = str(self._next)
             self._next += 1
 
     def group(self, walls: Walls | None) -> "Group | None":
-        """Make the group of this reaper, with the limits of the walls. Return None without walls or without a subtree.
+        """Make the cgroup of the calling reaper's server, with the limits in `walls`. Return None without walls or
+        subtree.
 
         Raises:
-            WallsFailed: a group cannot be made, or the walls are required and nothing enforces their limits.
+            WallsFailed: a cgroup cannot be made, or the walls are required and their limits cannot be enforced.
         """
         if walls is None:
             return None
@@ -92,13 +93,14 @@ class Groups:
         raise WallsFailed(f"The sandbox {walls.profile!r} could not be built (cgroup): {failure}")
 
     def ended(self, reaper: int, *, in_order: bool) -> None:
-        """Note that a reaper has ended. If it ended `in_order`, it has removed its group."""
+        """Note that a reaper has ended. `in_order`: it has removed its cgroup itself."""
         name = self._of.pop(reaper, None)
         if name is not None and not in_order:
             self._left.add(name)
 
     def clean(self) -> bool:
-        """End and remove the groups of reapers that were killed. Return True if one is still there."""
+        """Kill the processes in the cgroups of reapers that were killed, and remove these cgroups. Return True if one
+        still exists."""
         for name in tuple(self._left):
             if _removed(self._folder, name):
                 self._left.discard(name)
@@ -145,9 +147,9 @@ class Group:
             write(self._folder, "cpu.max", f"{max(1_000, round(limits.processors * _PERIOD_US))} {_PERIOD_US}")
 
     def fork(self) -> int:
-        """Fork like `os.fork`. The child is in the group once it has called `enter`.
+        """Fork like `os.fork`. The child is in the cgroup once it has called `enter`.
 
-        To move a process makes the kernel wait for all its processors, for milliseconds. So the child is born there.
+        The child is created inside the cgroup if the kernel can do that: to move a process takes milliseconds.
         """
         # CLONE_INTO_CGROUP: struct clone_args ends with the descriptor of the folder.
         given = struct.pack("=11Q", _INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, self._folder)
@@ -161,32 +163,36 @@ class Group:
         return pid
 
     def enter(self) -> None:
-        """Put the calling child into the group, before any foreign code runs. Raises `OSError`."""
+        """Put the calling child into the cgroup, before it runs any code of the server. Raises `OSError`."""
         if not self._is_cloned:
             write(self._folder, "cgroup.procs", "0")
 
     def watch(self) -> int:
-        """Return a descriptor that poll(2) reports (POLLPRI) when the kernel refuses to start a process; -1 if there is
-        no limit. It reports only after a first call of `newly_refused`."""
+        """Return a descriptor on which poll(2) reports POLLPRI when the kernel refuses to start a process; -1 if there
+        is no limit. It reports only after a first call of `newly_refused`."""
         if self.most_processes is not None:
             self._pid_events = os.open("pids.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
         return self._pid_events
 
     def newly_refused(self) -> tuple[str, str, str] | None:
-        """Return a refusal to report (kind, what, why) if the kernel has refused a process since the last call."""
+        """Return a refusal to report (kind, what, why) if the kernel has refused to start a process since the last
+        call."""
         before, self._refused = self._refused, _events(os.pread(self._pid_events, 256, 0)).get("max", 0)
         return ("processes", str(self.most_processes), _NO_MORE) if self._refused > before else None
 
     def last_refusal(self) -> tuple[str, str, str] | None:
-        """Return a refusal to report (kind, what, why) if the kernel has ended the processes for their memory."""
+        """Return a refusal to report (kind, what, why) if the kernel has killed the processes for their use of
+        memory."""
         return ("memory", str(self._most_mb), _EXCEEDED) if self._exceeded() else None
 
     def kill(self) -> None:
-        """End every process in the group, even a hidden one, in one step. Kernels before 5.14 need a step for each."""
+        """Kill every process in the cgroup, even a hidden one, in one step. Kernels before 5.14 need a step for each
+        process."""
         _kill(self._folder)
 
     def end(self) -> str:
-        """Remove the group, whose processes have been killed. Return which memory ran out for them; empty if none did.
+        """Remove the cgroup, whose processes have been killed. If they ran out of memory, return whose memory it was,
+        as a sentence; else return an empty text.
 
         Raises:
             OSError: the kernel still has some of the processes. The fork server goes on trying.
@@ -204,7 +210,7 @@ class Group:
         return why
 
     def _exceeded(self) -> bool:
-        """Return whether the processes were killed for the group's own limit, and not for one around the group."""
+        """Return True if the processes were killed for the cgroup's own limit, not for that of a cgroup around it."""
         events = self._memory_events()
         return self._most_mb > 0 and bool(events.get("oom_kill") and events.get("oom"))
 
@@ -216,7 +222,7 @@ class Group:
 
 
 def _remove_left(root: str) -> None:
-    """End the processes that killed gateways have left behind in the subtree, and remove their groups and folders."""
+    """Kill the processes that killed gateways have left behind in the subtree, and remove their cgroups and folders."""
     deadline = time.monotonic() + _LEFT_WITHIN_S
     for name in os.listdir(root):
         if not name.startswith(_FOLDER):
@@ -232,7 +238,7 @@ def _remove_left(root: str) -> None:
 
 
 def _removed(parent: int, name: str) -> bool:
-    """Remove a group. If the kernel still has processes in it, kill them and return False."""
+    """Remove a cgroup, and return True. If there are still processes in it, kill them and return False."""
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:

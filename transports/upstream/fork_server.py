@@ -59,11 +59,11 @@ OOM_SCORE: Final = 500
 
 
 class _OomScore:
-    """Have the kernel end servers behind walls, and their reapers, before the gateway when memory runs out. Made before
-    this process stops being dumpable: after that it cannot open its own files in /proc.
+    """Make the kernel kill servers behind walls, and their reapers, before the gateway when memory runs out. Has to be
+    created before this process stops being dumpable: after that it cannot open its own files in /proc.
 
-    A process inherits the score. So the fork server takes the score of a server for the moment of the fork, by two
-    writes to a file that it holds open. A new process would have to open its own file.
+    A process inherits its OOM score. So the fork server raises its own score during each fork, by writing to a file
+    that it keeps open. A new process would have to open its own file.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,8 @@ class _OomScore:
             self._error = error
 
     def fork(self, fork: Callable[[], int]) -> int:
-        """Fork like `os.fork`. If memory runs out, the child and its children are ended first. Raises `OSError`."""
+        """Fork like `os.fork`. If memory runs out, the kernel kills the child and its children first. Raises
+        `OSError`."""
         if self._error is not None:
             raise self._error
         self._write(max(self._own, OOM_SCORE))
@@ -95,7 +96,7 @@ class _OomScore:
 
 
 class _Starter:
-    """Take the requests of the gateway, and fork a reaper for each."""
+    """Receive the requests of the gateway, and fork a reaper for each."""
 
     def __init__(self, requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
         self.gateway = _open_parent()
@@ -107,7 +108,7 @@ class _Starter:
         self._oom_score = oom_score
 
     def take(self) -> bool:
-        """Take one request. Return False at the end of the requests."""
+        """Handle one request. Return False at the end of the requests."""
         try:
             request, fds, _, _ = socket.recv_fds(self._requests, REQUEST.size, 5)
         except OSError:
@@ -175,7 +176,7 @@ def _fail(control: int, why: str, *, prepared: bool) -> None:
 
 
 def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> None:
-    """Fork a reaper per request until the gateway is gone, then wait for the last reaper to be done."""
+    """Fork a reaper for each request until the gateway is gone, then wait until the last reaper has ended."""
     starter = _Starter(requests, groups, oom_score)
     reapers, prototypes = starter.reapers, starter.prototypes
     starts = StartCounter()
@@ -206,8 +207,8 @@ def _serve(requests: socket.socket, groups: Groups, oom_score: _OomScore) -> Non
 
 
 def _open_parent() -> int | None:
-    """Return a descriptor that turns readable when the gateway dies, even while a forked copy of it holds its sockets
-    open."""
+    """Return a descriptor that becomes readable when the gateway dies, even if a forked copy of the gateway keeps its
+    sockets open."""
     try:
         return os.pidfd_open(os.getppid())
     except (AttributeError, OSError):  # not Linux, or older than 5.3: the end of the sockets has to do
@@ -215,7 +216,8 @@ def _open_parent() -> int | None:
 
 
 def _collect_reapers(reapers: dict[int, bool], groups: Groups) -> bool:
-    """Collect the children that have exited. Return True if one may have left orphans: any but a finished reaper."""
+    """Collect the children that have exited. Return True if one of them may have left orphans: any but a reaper that
+    has finished."""
     suspicious = False
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

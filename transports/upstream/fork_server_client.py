@@ -30,24 +30,25 @@ _PROGRAM: Final = (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).
 
 
 class Gates(Protocol):
-    """Serve the gates of walled processes (`walls/gate.py`) in the gateway: resolve names, and hear of refusals."""
+    """Serve the gates of walled processes (`walls/gate.py`) on the gateway's side: resolve names, and receive
+    refusals."""
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
-        """Serve the channel of a gate until its end, and own the socket. `fields` returns the present fields of log
-        lines about the gate's process: "server", and "session" and "principal" if it has them."""
+        """Serve the channel of a gate until its end, and own the socket. `fields` returns the fields of log lines about
+        the gate's process: "server", and "session" and "principal" if it has them."""
         ...
 
     async def close(self) -> None:
-        """End with the fork server. Called when all its children are gone."""
+        """Stop serving, because the fork server stops. Called when all its children have ended."""
         ...
 
 
 class ForkServer:
-    """Start children through one small program. It outlives this process just long enough to end them all.
+    """Start child processes through a small program. It outlives this process just long enough to end them all.
 
-    The program starts on entry, and again if it was killed. `gates` serves the gates of walled children. Without it,
-    nobody resolves names for them or hears of refusals. `cgroup` says where each of them gets a cgroup, as
-    `delegation.look` takes it.
+    The program starts on entry, and again if it was killed. `gates` serves the gates of walled children; without it,
+    names are not resolved for them, and refusals are not reported. `cgroup` is the setting for
+    `cgroup_delegation.look`, which says where each child gets a cgroup.
     """
 
     def __init__(self, gates: Gates | None = None, cgroup: str | None = OFF) -> None:
@@ -95,7 +96,8 @@ class ForkServer:
         stderr: Callable[[bytes], None] | None = None,
         fields: Callable[[], Mapping[str, Any]] = dict,
     ) -> Process:
-        """Start a child. If cancelled or failed, leave neither process nor descriptor. `fields` is for `Gates.open`.
+        """Start a child process. If this fails or is cancelled, no process or descriptor remains. `fields` is for
+        `Gates.open`.
 
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
@@ -133,8 +135,8 @@ class ForkServer:
         raise ProcessFailed(reason, command.argv[0], is_missing=is_missing)
 
     def _note(self, command: Command, lacks: str) -> None:
-        """Log that a server has no namespaces or mounts of its own, once until a server has some again. A kernel
-        without them is known from the start, but a limit can be reached later."""
+        """Log that servers get no namespaces or mounts of their own. Repeat it only for another reason, or after a
+        server has got some: a limit of the kernel can be reached later."""
         walls = command.walls
         if walls is None or not (walls.namespaces or walls.own_folders):
             return
@@ -160,7 +162,8 @@ class ForkServer:
         receive_stderr: Callable[[bytes], None] | None,
         open_gate: Callable[[socket.socket], None] | None,
     ) -> Process:
-        """Send four descriptors to the fork server, and a fifth for a gate. Return a process with their other ends."""
+        """Send four descriptors to the fork server, and a fifth for a gate. Return the process, with the other ends of
+        these."""
         with contextlib.ExitStack() as opened:
             control, theirs = socket.socketpair()
             opened.callback(theirs.close)
@@ -258,13 +261,13 @@ def _kind_of(walls: Walls | None) -> bytes:
 
 
 def _prototype(walls: Walls | None) -> Walls | None:
-    """Return the part of the walls that can be prepared; None if none can."""
+    """Return the part of the walls that the fork server can prepare; None if there is none."""
     return walls.prototype() if walls is not None and walls.common and hasattr(os, "memfd_create") else None
 
 
 def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
-    """Return the specification for the reaper. The reaper has the walls of the prototype already, so they are left out.
-    Behind a gate there are no datagrams, so names are resolved over streams."""
+    """Return the specification for the reaper, without the walls of the prototype, which the reaper has already. Behind
+    a gate, programs have to ask the resolver over streams, because datagrams do not pass."""
     walls, env = command.walls, dict(command.env)
     if walls is not None and walls.reach is not None:
         env["RES_OPTIONS"] = f"{env.get('RES_OPTIONS', '')} use-vc".strip()  # resolv.conf(5); c-ares reads it too

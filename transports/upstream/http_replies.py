@@ -20,20 +20,21 @@ from transports.upstream.non_messages import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 
 LEAST_S: Final = 0.1
-"""The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway spin."""
+"""The shortest time until a stream is opened again, so that `retry: 0` does not make the gateway reconnect in a tight
+loop."""
 
 MOST_S: Final = 600.0
 """The longest time until a stream is opened again, so that a server cannot make the gateway wait for hours."""
 
 _MOST_ID_CHARS: Final = 1024
-"""The longest id of an event that is sent back. Few servers take a header that is longer."""
+"""The longest event id that is sent back in a header. Few servers accept a longer header."""
 
 _FIRST_S: Final = 1.0
 _MOST_BACKOFF_S: Final = 60.0
 
 
 class StreamPlace:
-    """The place up to which the stream of one request, or of the server's own messages, was read on all connections.
+    """How far an event stream was read, on all its connections: that of one request, or of the server's own messages.
 
     `last_id` is the id of the last event, empty if no event had one. `retry_s` is the last reconnection time that the
     server has named, None if it has named none. `events` counts events, those without data included.
@@ -47,8 +48,8 @@ class StreamPlace:
         self.events = 0
 
     def read(self, event_id: str) -> None:
-        """Count an event. `event_id` is empty if it has none. If no header can hold the id, the stream is opened again
-        without one: after an older id, events would come twice."""
+        """Count an event. `event_id` is empty if the event has none. If a header cannot contain the id, the stream is
+        opened again without an id: after an older one, events would come twice."""
         self.events += 1
         if event_id:  # a header holds UTF-8 (HTML, Server-sent events; RFC 9110 §5.5)
             is_sendable = len(event_id) <= _MOST_ID_CHARS and event_id.isprintable() and event_id == event_id.strip()
@@ -57,10 +58,10 @@ class StreamPlace:
 
 def pause_s(place: StreamPlace, failures: int, *, at_once: bool = False) -> float:
     """Return the seconds to wait before a stream is opened again: the server's `retry`, within `LEAST_S` and `MOST_S`,
-    or one second.
+    or one second by default.
 
-    Each of `failures` attempts in a row without an event doubles the time, up to a minute. `at_once`: a request waits
-    for the stream, which has just been cut.
+    Each of `failures` attempts in a row without an event doubles the time, up to a minute. With `at_once`, the default
+    is `LEAST_S`: a request waits for the stream, which has just been cut.
     """
     named_s = None if place.retry_s is None else min(max(place.retry_s, LEAST_S), MOST_S)
     backoff_s = min(_MOST_BACKOFF_S, _FIRST_S * 2.0 ** min(failures - 1, 16)) if failures else 0.0
@@ -81,7 +82,7 @@ _MOST_SKIMMED_BYTES, _MOST_SKIMMED_S = 64 << 10, 2.0
 
 
 class ReplyReader:
-    """Read the responses of server `name`. Messages go to `deliver`, unusable answers to `events`.
+    """Read the responses of server `name`. Pass messages to `deliver`, and report unusable answers to `events`.
 
     Raises `TooLarge` for an event or a body of more than `max_bytes`, and the errors of the HTTP client.
     """
@@ -126,8 +127,8 @@ class ReplyReader:
         return True
 
     async def stream(self, response: httpx2.Response, request_id: int | str | None, place: StreamPlace) -> bool:
-        """Deliver the messages of an event stream, and note in `place` how far it was read. Return True once the answer
-        to the request has come."""
+        """Deliver the messages of an event stream, and record in `place` how far it was read. Return True as soon as
+        the answer to the request has come."""
         decoder = EventDecoder(self._max_bytes)
         async for chunk in response.aiter_bytes():
             for event in decoder.feed(chunk):
@@ -148,7 +149,7 @@ class ReplyReader:
         return b"".join(parts)
 
     def _event(self, data: bytes, request_id: int | str | None) -> bool:
-        """Return True if the event was the answer to that request, or an unreadable one."""
+        """Handle the data of one event. Return True if it was the answer to the request, readable or not."""
         try:
             message = parse(data, is_lenient=True)
         except InvalidMessage as error:
@@ -166,8 +167,9 @@ class ReplyReader:
 
 
 def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
-    """Return the URL to which the same request may be sent instead: the target of a 307 or 308 within the origin. None
-    for any other response. Credentials in the `Location` do not count: the operator's stay (RFC 9110 §15.4.8)."""
+    """Return the URL to which the same request may be sent again: the target of a 307 or 308 within the same origin.
+    None for any other response. Credentials in the `Location` are ignored: the operator's are used (RFC 9110
+    §15.4.8)."""
     if response.status_code not in (307, 308) or response.next_request is None:
         return None
     target, own = response.next_request.url, response.request.url
@@ -177,9 +179,9 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
 
 
 def refusal_text(response: httpx2.Response) -> str:
-    """Return the status of a response without an answer, and what its headers say to the client. Of URLs and
-    challenges only parts are quoted, which hold neither credentials nor the address of the server. Paths are left out:
-    they are secrets of some servers."""
+    """Return a text about a response without an answer: its status, and what its headers tell the client. Of URLs and
+    challenges, only parts without credentials and without the server's address are quoted. Paths are left out: some
+    servers have secrets there."""
     text = f"{response.status_code} {response.reason_phrase[:_MOST_ERROR_CHARS]}"
     if response.next_request is not None:
         target, own = response.next_request.url, response.request.url

@@ -29,7 +29,7 @@ class InProcessUpstream:
     """
 
     def __init__(self, name: str, server: Any) -> None:
-        """Raise `TypeError` if the object is not a server of the SDK."""
+        """Store the server object. Raises `TypeError` if it is not a server of the SDK."""
         if any(kind.__module__.partition(".")[0] == "fastmcp" for kind in type(server).__mro__):
             raise TypeError(
                 f"{type(server).__name__} of the package fastmcp is not a server object of the mcp SDK, and cannot be "
@@ -42,7 +42,7 @@ class InProcessUpstream:
         self._server = lowlevel
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "InProcessLink":
-        """Open a link, and enter the server's lifespan for it. The options of processes have no effect."""
+        """Open a link, and enter the server's lifespan for it. Options that concern processes have no effect."""
         return InProcessLink(self._name, self._server, events, given)
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class _Stream:
     """A stream of the SDK, whose `async with` block closes it."""
 
     async def aclose(self) -> None:
-        """Close nothing."""
+        """Do nothing. A subclass that has something to close overrides this."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,7 +129,7 @@ class _Stream:
 
 
 class _Inbox(_Stream):
-    """The stream that the server reads. The SDK runs the handler of a message in the stream's `last_context`."""
+    """The stream from which the server reads. The SDK runs the handler of a message in the stream's `last_context`."""
 
     def __init__(self, stream: MemoryObjectReceiveStream[_Sent]) -> None:
         self._stream = stream
@@ -153,7 +153,7 @@ class _Inbox(_Stream):
 
 
 class _Outbox(_Stream):
-    """The stream that the server writes to. Passes every message on at once."""
+    """The stream to which the server writes. Forwards every message at once."""
 
     def __init__(self, receive: Any) -> None:
         self._receive = receive

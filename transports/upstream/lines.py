@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 EXCERPT_BYTES: Final = 512
-"""Bytes that are kept of each end of a line, if the line is too long or is not a message."""
+"""The bytes that are kept of the beginning, and of the end, of a line that is too long or is not a message."""
 
 _CR: Final = 0x0D
 
@@ -34,7 +34,7 @@ class LineSplitter:
         self._too_long = False
 
     def feed(self, data: bytes) -> None:
-        """Take one chunk."""
+        """Process one chunk of data."""
         lines = data.split(b"\n")
         rest = lines.pop()
         if lines:
@@ -49,7 +49,7 @@ class LineSplitter:
             self._hold(rest)
 
     def end(self) -> None:
-        """Deliver the unfinished line: at the end of the stream it has no newline."""
+        """Deliver the last line, which has no newline, at the end of the stream."""
         if self._too_long:
             head, ending = bytes(self._held), self._ending
             self._ending, self._too_long = b"", False
@@ -86,11 +86,11 @@ class LineSplitter:
 
 
 class StderrTail:
-    """Keep the last lines of a stream that may never end. A flood costs no more than a search for its last newlines.
+    """Keep the last lines of a stream that may never end. Of a flood, only the last newlines are searched for.
 
     `receive`, if given, gets each line that is kept: of one chunk the last `lines`, each cut at `max_bytes`. All kept
-    lines have `max_total` bytes at most. The defaults keep the traceback of a tool that fails in the Python SDK: it has
-    126 lines, with the cause in the middle.
+    lines together have at most `max_total` bytes. With the defaults, the traceback of a tool that fails in the Python
+    SDK fits: it has 126 lines, with the cause in the middle.
     """
 
     __slots__ = ("_begun", "_kept", "_lines", "_max_bytes", "_max_total", "_receive", "_total")
@@ -112,7 +112,7 @@ class StderrTail:
         self._begun = b""
 
     def feed(self, data: bytes) -> None:
-        """Take one chunk."""
+        """Process one chunk of data."""
         first, *ended = data.rsplit(b"\n", self._lines + 1)
         if not ended:
             self._begin(first)
@@ -126,7 +126,7 @@ class StderrTail:
         self._begun = rest[: self._max_bytes]
 
     def end(self) -> None:
-        """Keep the unfinished line as if it had ended."""
+        """Keep the unfinished last line, as if it had ended."""
         line, self._begun = self._begun, b""
         self._keep(line)
 

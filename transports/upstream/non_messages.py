@@ -27,8 +27,8 @@ _TAIL: Final = re.compile(rb"[}\]]" + _VERSION + rb'\s*,\s*"id"\s*:\s*(\d{1,18})
 
 
 class Meant(NamedTuple):
-    """The intended kind of a line that is not a message. `is_answer` is None if unknown. `request_id` is None if it is
-    unknown or cannot be an id of the gateway."""
+    """What the sender of a line that is not a message probably meant to send. `is_answer` is None if unknown.
+    `request_id` is None if it is unknown or cannot be an id of the gateway."""
 
     is_answer: bool | None
     request_id: int | None = None
@@ -38,7 +38,7 @@ _UNKNOWN: Final = Meant(None)
 
 
 def meant_by(line: bytes) -> Meant:
-    """Decide what a complete line that is not a message was meant as."""
+    """Decide whether a complete line that is not a message was meant as an answer, and to which request."""
     try:
         found = msgspec.json.decode(line, type=Object)
     except (msgspec.MsgspecError, RecursionError):
@@ -52,7 +52,8 @@ def meant_by(line: bytes) -> Meant:
 
 
 def answered_by(head: bytes, tail: bytes) -> Meant:
-    """Decide what a line was meant as, from its beginning and end: the line is no JSON, or its middle was not kept."""
+    """Decide the same as `meant_by` from the first and last bytes of a line, which is not JSON or was too long to
+    keep."""
     first = _HEAD.match(head)
     if first is not None and first["kind"] in (b"method", b"params"):
         return Meant(False)
@@ -66,7 +67,8 @@ def answered_by(head: bytes, tail: bytes) -> Meant:
 
 EVERY_S: Final = 60.0
 MOST_KINDS: Final = 8
-"""The most different lines of one topic that are logged in `EVERY_S`. Output with a time or a number always differs."""
+"""The most different lines of one topic that are logged in `EVERY_S`. Lines with a time or a number are always
+different."""
 
 
 class LineBudget:
@@ -79,8 +81,9 @@ class LineBudget:
         self._silent = Counter[str]()
 
     def add(self, topic: str, *kind: str, now: float) -> int | None:
-        """Count a line. Return None if it should not be logged: in the last minute, the same line or many others of its
-        topic were. Otherwise return the number of lines of its topic that were left out since the last one."""
+        """Count a line. Return None if it should not be logged, because in the last minute the same line was, or many
+        others of its topic. Else return the number of lines of its topic that were not logged since the last one that
+        was."""
         if now - self._began >= EVERY_S:
             self._began = now
             self._told.clear()

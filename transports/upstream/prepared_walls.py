@@ -1,13 +1,13 @@
 """Prepare the common part of the walls of a server's sessions while the fork server is idle.
 
-A *prototype* is this common part. The gateway tells the fork server of it once. Landlock's rules for it take most of
-the time in which walls are built, so the fork server keeps rulesets ready that restrict nobody yet. Rules cannot be
-taken away. So each ruleset is for one process only, which adds the rules of its own session. A ruleset names the files
-that were there when it was made, so it is used for some seconds at most.
+This common part is a *prototype*. The gateway sends it to the fork server once. Adding its rules to Landlock takes most
+of the time in which walls are built. So the fork server keeps Landlock rulesets ready, which do not restrict any
+process yet. Rules cannot be removed from a ruleset. So each ruleset is for one process only, which adds the rules of
+its own session. A ruleset refers to the files that existed when it was made, so it is used for some seconds at most.
 
 Requests to the fork server begin with `REQUEST`: the kind (`fork_server.py`) and the number of a prototype, 0 for none.
-`ANNOUNCES` tells the walls of a new number, as JSON in a file in memory. A number always means the same walls. The fork
-server starts nothing for a number that it does not know any more.
+A request of the kind `ANNOUNCES` has the walls for a new number, as JSON in a file in memory. A number always means the
+same walls. A request with a number that the fork server no longer knows fails.
 """
 
 import fcntl
@@ -27,24 +27,25 @@ REQUEST: Final = struct.Struct("=cI")
 ANNOUNCES: Final = b"p"
 
 MOST: Final = 64
-"""The most prototypes that are kept: those used last."""
+"""The most prototypes that are kept: the most recently used ones."""
 READY: Final = 2
-"""Rulesets that are kept ready for each prototype."""
+"""The number of rulesets that are kept ready for each prototype."""
 IDLE_S: Final = 0.05
-"""Nothing is prepared while starts follow each other faster than this: it would only delay them."""
+"""Seconds without a start after which rulesets are prepared. While servers are being started, that would delay them."""
 FRESH_S: Final = 10.0
-"""The greatest age of a ruleset. The gateway relies as long on the paths that it has found itself."""
+"""The greatest age of a ruleset in seconds. The gateway caches paths that it has resolved for the same time."""
 _RENEWED_S: Final = 8.0
 KEPT_S: Final = 300.0
-"""Seconds after the last start, after which nothing is prepared any more."""
+"""Seconds after a prototype's last use, after which no more rulesets are prepared for it."""
 NUMBERS: Final = range(300, 300 + MOST * READY)
-"""The numbers of the rulesets' descriptors. A forked process closes them all at once, without a look at each: it would
-copy the pages of memory that it looks at."""
+"""The descriptor numbers of the rulesets. A forked process closes the whole range at once: to look at each would copy
+pages of memory."""
 
 
 class Prepared(NamedTuple):
-    """The walls for a start. If `ruleset` is given, `walls` are a prototype: that descriptor has its rules, and `own`
-    are the grants to add. Whoever has the descriptor owns it."""
+    """The walls for one start. Without a `ruleset`, `walls` are complete or a prototype. With one, this descriptor has
+    the rules of the prototype `walls`, and the grants in `own` have to be added. The holder of the descriptor owns
+    it."""
 
     walls: Walls
     ruleset: int | None = None
@@ -52,7 +53,7 @@ class Prepared(NamedTuple):
 
 
 def close_all_but(ruleset: int | None) -> None:
-    """Close, in a forked process, the rulesets that are ready, except `ruleset`. Each of them is for one start."""
+    """Close all prepared rulesets except `ruleset`, in a forked process: each ruleset is for one start."""
     if ruleset is None:
         os.closerange(NUMBERS.start, NUMBERS.stop)
     else:
@@ -61,14 +62,14 @@ def close_all_but(ruleset: int | None) -> None:
 
 
 class Announced:
-    """The prototypes (common walls) that the gateway has told one fork server of."""
+    """The prototypes (common walls) that the gateway has sent to one fork server."""
 
     def __init__(self) -> None:
         self._numbers: dict[Walls, int] = {}  # the one used last at the end
         self._last = 0
 
     def number(self, requests: socket.socket, prototype: Walls | None) -> int:
-        """Return the number of a prototype for a request on this socket; 0 for None. Announce a new prototype first.
+        """Return the number of a prototype for a request on this socket; 0 for None. Send a new prototype first.
 
         Raises:
             OSError: the socket cannot send, or descriptors are exhausted.
@@ -82,7 +83,7 @@ class Announced:
         return number
 
     def forget(self, prototype: Walls | None) -> None:
-        """Forget a prototype, so that the next start tells the fork server of it again."""
+        """Forget a prototype, so that it is sent again with the next start."""
         if prototype is not None:
             self._numbers.pop(prototype, None)
 
@@ -95,8 +96,8 @@ class Announced:
 
 
 class _Prototype:
-    """Common walls, and rulesets for them with the time when each was made, the oldest first. `due` is the time to look
-    at them again; None: not before the next start."""
+    """A prototype (common walls) with its prepared rulesets and the times when they were made, oldest first. `due` is
+    when `Prototypes.renew` has to handle it; None: not before the next start."""
 
     __slots__ = ("due", "rulesets", "used_at", "walls")
 
@@ -107,13 +108,14 @@ class _Prototype:
         self.due: float | None = None
 
     def drop(self, made_before: float) -> None:
-        """Close the rulesets that were made before that time."""
+        """Close the rulesets that were made before the time `made_before`."""
         while self.rulesets and self.rulesets[0][0] < made_before:
             os.close(self.rulesets.pop(0)[1])
 
 
 class Prototypes:
-    """The prototypes (common walls) that this fork server knows. `prepare` makes a ruleset, or None if it cannot."""
+    """The prototypes (common walls) that this fork server knows. `prepare` makes a Landlock ruleset; it returns None
+    without Landlock."""
 
     def __init__(
         self, prepare: Callable[[Walls], int | None] = ruleset_for, clock: Callable[[], float] = monotonic
@@ -123,7 +125,7 @@ class Prototypes:
         self._known: dict[int, _Prototype] = {}  # the one used last at the end
 
     def learn(self, number: int, file: int) -> None:
-        """Read the walls of a new number from a file in memory."""
+        """Read the walls for a new number from a file in memory."""
         walls = Walls.from_json(json.loads(os.pread(file, os.fstat(file).st_size, 0)))
         for other in [other for other, each in self._known.items() if each.walls == walls]:
             self._known.pop(other).drop(float("inf"))  # a start with the old number has failed
@@ -132,7 +134,8 @@ class Prototypes:
             self._known.pop(next(iter(self._known))).drop(float("inf"))
 
     def take(self, number: int, *, ruleset: bool) -> Prepared | None:
-        """Return the prototype for a start, with a ready ruleset if `ruleset` asks for it. None: an unknown number."""
+        """Return the prototype for a start. With `ruleset`, add a prepared ruleset if there is one. None: an unknown
+        number."""
         prototype = self._known.pop(number, None)
         if prototype is None:
             return None
@@ -146,12 +149,13 @@ class Prototypes:
         return Prepared(prototype.walls, ready.pop(0)[1] if ready else None)
 
     def due_ms(self) -> int | None:
-        """Return the milliseconds until `renew` is to be called, if nothing else is to be done before. None: never."""
+        """Return the milliseconds after which an idle fork server has to call `renew`; None: there is nothing to
+        prepare."""
         due = min((each.due for each in self._known.values() if each.due is not None), default=None)
         return None if due is None else max(0, int(1_000 * (due - self._clock())) + 1)
 
     def renew(self) -> None:
-        """Make one missing ruleset for one of the prototypes. A start without a ready ruleset makes its own."""
+        """Make one missing ruleset for one prototype that is due. A start without a prepared ruleset makes its own."""
         now = self._clock()
         for each in self._known.values():
             if each.due is None or each.due > now:
@@ -164,7 +168,7 @@ class Prototypes:
             return
 
     def _add(self, prototype: _Prototype) -> None:
-        """Make one ruleset: more would hold up a start that comes meanwhile."""
+        """Make one ruleset. More at once would delay a start that is requested meanwhile."""
         try:
             made = self._prepare(prototype.walls)
             if made is None:
@@ -179,7 +183,7 @@ class Prototypes:
         prototype.due = now if len(prototype.rulesets) < READY else prototype.rulesets[0][0] + _RENEWED_S
 
     def close(self) -> None:
-        """Close the rulesets that are ready, and prepare no more."""
+        """Close all prepared rulesets, and prepare no more."""
         for each in self._known.values():
             each.drop(float("inf"))
             each.due = None

@@ -16,15 +16,16 @@ from transports.upstream.lines import LineSplitter, StderrTail
 from transports.upstream.walls.spec import Walls
 
 _CHUNK_BYTES: Final = 65_536
-"""The default size of a pipe. One chunk per loop turn keeps a noisy child from starving others."""
+"""The most bytes of one read: the default size of a pipe. One read in each turn of the event loop keeps a noisy child
+from delaying others."""
 _DRAIN_CHUNKS: Final = 256  # 16 MiB: more than a pipe can hold, unless somebody still writes
 
 
 class Inbox:
     """Read a descriptor, and own it. `data` gets every chunk; `end` is called once, at the end of the data.
 
-    asyncio's own pipe transports are not used: opening them awaits, and closing them ends a loop turn later. A start
-    that is cancelled half-way could leak a descriptor. Here both are done within the call.
+    asyncio's own pipe transports are not used: they open asynchronously, and close one turn of the event loop later. So
+    a start that is cancelled could leak a descriptor. This class opens and closes synchronously.
     """
 
     __slots__ = ("_data", "_end", "_fd", "_loop")
@@ -39,7 +40,7 @@ class Inbox:
         os.set_blocking(fd, False)
 
     def start(self) -> None:
-        """Read from now on."""
+        """Start to read."""
         self._loop.add_reader(self._fd, self._read)
 
     def drain(self) -> None:
@@ -76,7 +77,8 @@ class Inbox:
 
 
 class Outbox:
-    """Write to a descriptor, and close it at the end if `owns`. Bytes that are not taken at once are written later."""
+    """Write to a descriptor, and close it at the end if `owns`. Bytes that do not fit into the pipe are written
+    later."""
 
     __slots__ = ("_fd", "_finishing", "_loop", "_owns", "pending")
 
@@ -90,7 +92,8 @@ class Outbox:
         os.set_blocking(fd, False)
 
     def write(self, data: bytes) -> bool:
-        """Write or keep all of the data. Return False and write nothing after `finish`, or if the reader is gone."""
+        """Write all of the data, or buffer the rest. Return False and write nothing after `finish`, or if the reader is
+        gone."""
         if self._fd < 0 or self._finishing:
             return False
         taken = 0
@@ -109,13 +112,13 @@ class Outbox:
         return True
 
     def finish(self) -> None:
-        """Close when everything that was written has been read."""
+        """Close the descriptor once all buffered bytes are written."""
         self._finishing = True
         if not self.pending:
             self.close()
 
     def close(self) -> None:
-        """Close now. Bytes that have not been taken are lost."""
+        """Close the descriptor now. Buffered bytes are lost."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._loop.remove_writer(fd)
@@ -143,7 +146,7 @@ logger = logging.getLogger(__name__)
 
 REAPER_LOST: Final = "its reaper was killed"
 _SILENT_GRACE_S: Final = 2.0
-"""A server that has closed its stdout cannot answer any more. It is killed if it does not exit within this time."""
+"""Seconds after which a server that has closed its stdout is killed, unless it exits: it cannot answer any more."""
 KILL_TIMEOUT_S: Final = 5.0
 """Seconds in which a killed process must end. It ends at once, unless the kernel holds it (uninterruptible sleep)."""
 
@@ -168,15 +171,15 @@ class LineSink(Protocol):
     """Receive the output of a child. Called on the event loop, one call at a time."""
 
     def line(self, line: bytes) -> None:
-        """Take one line of stdout, without its line end."""
+        """Handle one line of stdout, without its line end."""
         ...
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """Take the first and last 512 bytes of a line that exceeded the limit; the rest is lost."""
+        """Handle the first and last 512 bytes of a line that exceeded the limit; the rest is lost."""
         ...
 
     def exited(self, code: int | None) -> None:
-        """Note that the child and everything it started have ended. Called exactly once, after the last line."""
+        """Handle the end of the child and of all its descendants. Called exactly once, after the last line."""
         ...
 
 
@@ -191,7 +194,7 @@ class Command:
 
 
 class Process:
-    """One running child. Made by `ForkServer.spawn`. `stdin` takes whole lines."""
+    """A running child process, made by `ForkServer.spawn`. `stdin` accepts whole lines."""
 
     def __init__(
         self,
@@ -234,7 +237,7 @@ class Process:
         self._reports.start()
 
     def listen(self) -> None:
-        """Start to pass output and the end to the sink. Called once the caller holds the process."""
+        """Start to pass the output and the end of the child to the sink. Called once the process is registered."""
         self._listening = True
         self._stdout.start()
         self._stderr.start()
@@ -242,7 +245,7 @@ class Process:
             self._loop.call_soon(self._end, *self._ended_early)
 
     def order(self, data: bytes) -> None:
-        """Send an order to the reaper, if it still runs."""
+        """Send a command to the reaper, unless it has ended."""
         self._orders.write(data)
 
     def stderr_tail(self) -> list[str]:
@@ -250,14 +253,16 @@ class Process:
         return self._tail.text()
 
     async def wait(self) -> int | None:
-        """Wait until the child and all it started have ended. Return the exit code, or minus the signal's number."""
+        """Wait until the child and all its descendants have ended. Return the exit code, or minus the signal's
+        number."""
         await asyncio.shield(self._done)
         return self.returncode
 
     async def shutdown(self, *, grace_s: float) -> int | None:
         """End the child in the order of MCP's stdio lifecycle: close stdin, wait, SIGTERM, wait, SIGKILL.
 
-        Takes at most `2 * grace_s` and 5 seconds. May be called again and concurrently; cancelled, it kills at once.
+        Takes at most `2 * grace_s` and 5 seconds. May be called again and concurrently. If cancelled, kill the child at
+        once.
         """
         self.stdin.finish()
         try:
@@ -273,11 +278,11 @@ class Process:
         return self.returncode
 
     def kill(self) -> None:
-        """End the child and everything it started at once, without waiting."""
+        """Kill the child and all its descendants, without waiting."""
         self.order(b"K")
 
     def when_done(self, callback: Callable[["Process"], None]) -> None:
-        """Call `callback` with this process once the child and everything it started have ended."""
+        """Call `callback` with this process once the child and all its descendants have ended."""
         self._done.add_done_callback(lambda _: callback(self))
 
     async def _gone_within(self, seconds: float) -> bool:
@@ -300,7 +305,7 @@ class Process:
             self._exited(report["exited"])
 
     def _reaper_lost(self) -> None:
-        """Note that the reaper has ended without a report: it was killed, and its server with it."""
+        """Handle the end of a reaper without a report: it was killed, and the server with it."""
         self._exited(None)
 
     def _exited(self, code: int | None) -> None:
@@ -334,7 +339,8 @@ class Process:
             self._sink.exited(code)
 
     def abandon(self) -> None:
-        """Give up the process, started or not: its reaper kills everything when the control socket closes."""
+        """Close everything, whether the child has started or not. The closed control socket makes the reaper kill
+        it."""
         if not self._done.done():
             self._done.set_result(None)
             for end in (self.stdin, self._stdout, self._stderr, self._orders, self._reports):

@@ -1,4 +1,4 @@
-"""Find, count and kill the processes below others, and hear of their end. Part of the program `fork_server.py`."""
+"""Find, count and kill descendants of processes, and learn when they end. Part of the program `fork_server.py`."""
 
 import contextlib
 import ctypes
@@ -8,13 +8,14 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 RESCAN_MS: Final = 20
-"""A process forked while we were looking sends us no SIGCHLD: look again this soon."""
+"""Milliseconds until the next look for processes: one that was forked during a look sends no SIGCHLD to this
+process."""
 
 _libc: Any = ctypes.CDLL(None)
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2), where there is one."""
+    """Call prctl(2), if the system has it."""
     if hasattr(_libc, "prctl"):
         _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
@@ -24,7 +25,7 @@ _CHILDREN_FILES: Final = os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the direct children of a process, those of its threads included. May miss one while others come and go."""
+    """Return the direct children of a process, from all its threads. May miss one while others start and end."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has just exited
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -44,7 +45,7 @@ def _children_of_all() -> dict[int, list[int]]:
 
 
 def parent(pid: int) -> int | None:
-    """Return the parent of a process or thread: None if there is no such process any more, 0 for the first of all."""
+    """Return the parent of a process or thread: None if the process has ended, 0 for the first process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command name may hold spaces and brackets; state and parent follow the last bracket.
@@ -57,7 +58,7 @@ _MAX_DEPTH: Final = 10_000  # a chain of parents longer than that is a circle of
 
 
 def is_below(pid: int, ancestor: int, *, most_levels: int = _MAX_DEPTH) -> bool:
-    """Return whether a process or thread was started, directly or not, by the ancestor. False beyond `most_levels`."""
+    """Return True if a process or thread is a descendant of `ancestor`. False beyond `most_levels` generations."""
     for _ in range(most_levels):
         above = parent(pid)
         if not above:
@@ -81,8 +82,8 @@ def below(roots: Iterable[int]) -> list[int]:
 
 
 def trees(roots: Collection[int], *, most: int) -> dict[int, list[int]]:
-    """Return each of the given processes with its descendants, itself first, `most` of each at most. /proc is read once
-    at most."""
+    """Return each of the given processes with its descendants, itself first, at most `most` processes for each. Read
+    the whole of /proc at most once."""
     everyone = None if _CHILDREN_FILES else _children_of_all()
     return {root: _walked([root], everyone, most) for root in roots}
 
@@ -96,7 +97,8 @@ def _walked(found: list[int], everyone: dict[int, list[int]] | None, most: int |
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill the processes and their groups (SIGKILL). A group dies in one step, even if it forks faster than we look."""
+    """Kill the processes and their groups (SIGKILL). A group dies in one step, even if it forks faster than this code
+    looks."""
     own = os.getpgrp()
     for pid in pids:
         with contextlib.suppress(OSError):  # gone already, or not ours to kill
@@ -129,30 +131,31 @@ class Wakeups:
 
 LOOK_MS: Final = 100
 _MANY: Final = 64
-"""The starts after which reapers count again. For a moment, a server may exceed its limit by as many."""
+"""The number of starts after which reapers count their processes again. A server may briefly exceed its limit by this
+number."""
 _TRIES: Final = 5
 _SEES_ALL: Final = os.path.exists("/proc/1/stat")
-"""False where /proc hides the processes of others (`hidepid`). Then it may hide those of servers, too."""
+"""False where /proc hides the processes of other users (`hidepid`): it may then hide those of servers, too."""
 
 
 class StartCounter:
-    """Notice how many processes and threads were started on this machine, or in this container. Then reapers count
-    theirs, and end a server with too many.
+    """Notice how many processes and threads were started on this machine, or in this container. The reapers then count
+    the processes of their servers, and end a server that has too many.
 
-    The kernel's own limit counts all processes of a user. If a filter announced each start to the gate, signals would
-    interrupt starts before the gate hears of them, and shells take that for a failure. So the fork server looks ten
-    times a second how many processes the machine has started. After many, those reapers count below which some were
-    started.
+    The kernel's own limit counts all processes of a user, not of a server. Reporting each start to the gate is no
+    alternative: signals would interrupt starts before the gate sees them, and shells take that for a failure. So the
+    fork server checks ten times a second how many processes the machine has started. After many, the reapers count if
+    one of these processes may be their descendant.
     """
 
     def __init__(self) -> None:
         self._seen = _last_number()
 
     def below(self, reapers: Collection[int]) -> Iterable[int]:
-        """Return, after many starts, the reapers below which something was started. Else return none.
+        """After many starts, return the reapers that have new descendants, or may have some. Else return none.
 
-        The work grows with the starts, not with the reapers. Otherwise, where many processes start and end, very many
-        reapers would count at once, several times a second. Everything else would wait.
+        The work is in proportion to the number of starts, not of reapers. Otherwise, where many processes start and
+        end, very many reapers would count several times a second, and delay everything else.
         """
         last = _last_number()
         number = last - self._seen  # ids rise, and start again after the highest
@@ -165,7 +168,7 @@ class StartCounter:
 
 
 def _last_number() -> int:
-    """Return the id of the process or thread that was started last (proc(5), loadavg); 0 if unknown."""
+    """Return the id of the process or thread that the system has started last (proc(5), loadavg); 0 if unknown."""
     try:
         with open("/proc/loadavg", "rb") as file:
             return int(file.read().split()[-1])
@@ -174,7 +177,7 @@ def _last_number() -> int:
 
 
 def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
-    """Return the reapers below which these processes and threads are; all reapers if that is unknown."""
+    """Return the reapers that are ancestors of these processes and threads; all reapers if that is unknown."""
     owners: dict[int, int] = {}
     for pid in pids:
         for _ in range(_TRIES):
@@ -186,8 +189,8 @@ def _above(pids: Iterable[int], reapers: Collection[int]) -> Iterable[int]:
 
 
 def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> bool:
-    """Note in `owners` the reaper above a process, and above each process between them; 0 for none. Return False if one
-    between them has just ended: the processes below it have another parent now."""
+    """Find the reaper that is an ancestor of a process; 0: there is none. Record it in `owners` for the process and for
+    all processes between them. Return False if one of these has just ended: its children have another parent now."""
     walked: list[int] = []
     while pid not in owners and pid not in reapers:
         above = parent(pid)
@@ -203,7 +206,7 @@ def _note_owner(pid: int, reapers: Collection[int], owners: dict[int, int]) -> b
 
 
 def count() -> int:
-    """Return the number of threads in all processes below this one."""
+    """Return the number of threads in all descendants of this process."""
     found = 0
     for pid in below([os.getpid()])[1:]:
         try:

@@ -1,6 +1,5 @@
-"""Start one server, end it with everything that it started, and report both: the reaper. Part of the program
-`fork_server.py`, which says what is read and written on its control socket.
-"""
+"""Start one server, end it with all its descendants, and report both to the gateway. Part of the program
+`fork_server.py`, whose docstring defines what is read and written on the control socket."""
 
 import contextlib
 import json
@@ -25,12 +24,13 @@ _LAST_REFUSALS_S: Final = 1.0
 
 
 class _GateOnDemand:
-    """Open the gate of a server, which answers system calls, when the server's filter announces the first. `walls`
-    returns the walls of the server. `channel` has at most one descriptor, of the channel to the gateway. Without it,
-    nobody hears of refusals or resolves names. `poller` is the reaper's, `last` is for `Gate`. Owns both descriptors.
+    """Open a server's gate, the thread that answers system calls, when the server's filter announces its first call.
+    `walls` returns the server's walls. `channel` has at most one descriptor, of the channel to the gateway; without it,
+    refusals are not reported and names not resolved. `poller` is the reaper's, `last` is for `Gate`. Owns both
+    descriptors.
 
-    Most servers announce no call while they start, and many never do. A gate takes a thread and half a megabyte. So
-    the reaper itself watches the listener of the filter until the first call, which waits meanwhile.
+    A gate takes a thread and half a megabyte, and many servers never make a call that is announced. So the reaper
+    itself watches the filter's descriptor until the first call, which waits meanwhile.
     """
 
     def __init__(
@@ -50,30 +50,30 @@ class _GateOnDemand:
         self._gate: Gate | None = None
 
     def watch(self, listener: int) -> None:
-        """Watch the listener of the server's filter, and own it."""
+        """Watch the notification descriptor of the server's filter, and own it."""
         self.listener = self._unopened = listener
         self._poller.register(listener, select.POLLIN)
 
     def look(self, event: int) -> None:
-        """Open the gate if a call waits for it. Else stop watching: no process with the filter is left."""
+        """Open the gate if a system call waits for it. Else stop watching: all processes with the filter have ended."""
         if event & select.POLLIN:
             self._open()
         else:
             self._unwatch()
 
     def has_failed(self, ready: Container[int]) -> bool:
-        """Return whether the gate has failed; then the server must be ended. `ready`: the descriptors that the poller
-        found ready."""
+        """Return True if the gate has failed, so that the server must be ended. `ready`: the descriptors that the
+        poller found ready."""
         return self._gate is not None and self._gate.failed in ready
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Tell the gateway of something that the reaper itself refuses."""
+        """Report to the gateway a refusal by the reaper itself: its kind, what was refused, and why."""
         self._open()
         if self._gate is not None:
             self._gate.refuse(kind, what, why)
 
     def finish(self) -> None:
-        """Send the last refusals, and wait for that. Called once every process with the filter has ended."""
+        """Wait until the last refusals have been sent. Called once every process with the filter has ended."""
         if self._last is not None and self._last() is not None:
             self._open()
         if self._gate is not None:
@@ -105,8 +105,8 @@ _RESCAN_MAX_MS: Final = 1_000  # the pause grows for a process that does not die
 
 class Reaper:
     """Start, watch and end one server. `gateway` is a pidfd of the gateway, or None. `lacks` says why the server has no
-    namespaces or mounts of its own. `prepared` is the part of the walls that its sessions share; None: the
-    specification has all walls. `has_mounts`: this process has mounts of its own."""
+    namespaces or mounts of its own. `prepared` is the part of the walls that all sessions of the server share; None:
+    the specification has all walls. `has_mounts`: this process has mounts of its own."""
 
     def __init__(
         self,
@@ -204,7 +204,8 @@ class Reaper:
             os.close(fd)
 
     def _arranged(self, spec: dict[str, Any]) -> Prepared | None:
-        """Return the walls to build around the server, or None for none. Raises `WallsFailed` if it must not start."""
+        """Return the walls to build around the server; None for a server without walls. Raises `WallsFailed` if the
+        server must not start."""
         given, prepared = spec["walls"], self._prepared
         if given is None:
             return None
@@ -227,7 +228,7 @@ class Reaper:
         return self._walls if self._own is None else self._walls.with_own(self._own)
 
     def _watch(self) -> None:
-        """Wait until the server has ended, by itself or by order."""
+        """Wait until the server has ended, by itself or by command of the gateway."""
         launch = -1 if self._launch is None else self._launch.fileno()
         for fd in (self._control.fileno(), self._wakeups.fd, launch, self._gateway):
             if fd is not None:
@@ -256,7 +257,7 @@ class Reaper:
         self._has_to_count = True
 
     def _has_too_many(self) -> bool:
-        """Return whether the server has more processes and threads than it may."""
+        """Return True if the server has more processes and threads than it may have."""
         self._has_to_count = False
         most = None if self._walls is None else self._walls.limits.processes
         if most is None or count() <= most:
@@ -266,7 +267,7 @@ class Reaper:
         return True
 
     def _tell_refused(self) -> None:
-        """Tell the gateway if the kernel has refused to start a process or thread."""
+        """Report to the gateway if the kernel has refused to start a process or thread."""
         refused = None if self._group is None else self._group.newly_refused()
         if refused is not None and self._gate is not None:
             self._gate.refuse(*refused)
@@ -284,7 +285,8 @@ class Reaper:
                     os.kill(pid, signal.SIGTERM)
 
     def _kill_everything(self) -> None:
-        """Kill children until the kernel reports that none is left (ECHILD), which proves that no process remains."""
+        """Kill descendants until the kernel reports that this process has no child (ECHILD), so that none can
+        remain."""
         pause_ms = RESCAN_MS
         poller = select.poll()
         poller.register(self._wakeups.fd, select.POLLIN)
@@ -303,7 +305,7 @@ class Reaper:
             self._wakeups.drain()
 
     def _reap(self) -> bool:
-        """Collect every child that has exited, adopted ones included. Return True if a child is left."""
+        """Collect every child that has exited, adopted ones included. Return True if children remain."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -318,7 +320,8 @@ class Reaper:
             return False
 
     def _is_launching(self) -> bool:
-        """Read from the process that becomes the server. Return False once it runs or has failed, and report which."""
+        """Read the launch reports of the process that becomes the server. Once it runs or has failed, report this to
+        the gateway, and return False."""
         launch = self._launch
         if launch is None or launch.read():
             return launch is not None
@@ -335,5 +338,5 @@ class Reaper:
 
 
 def _everyone() -> list[int]:
-    """Return all processes below this one. Without /proc none is known."""
+    """Return all descendants of this process; none on a system without /proc."""
     return below([os.getpid()])[1:]

@@ -1,4 +1,4 @@
-"""Turn a freshly forked process into a server, and report to its reaper. Part of the program `fork_server.py`."""
+"""Turn a newly forked process into a server, and report to its reaper. Part of the program `fork_server.py`."""
 
 import contextlib
 import errno
@@ -17,16 +17,17 @@ from transports.upstream.walls.intercepted_calls import duplicate_from, open_pro
 from transports.upstream.walls.system_calls import dumpable
 
 MOST_BYTES: Final = 4_000
-"""The longest sentence that says why a start has failed."""
+"""The most bytes of the sentence that says why a start has failed."""
 
 
 def report_failure(report: int, sentence: str) -> None:
-    """Write to `report` why the server could not be started."""
+    """Write to the descriptor `report` why the server could not be started."""
     os.write(report, b"failed " + sentence.replace("\n", " ").encode(errors="replace")[:MOST_BYTES])
 
 
 def hand_over(report: int, listener: int) -> None:
-    """Let the reaper take a descriptor of this process, then close it. End this process if the reaper does not."""
+    """Let the reaper copy the descriptor `listener` of this process, then close it. End this process if the reaper
+    fails."""
     # Nothing is secret in this process that will not be in the server itself.
     with dumpable():
         os.write(report, b"listener %d\n" % listener)
@@ -39,12 +40,12 @@ class LaunchReports:
     """Read the reports of a process that becomes a server, for its reaper. `pid` is the id of the process here.
     `take_listener` gets the descriptor on which its seccomp filter announces calls; None if it has no filter.
 
-    The process writes lines on a pair of sockets that exec(2) closes. `pid N` is its id outside of its namespaces,
-    if it has some. `listener N` is the descriptor of its filter; then the process waits until the reaper has taken it.
+    The process writes lines to a pair of sockets that exec(2) closes. `pid N` is its id outside of its namespaces, if
+    it has some. `listener N` is the descriptor of its filter; the process then waits until the reaper has a copy of it.
     `failed SENTENCE` is a failure. If the lines end without one, the server runs.
 
-    The reaper takes the listener by its number (pidfd_getfd). Sent in a message, it could be held up: the kernel counts
-    the descriptors in flight for a whole user, and any server of that user can fill the count.
+    The reaper copies the descriptor by its number (pidfd_getfd). In a message it could be delayed: the kernel limits
+    the descriptors in transit for a whole user, and any server of that user can use up this limit.
     """
 
     def __init__(self, reports: socket.socket, pid: int, take_listener: Callable[[int], None] | None) -> None:
@@ -60,7 +61,8 @@ class LaunchReports:
         return self._reports.fileno()
 
     def read(self) -> bool:
-        """Take what the process has written, or wait for it. Return False at the end: exec(2) is done or has failed."""
+        """Read the reports that have arrived, or wait for one. Return False at the end: exec(2) was called, or the
+        start has failed."""
         with contextlib.suppress(OSError):
             if received := self._reports.recv(MOST_BYTES):
                 *lines, self._line = (self._line + received).split(b"\n")
@@ -93,7 +95,8 @@ class LaunchReports:
 _PR_SET_PDEATHSIG: Final = 1
 _REPORT: Final = 3
 _CHANGED_SIGNALS: Final = [int(signal.SIGCHLD)]
-"""The signals that a server must not inherit as they are treated here. To reset all would take time at each start."""
+"""The signals whose treatment a server must not inherit from this process. To reset all signals would slow each
+start."""
 
 
 def note_signals() -> None:
@@ -109,7 +112,7 @@ def note_signals() -> None:
 def become_server(
     spec: dict[str, Any], prepared: Prepared | None, stdio: list[int], report: int, reaper: int, group: Group | None
 ) -> NoReturn:
-    """Turn this freshly forked process into the server, or write to `report` why that failed."""
+    """Turn this newly forked process into the server, or write to `report` why that failed."""
     subject = "its cgroup"
     try:
         if group is not None:
@@ -141,7 +144,7 @@ def become_server(
 
 
 def _place_descriptors(stdio: list[int], report: int, ruleset: int | None) -> None:
-    """Move the server's descriptors and the report to their numbers, and close all others but the ruleset."""
+    """Move the server's descriptors to 0, 1 and 2, and `report` to 3. Close all others but the ruleset."""
     for target, fd in enumerate(stdio):  # all are above 2: the fork server's own 0, 1 and 2 are open
         os.dup2(fd, target)
     if report != _REPORT:

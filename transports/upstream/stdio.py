@@ -19,10 +19,10 @@ from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, Ups
 logger = logging.getLogger(__name__)
 
 INHERITED: Final = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-"""The environment variables that a child inherits from the gateway. None holds a key or a setting of the gateway."""
+"""The environment variables that a child inherits from the gateway. No key or setting of the gateway is among them."""
 
 HOME: Final = "~"
-"""A value of the working directory: the HOME of the child's environment."""
+"""The value of a working directory that stands for the HOME in the child's environment."""
 
 MAX_UNREAD_BYTES: Final = 16 << 20
 """The most bytes that wait for a child that does not read its stdin."""
@@ -38,7 +38,8 @@ _QUOTED_CHARS: Final = 80
 """The most characters that the log quotes of a stdout line that is not a message."""
 _THROWN_AWAY: Final = "; it was thrown away"
 _NOISY_LINES: Final = 3
-"""The most stdout lines that are no messages and are kept and logged before the first message. Others are counted."""
+"""The most stdout lines before the first message that are kept and logged, though they are no messages. Others are only
+counted."""
 
 
 class StdioUpstream:
@@ -64,7 +65,8 @@ class StdioUpstream:
         self._budget = LineBudget()
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child, or take the prestarted one. Raises `UpstreamUnavailable`, also if that one cannot be used."""
+        """Start a child, or use the prestarted one in `given.started`. Raises `UpstreamUnavailable`, also if the
+        prestarted child cannot be used."""
         started = given.started
         if not isinstance(started, StdioLink):
             return await self._start(given, events)
@@ -75,12 +77,12 @@ class StdioUpstream:
         return started
 
     async def start(self, given: ConnectOptions) -> "StdioLink":
-        """Prestart a child for a later `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
+        """Prestart a child that a later `connect` gets as `ConnectOptions.started`. Raises `UpstreamUnavailable`."""
         return await self._start(given, _Unheard())
 
     async def _start(self, given: ConnectOptions, events: LinkEvents) -> "StdioLink":
-        """Start a child. Each variable of its environment is the operator's, else of `given.env`, else inherited. Those
-        of `given.overriding` are of `given.env` in any case."""
+        """Start a child. Its environment is made of inherited variables, `given.env` and the operator's configuration;
+        later ones win. Variables named in `given.overriding` always come from `given.env`."""
         inherited = {name: value for name in INHERITED if (value := os.environ.get(name)) is not None}
         own = {**given.env, **self._command.env, **{name: given.env[name] for name in given.overriding}}
         env = {**inherited, **own}
@@ -110,8 +112,8 @@ class StdioUpstream:
 
 
 class StdioLink:
-    """The link to one child. Takes the lines of its output (`LineSink`) and passes on the messages in them. `budget`
-    limits the log lines about all children of the server together."""
+    """The link to one child process. Receives the lines of its output (`LineSink`), and passes on the messages in them.
+    `budget` limits the log lines about all children of the server together."""
 
     resume, may_forget = "", False
     _process: Process
@@ -156,7 +158,7 @@ class StdioLink:
 
     @property
     def is_unheard(self) -> bool:
-        """Return whether the child was prestarted, still runs and has sent nothing: it is as good as a new one."""
+        """Return True if the child was prestarted, still runs and has sent nothing: it is as good as a new one."""
         return isinstance(self._events, _Unheard) and not self._events.said
 
     def heard_by(self, events: LinkEvents) -> None:
@@ -188,7 +190,7 @@ class StdioLink:
         self._events.message(message)
 
     def _hear_noise(self, line: bytes) -> None:
-        """Log a stdout line that is not a message. Report it (`LinkEvents.noise`) until the first message comes."""
+        """Log a stdout line that is not a message. Before the first message, also report it (`LinkEvents.noise`)."""
         shown = self._shown(line.decode("utf-8", "replace"))
         if (receive := self._events.stderr) is not None:
             receive(f"(stdout) {shown}")
@@ -201,8 +203,8 @@ class StdioLink:
         self._log(before, "wrote a line to stdout that is not a JSON-RPC message", f": {shown[:_QUOTED_CHARS]!r}")
 
     def _shown(self, line: str) -> str:
-        """Return a line for those who may see it: redacted, then cut, because half a credential is not recognized. If
-        the line was cut before this call, its last word is dropped for the same reason."""
+        """Return a line as logs and clients may see it: redacted, then cut, because half a credential is not
+        recognized. If the line was cut before this call, its last word is dropped for the same reason."""
         if len(line) >= _READ_CHARS:
             line = line[:_READ_CHARS].rpartition(" ")[0]
         return self._scrub(line)[:_MOST_CHARS]
@@ -244,7 +246,8 @@ class StdioLink:
 
 
 class _Unheard:
-    """The events of a prestarted child. If it sends something before a session takes it (`said`), it is not used."""
+    """Receive the reports of a prestarted child. If it sends anything before a session uses it (`said`), it is
+    discarded."""
 
     said = False
     stderr = None
@@ -253,7 +256,7 @@ class _Unheard:
         return {"correlation": ""}  # of no request
 
     def noise(self) -> None:
-        """Ignore the line: a banner holds nothing that a session could miss."""
+        """Ignore the line: a startup banner contains nothing that a session needs."""
 
     def _note(self, *_: object, **__: object) -> None:
         self.said = True

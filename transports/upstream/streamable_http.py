@@ -29,16 +29,17 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 5.0
 _IDLE_S: Final = 4.0
-"""Seconds after which an idle connection is closed. Servers (uvicorn, Node) close theirs after 5 s; a call that is sent
-at that moment is lost, and nobody knows whether it was executed."""
+"""Seconds after which an idle connection is closed. Servers (uvicorn, Node) close theirs after 5 s. A call that is sent
+at that moment is lost, and it is unknown whether the server has executed it."""
 _MOST_REDIRECTS: Final = 3
 _UNANSWERED: Final = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
 """The errors of a connection that the server closes before it answers."""
 _MOST_FAILURES: Final = 5
 _MOST_QUIET_S: Final = 3600.0
-"""Seconds without an event after which a cut stream is given up. Calls have deadlines of their own."""
+"""Seconds without an event after which a stream that was cut is no longer resumed. Calls have deadlines of their
+own."""
 _LASTING_S: Final = 5.0
-"""A stream of the server's own messages that was open for these seconds works, even if it was quiet."""
+"""Seconds after which an open stream of the server's own messages counts as working, even if it was quiet."""
 _CLOSE_S: Final = 2.0
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _SESSION: Final = "mcp-session-id"
@@ -80,7 +81,7 @@ class HttpUpstream:
 
     @property
     def client(self) -> httpx2.AsyncClient:
-        """Return the pool of connections of all links. It stores no cookies: sessions would share them."""
+        """Return the HTTP client with the connections of all links. It stores no cookies: sessions would share them."""
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
@@ -91,7 +92,8 @@ class HttpUpstream:
         return self._client
 
     async def connect(self, given: ConnectOptions, events: LinkEvents) -> "HttpLink":
-        """Return a link that resumes the server's session in `given.resume`, or has none yet. Sends nothing."""
+        """Return a link that resumes the server's session in `given.resume`, or that has no session yet. Sends
+        nothing."""
         return HttpLink(self, given, events)
 
     @contextlib.asynccontextmanager
@@ -135,7 +137,8 @@ class HttpUpstream:
             logger.warning(text, self.name)
 
     async def tell(self, method: str, headers: Headers, frame: bytes = b"") -> httpx2.Response:
-        """Send a message that needs no answer. The response has a status and headers; its body is not kept."""
+        """Send a message that needs no answer. Return the response with its status and headers, but without its
+        body."""
         async with self.open(method, headers, frame) as response:
             await skim(response)
         return response
@@ -148,7 +151,8 @@ class HttpUpstream:
 
 
 class HttpLink:
-    """One session at one server: its requests in flight, and the stream of the server's own messages."""
+    """A link to one server, with at most one session there: its requests in flight, and the stream of the server's own
+    messages."""
 
     pid, may_forget = None, True
     output_tail: tuple[str, ...] = ()
@@ -179,7 +183,8 @@ class HttpLink:
         return msgspec.json.encode([self._version, self._session]).decode() if self._session else ""
 
     def send(self, frame: bytes, forwarded: Mapping[str, str] | None = None) -> None:
-        """Send one message, without waiting. `forwarded`: further headers for a modern request. Raises `LinkClosed`."""
+        """Send one message, without waiting. `forwarded` are further headers of a modern request. Raises
+        `LinkClosed`."""
         if not self._takes_messages:
             raise LinkClosed("it is closed")
         message = parse(frame)
@@ -230,7 +235,7 @@ class HttpLink:
     async def _ask(
         self, frame: bytes, message: Message, params: Object, version: str, forwarded: Mapping[str, str]
     ) -> None:
-        """Send a request after the messages before it. `version` is that of a modern request, or empty."""
+        """Send a request after the notifications before it. `version` is that of a modern request, or empty."""
         assert isinstance(message.id, int | str)
         modern: Headers = {}
         try:
@@ -263,7 +268,8 @@ class HttpLink:
             self._events.unreadable(message.id, f"server {name!r} sent an answer that cannot be read")
 
     async def _is_answered(self, frame: bytes, message: Message, headers: Headers, *, is_resumable: bool) -> bool:
-        """Send a request and deliver its answer. Return False if its stream ended before the answer."""
+        """Send a request and deliver its answer. Return False if the stream ended before the answer, and could not be
+        resumed."""
         assert isinstance(message.id, int | str)
         place, headers = StreamPlace(), self._headers(headers)
         try:
@@ -282,15 +288,15 @@ class HttpLink:
         return is_resumable and await self._resume(place, message.id)
 
     def _deliver(self, message: Message, stream: int | str) -> None:
-        """Pass a message on, with the id of the request on whose stream it came. Take the protocol version of all later
-        requests from the result of `initialize`."""
+        """Pass a message on, with the id of the request on whose stream it came. Read the protocol version for all
+        later requests from the result of `initialize`."""
         if message.is_response and message.id == self._initialize_id and isinstance(message.result, msgspec.Raw):
             result = msgspec.json.decode(message.result)
             self._version = _sendable(result.get("protocolVersion")) if isinstance(result, dict) else ""
         self._events.message(message, stream)
 
     async def _resume(self, place: StreamPlace, request_id: int | str) -> bool:
-        """Continue a stream that was cut before the answer, after its last event, as often as the server cuts it (MCP
+        """Resume a stream that was cut before the answer, after its last event, as often as the server cuts it (MCP
         2025-11-25, Resumability). Return False if no answer comes."""
         failures, heard_at, is_first = 0, monotonic(), True
         while place.last_id and failures < _MOST_FAILURES and monotonic() - heard_at < _MOST_QUIET_S:
@@ -310,7 +316,8 @@ class HttpLink:
         return False
 
     async def _send_in_order(self, frame: bytes, before: asyncio.Task[None] | None, modern: Headers | None) -> None:
-        """Send a notification or a response, after `before`. `modern`: the headers of the modern era (no session)."""
+        """Send a notification or a response, after `before` has ended. `modern`: the headers of the modern era (no
+        session)."""
         await _end_of(before)
         try:
             headers = self._headers(self._session_headers() if modern is None else modern)
@@ -405,12 +412,12 @@ def _modern_headers(
 
 
 def _has_no_session(response: httpx2.Response) -> bool:
-    """Return whether the server does not know the session that the request named (404). False if it named none."""
+    """Return True if the server does not know the session that the request named (404). False if it named none."""
     return response.status_code == 404 and _SESSION in response.request.headers
 
 
 def _sendable(value: object) -> str:
-    """Return a server's value for later headers; empty if it is not a text that a header can hold unchanged."""
+    """Return a value from the server that later headers repeat; empty if a header cannot contain it unchanged."""
     return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
 
 

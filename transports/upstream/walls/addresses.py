@@ -1,5 +1,5 @@
 """Read socket addresses (`struct sockaddr`) from untrusted bytes. Ask the kernel whether an address belongs to this
-machine, and who listens there."""
+machine, and which sockets listen there."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from transports.upstream.walls.reach import Address, unwrapped
 INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 
 MAX_BYTES: Final = 128
-"""`sizeof(struct sockaddr_storage)`; the kernel takes no longer address."""
+"""The size of `struct sockaddr_storage` in bytes; the kernel accepts no longer address."""
 
 _MAX_UNIX_BYTES: Final = 110
 _FAMILY: Final = struct.Struct("=H")
@@ -27,14 +27,14 @@ _SCOPE: Final = struct.Struct("=I")
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The address AF_UNSPEC: to connect to it ends the connection of a socket."""
+    """An address of the family AF_UNSPEC: connecting to it dissolves the connection of a socket."""
 
     raw: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InternetAddress:
-    """An address of IPv4 or IPv6 with a port. `raw` is its form for the kernel."""
+    """An address of IPv4 or IPv6 with a port. `raw` are its bytes for the kernel."""
 
     address: ipaddress.IPv4Address | ipaddress.IPv6Address
     port: int
@@ -43,7 +43,7 @@ class InternetAddress:
 
 @dataclass(frozen=True, slots=True)
 class AbstractName:
-    """The name of a Unix socket that has no path. The rights of no folder protect it."""
+    """The name of a Unix socket that has no path, so that no rights of a folder protect it."""
 
     name: str
 
@@ -107,12 +107,13 @@ _ROUTE: Final = struct.Struct("=8BI")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _ERRNO: Final = struct.Struct("=i")
 _NO_ROUTE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EINVAL)
-"""Errors that mean that there is no route. The last two are of routes that prohibit, and of black holes."""
+"""Errors that mean that there is no route. The last two are of prohibiting routes and of black holes."""
 _LISTEN: Final = b"0A"
 
 
 def is_local(address: Address) -> bool:
-    """Return whether packets to the address stay on this machine or go to many. True if the kernel does not answer."""
+    """Return True if packets to the address stay on this machine or go to many receivers, or if the kernel does not
+    answer."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     packed = address.packed
     body = _ROUTE.pack(family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Build the walls around the calling process, in the order in which each step still has the rights that it needs."""
+"""Build the walls around the calling process, in an order in which each step still has the rights that it needs."""
 
 import os
 from collections.abc import Callable
@@ -12,11 +12,12 @@ from transports.upstream.walls.spec import Grant, Reach, Walls
 
 
 class WallsFailed(Exception):
-    """A wall could not be built, so nothing may run. The message is a sentence for the operator."""
+    """A wall could not be built, so the server must not run. The message is a sentence for the operator."""
 
 
 def prepare() -> None:
-    """Find out what the kernel can do, and assemble all filters that may be needed. Forked processes inherit both."""
+    """Find out what the kernel supports, and assemble all filters that may be needed. Forked processes inherit both
+    results."""
     kernel = probe()
     for reach, apart, left in product((None, Reach()), (False, True), (False, True)) if not kernel.filters else ():
         walls = Walls(profile="", grants=(), reach=reach)
@@ -25,11 +26,11 @@ def prepare() -> None:
 
 def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) -> tuple[Grant, ...]:
     """Arrange the mounts of a reaper for the walls, before it forks the server. Without namespaces and `has_mounts`, do
-    nothing. Return the grants of the server's own folders. `no_namespaces` says why the reaper has no namespaces
-    although these walls want them.
+    nothing. Return grants for the server's own folders. `no_namespaces` says why the reaper has no namespaces although
+    these walls want them.
 
     Raises:
-        WallsFailed: these walls are required but cannot hold on this kernel, or a step failed.
+        WallsFailed: the walls are required but cannot be enforced on this kernel, or a step failed.
     """
     missing = replace(probe(), namespaces=no_namespaces).missing(walls) if walls.required else ()
     if missing:
@@ -45,8 +46,8 @@ def arrange(walls: Walls, no_namespaces: str = "", *, has_mounts: bool = False) 
 
 
 def ruleset_for(walls: Walls) -> int | None:
-    """Return the descriptor of a Landlock ruleset for these walls, which restricts nobody yet; None if the kernel has
-    no Landlock. The caller owns it. Raises `OSError`."""
+    """Return the descriptor of a Landlock ruleset for these walls, which does not restrict any process yet; None if the
+    kernel has no Landlock. The caller owns the descriptor. Raises `OSError`."""
     kernel = probe()
     if not kernel.landlock:
         return None
@@ -55,11 +56,11 @@ def ruleset_for(walls: Walls) -> int | None:
 
 
 def _ports(reach: Reach | None, *, has_gate: bool) -> tuple[tuple[int, ...] | None, bool]:
-    """Return the TCP ports that the kernel lets a process bind (None: any), and whether it lets the process connect.
+    """Return the TCP ports that Landlock lets a process bind (None: any), and True if it lets the process connect.
 
-    A gate connects for the process and sees its listen calls, and unlike the kernel it reports refusals. But only the
-    kernel knows a port that it has chosen itself (0 among the ports). Without a gate the kernel refuses what its rules
-    can say: other ports, and all connections if none is granted.
+    A gate makes connections for the process, checks its listen calls, and reports refusals, which Landlock does not.
+    But only the kernel knows a port that it has chosen itself (0 among the ports). Without a gate, Landlock refuses
+    what its rules can express: other ports, and all connections if none is granted.
     """
     if reach is None:
         return None, True
@@ -76,11 +77,11 @@ def build(
     *,
     apart: bool,
 ) -> None:
-    """Build these walls, as far as the kernel can, around this process and all that it will start. They stay for good.
+    """Build these walls, as far as the kernel supports them, around this process and its later descendants, for good.
 
-    The filter announces calls on a descriptor, which `hand_over` has to give to the reaper, and to close. `apart`: the
-    reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for this process
-    alone. `own` grants are added to them.
+    The filter announces system calls on a descriptor, which `hand_over` has to pass to the reaper, and to close.
+    `apart`: the reaper is the first process of its namespaces. `ruleset` has the rules of these walls, and is for this
+    process alone. `own` grants are added to these rules.
 
     Raises:
         WallsFailed: a step failed. The message says which, and why.
@@ -112,8 +113,8 @@ def build(
 
 
 def _leave_network(walls: Walls, kernel: Kernel) -> bool:
-    """Move this process, in namespaces of its own, to an empty network. Return True if it may still use the machine's
-    network, by sockets that its gate makes. Raises `OSError`."""
+    """Move this process, which has namespaces of its own, to an empty network. Return True if it may still use the
+    machine's network, through sockets that its gate makes. Raises `OSError`."""
     reach = walls.reach
     if reach is None:
         return False

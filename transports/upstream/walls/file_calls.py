@@ -1,8 +1,8 @@
-"""Make the calls that change or watch a file without opening it, for a walled process: chmod, utime, inotify.
+"""Make system calls that change or watch a file without opening it, for a walled process: chmod, utime, inotify.
 
-Landlock lets them pass for every file of the user, also those of other servers and of the gateway. So the gate opens
-the file, only to name it (O_PATH). The path of the opened file decides, and the call is made on it: whatever the
-process swaps in meanwhile changes nothing.
+Landlock does not restrict these calls: they could reach every file of the user, also of other servers and of the
+gateway. So the gate opens the file, only to name it (O_PATH), checks the path of the opened file, and makes the call on
+this descriptor. If the process swaps a part of the path meanwhile, nothing changes.
 """
 
 import ctypes
@@ -36,8 +36,8 @@ _WITHOUT_A_PATH: Final = ("pipe:", "socket:", "anon_inode:", "/memfd:")  # as re
 
 
 class FileCalls:
-    """Decide by the grants of one server its calls that change or watch a file without opening it. `numbers` are the
-    system calls that are decided here."""
+    """Decide system calls of one server that change or watch a file without opening it, by the server's grants.
+    `numbers` are the system calls that are decided here."""
 
     def __init__(self, grants: Sequence[Grant], listener: Listener, refused: Refused, inotify: InotifyCalls) -> None:
         self._listener = listener
@@ -62,10 +62,10 @@ class FileCalls:
         self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer a system call. No error of a call ends the gate.
+        """Answer a system call. An error never ends the gate.
 
-        The thread may be gone, and its id may mean another thread. Then what is read of that one is used on a file
-        that this server may change anyway, and nobody gets the answer.
+        The thread may have ended, and its id may belong to another thread. Then that one's memory is read, but only a
+        file that this server may change anyway is changed, and the answer is discarded.
         """
         try:
             value = self._handlers[made.number](made)
@@ -142,7 +142,7 @@ class FileCalls:
     @staticmethod
     def _named(made: InterceptedCall, folder: int, pointer: int, flags: int) -> tuple[int, bool]:
         """Return a descriptor that only names the file (O_PATH) that the process means by a path in its memory. The
-        second value is False if the path is that of one of the process's descriptors."""
+        second value is False if the path is one of the process's own descriptors."""
         path = read_path(made.thread, pointer)
         if not path and flags & _AT_EMPTY_PATH:
             return duplicate(made.thread, folder), False
@@ -164,7 +164,8 @@ class FileCalls:
             return os.open(path, how, dir_fd=base), True
 
     def _check(self, target: int, granted: Sequence[str], *, is_named: bool = True) -> None:
-        """Raise `OSError` unless the file lies within the granted paths. If `is_named` is false, it may have no path.
+        """Raise `OSError` unless the file is within the granted paths. If `is_named` is False, a file without a path is
+        allowed, too.
 
         A device is refused even if it may be written: others use it as well, so the server must not change it.
         """
@@ -190,7 +191,8 @@ class FileCalls:
 
 
 def is_descriptor(path: bytes, own: bytes) -> bool:
-    """Return whether the path is exactly that of a descriptor in the folder `own`. `..` behind one leads elsewhere."""
+    """Return True if the path is exactly that of a descriptor in the folder `own`. A `..` behind it would lead
+    elsewhere."""
     return path.startswith(own) and path[len(own) :].isdigit()
 
 

@@ -1,8 +1,8 @@
-"""Watch which files a walled process opens, executes, makes and removes, and report those that its walls refuse.
+"""Watch which files a walled process opens, executes, makes and removes, and report uses that its walls refuse.
 
-Nothing is decided here: Landlock decides, and tells nobody. So the gate looks at each call, and the kernel makes it. If
-a process changes an argument meanwhile, only a report is wrong. Each such call costs a notification, so only walls that
-say so (`Walls.watch`) are watched.
+This module decides nothing: Landlock decides, but does not report. So the gate looks at each system call, and then the
+kernel executes it. If a process changes an argument meanwhile, only a report is wrong. Each of these calls costs a
+notification, so files are only watched if the walls say so (`Walls.watch`).
 """
 
 import os
@@ -19,7 +19,7 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _O_PATH, _O_TMPFILE = 0x20_0000, 0x40_0000
 _MOST_REMEMBERED: Final = 4_096
 _UNWATCHED: Final = ("/proc/", "/dev/fd/", "/dev/std")
-"""Paths that mean something else in each process. They are not watched."""
+"""Prefixes of paths that mean something else in each process. They are not watched."""
 
 _WHY: Final = {"r": "not granted", "w": "not granted to be written", "x": "not granted to be executed"}
 
@@ -28,13 +28,13 @@ Use = tuple[str, str]
 
 
 def watches(walls: Walls, landlock: int) -> bool:
-    """Return whether uses of files are announced to the gate. `landlock` is the kernel's version of Landlock: before 3,
-    the gate itself decides some of these calls."""
+    """Return True if system calls on files are announced to the gate. `landlock` is the kernel's version of Landlock:
+    before 3, the gate itself decides some of these calls."""
     return walls.watch == "everything" or (walls.watch == "refused" and landlock >= 3)
 
 
 class FileWatch:
-    """Watch the files of one server. `touched` is called with each use, `refused` with those that no grant allows.
+    """Watch the files of one server. `touched` is called with each use, `refused` with each use that no grant allows.
     `numbers` are the system calls that are watched."""
 
     def __init__(
@@ -80,7 +80,7 @@ class FileWatch:
         self.numbers = self._handlers.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Report the files that a system call uses, then let the kernel make it."""
+        """Report the files that a system call uses, then let the kernel execute the call."""
         try:
             for path, letter in self._handlers[made.number](made, made.arguments):
                 if self._touched is not None:
@@ -125,7 +125,7 @@ def _existing(made: InterceptedCall, folder: int, pointer: int, letter: str) -> 
 
 
 def _made(made: InterceptedCall, folder: int, pointer: int) -> Iterator[Use]:
-    """Yield a write to the folder in which a file is made. Nothing if the file exists: no grant mends that error."""
+    """Yield a write to the folder in which a file is made. Yield nothing if the call fails because the file exists."""
     path = _path(made.thread, folder, read_path(made.thread, pointer), follows=False)
     if path and not os.path.lexists(path) and os.path.isdir(os.path.dirname(path)):
         yield os.path.dirname(path), "w"
@@ -144,7 +144,8 @@ def _moved(made: InterceptedCall, source: Sequence[int], target: Sequence[int]) 
 
 
 def _path(thread: int, folder: int, raw: bytes, *, follows: bool) -> str:
-    """Return the path that a process means, without links; empty if not watched. Raises `OSError`, `ValueError`."""
+    """Return the path that a process means, with symlinks resolved; empty if it is not watched. Raises `OSError`,
+    `ValueError`."""
     path = os.fsdecode(raw)
     if not path or path.startswith(_UNWATCHED):
         return ""

@@ -1,8 +1,8 @@
-"""Answer the calls of a walled process that its seccomp filter alone cannot decide: the gate.
+"""Answer system calls of a walled process that its seccomp filter alone cannot decide: the gate.
 
 Runs as a thread of the process's own reaper. So a server that floods its gate slows down no other gate, and the main
-thread of the reaper still ends a server that holds its gate up. Answers come from `network_calls.py` (connections),
-`file_calls.py` (attributes of files), `inotify_calls.py` and `ProcessCalls` (other processes).
+thread of the reaper can still end the server. Answers come from `network_calls.py` (connections), `file_calls.py`
+(attributes of files), `inotify_calls.py` and `ProcessCalls` (other processes).
 
 The *channel* leads to the gateway: a Unix socket of packets (SOCK_SEQPACKET), each a JSON object. The gate sends
 `{"resolve": true}` with the descriptor of a stream or of a socket of packets on which a program asks a resolver,
@@ -42,13 +42,14 @@ datagrams; for TCP and netlink only if the process has left the machine's networ
 _MAX_PACKET_BYTES: Final = 65_536
 _MAX_PACKETS: Final = 64
 _REFUSALS_IN_PACKET: Final = 16
-"""The most refusals in one packet. It stays below its limit, whatever characters they have."""
+"""The most refusals in one packet, so that it never exceeds the limit of a packet."""
 _LAST_S: Final = 0.5
 
 
 class Gate:
-    """Answer the calls of one server that its filter cannot decide. `fd` is the listener of the filter, `channel` leads
-    to the gateway. Owns both. `last` returns a refusal (kind, what, why) that is known only at the end, or None."""
+    """Answer system calls of one server that its filter cannot decide. `fd` is the filter's notification descriptor,
+    `channel` leads to the gateway. Owns both. `last` returns a refusal (kind, what, why) that is known only at the end,
+    or None."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Gate:
         """Readable once the gate has failed and answers no more. Then the server must be ended."""
 
     def start(self) -> None:
-        """Serve in a thread, until no process with the filter is left."""
+        """Start a thread that serves until no process with the filter exists."""
         self._ended.acquire()
         _thread.start_new_thread(self._run, ())
 
@@ -108,7 +109,7 @@ class Gate:
         self._ended.acquire(timeout=timeout_s)
 
     def refuse(self, kind: str, what: str, why: str) -> None:
-        """Report what the reaper itself refuses. Called in its main thread."""
+        """Report a refusal by the reaper itself. Called in the reaper's main thread."""
         self._refusals.add(kind, what, why)
         os.eventfd_write(self._told, 1)
 
@@ -133,8 +134,8 @@ class Gate:
             self._ended.release()
 
     def _hold(self) -> None:
-        """Have the server ended, and wait for that. The listener stays open: without one, a process could install a
-        filter with a listener of its own, which lets its calls pass."""
+        """Tell the reaper to end the server, and wait until it has ended. The notification descriptor stays open:
+        without it, a process could install a filter with a descriptor of its own, and let its calls pass."""
         os.eventfd_write(self.failed, 1)
         ended = select.poll()
         ended.register(self._listener.fd, 0)
@@ -161,7 +162,7 @@ class Gate:
         return True
 
     def _learn(self) -> None:
-        """Take the addresses that the gateway has made reachable."""
+        """Read from the channel which addresses the gateway has made reachable."""
         for _ in range(_MAX_PACKETS if self._is_heard else 0):
             try:
                 packet = self._channel.recv(_MAX_PACKET_BYTES)
@@ -177,7 +178,7 @@ class Gate:
                 self._rules.learn(address, ports, seconds)
 
     def _send_client(self, client: socket.socket) -> int:
-        """Pass the socket of a program that asks a resolver on to the gateway. Return an errno, or 0."""
+        """Send the gateway the socket of a program that asks a resolver. Return an errno, or 0."""
         try:
             with limits.raised_files():
                 socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
@@ -214,9 +215,8 @@ class Gate:
 
 
 class ProcessCalls:
-    """Decide which processes a walled one may change or signal. Such calls carry numbers only, so the kernel makes them
-    itself once they are allowed. `numbers` are the system calls that are decided here.
-    """
+    """Decide which processes a walled process may change or signal. These system calls have numbers as arguments only,
+    so the kernel executes them itself once they are allowed. `numbers` are the system calls that are decided here."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener
@@ -228,7 +228,7 @@ class ProcessCalls:
         self.numbers = self._named.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Let the kernel make a system call, or refuse it."""
+        """Let the kernel execute a system call, or refuse it."""
         error = self._name(made)
         if error:
             self._listener.answer(made, error)
@@ -247,8 +247,8 @@ class ProcessCalls:
 
 
 def _is_group_below(group: int) -> bool:
-    """Return True if a process below this one is in the group. Then the whole group is below this one: groups do not
-    cross process sessions."""
+    """Return True if a descendant of this process is in the group. Then all processes in the group are descendants:
+    groups do not cross process sessions."""
     for pid in below([os.getpid()])[1:] if group > 1 else ():
         try:
             if os.getpgid(pid) == group:

@@ -1,6 +1,6 @@
-"""Collect the reports of a gate to the gateway until they can be sent: refusals, and what a watched process touches.
+"""Collect what a gate reports to the gateway until it can be sent: refusals, and what a watched process touches.
 
-So a flood costs a bounded number of messages.
+So a flood of system calls causes a limited number of messages.
 """
 
 import os
@@ -16,11 +16,11 @@ _BURST: Final = 8
 
 
 Refused: TypeAlias = Callable[[str, str, str], None]
-"""Report one refusal: kind, what and why, as in `RefusalQueue.add`."""
+"""A function that reports one refusal: its kind, what was refused, and why, as in `RefusalQueue.add`."""
 
 
 class RefusalQueue:
-    """Count refusals. The first ones are ready to be sent at once, later ones once a second."""
+    """Count refusals until they are sent: the first few at once, later ones once a second."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], int] = {}
@@ -28,8 +28,8 @@ class RefusalQueue:
         self._burst = _BURST
 
     def add(self, kind: str, what: str, why: str, count: int = 1) -> None:
-        """Count a refusal. `kind` becomes a label of the counter of refusals; `what` is written as it would be
-        granted."""
+        """Count a refusal. `kind` becomes a label of the counter of refusals; `what` is written as it would be granted
+        in a configuration."""
         # A path may have bytes that are no text, but the gateway reads text.
         key = (kind, what[:_MAX_CHARS].encode("utf-8", "backslashreplace").decode(), why)
         if key not in self._counts and len(self._counts) >= MAX_KINDS:
@@ -37,7 +37,7 @@ class RefusalQueue:
         self._counts[key] = self._counts.get(key, 0) + count
 
     def take(self, now: float, *, everything: bool = False) -> list[dict[str, Any]]:
-        """Return the refusals to send now, in the order in which they came."""
+        """Remove and return the refusals to send now, in order of arrival."""
         if not self._counts or (now < self._next and not self._burst and not everything):
             return []
         self._burst = _BURST - 1 if now >= self._next else max(0, self._burst - 1)
@@ -46,7 +46,7 @@ class RefusalQueue:
         return [{"kind": kind, "what": what, "why": why, "count": n} for (kind, what, why), n in taken.items()]
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until the next message; None if nothing is kept."""
+        """Return the seconds until the next message is due; None if there are no refusals."""
         return max(0.0, self._next - now) if self._counts else None
 
 
@@ -58,9 +58,8 @@ _EVERY_THING_S: Final = 0.1
 
 
 class Touched:
-    """Collect the things that a watched process touches, until they can be sent. Each is kept once, as `(kind, what)`,
-    and at most `MAX_THINGS` are kept.
-    """
+    """Collect what a watched process touches (paths, addresses, ports), until it can be sent. Each is sent once, as
+    `(kind, what)`, and at most `MAX_THINGS` are."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
@@ -68,14 +67,15 @@ class Touched:
         self._next = 0.0
 
     def add(self, kind: str, what: str) -> None:
-        """Note a thing for the next report. `kind`: a letter of `Grant.mode` for a path; connect, socket or listen."""
+        """Add an entry to the next report. `kind` is a letter of `Grant.mode` for a path, or `connect`, `socket` or
+        `listen`."""
         thing = (kind, _text(what[:_MAX_THING_CHARS]))
         if thing not in self._known and len(self._known) < MAX_THINGS:
             self._known.add(thing)
             self._waiting.append(thing)
 
     def peek(self, now: float, *, everything: bool = False) -> list[tuple[str, str]]:
-        """Return the things to send now. They stay until `sent` is called."""
+        """Return the entries to send now. They remain until `sent` is called."""
         if not self._waiting or (now < self._next and len(self._waiting) < _AT_ONCE and not everything):
             return []
         self._next = now + _EVERY_THING_S
@@ -89,16 +89,16 @@ class Touched:
         return found
 
     def sent(self, count: int) -> None:
-        """Forget the first `count` things, which have been sent."""
+        """Remove the first `count` entries, which were sent."""
         del self._waiting[:count]
 
     def due_in(self, now: float) -> float | None:
-        """Return the seconds until something is to be sent; None if nothing waits."""
+        """Return the seconds until the next report is due; None if nothing waits."""
         return max(0.0, self._next - now) if self._waiting else None
 
 
 def _text(what: str) -> str:
-    """Return the path, or its folder if it has bytes that are no text: only text can be granted in a configuration."""
+    """Return the path. If it has bytes that are no text, return a folder above it, because a configuration is text."""
     while True:
         try:
             what.encode()

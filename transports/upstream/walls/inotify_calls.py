@@ -1,6 +1,5 @@
-"""Make inotify instances and their watches for a walled process, up to its share: the kernel counts both for a whole
-user.
-"""
+"""Make inotify instances and their watches for a walled process, up to a limit for each server: the kernel's own limits
+are for all processes of a user."""
 
 import contextlib
 import ctypes
@@ -20,9 +19,8 @@ _libc: Final[Any] = ctypes.CDLL(None, use_errno=True)
 
 
 class Instance:
-    """An inotify instance. `watches` is the number of its watches, or more. `used` is the thread and the descriptor
-    that it was last used with.
-    """
+    """An inotify instance. `watches` is at least the number of its watches. `used` is the thread, and its descriptor,
+    with which the instance was last used."""
 
     __slots__ = ("used", "watches")
 
@@ -31,18 +29,18 @@ class Instance:
         self.used: tuple[int, int] | None = None
 
     def count(self, fd: int) -> None:
-        """Count the watches anew. `fd` is a descriptor of ours for the instance. Raises `OSError`."""
+        """Count the watches anew. `fd` is this process's own descriptor for the instance. Raises `OSError`."""
         with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
             self.watches = sum(line.startswith(b"inotify wd:") for line in file)
 
 
 class Instances:
-    """The inotify instances of one server that are still there.
+    """The inotify instances of one server that still exist.
 
-    An instance has no name that its processes cannot change, and they may hide it in a message to themselves. So it is
-    entered in an epoll, from which the kernel removes it when nobody has it any more. The entry has a number that this
-    class gives it, and /proc shows that number. The epoll finds an entry by its file and by the number of the
-    descriptor that was entered. So all entries use one such number.
+    The server's processes can change every name of an instance, and can hide it in a message to themselves. So each
+    instance is added to an epoll, from which the kernel removes it when no process has it any more. Each entry gets a
+    number from this class, which /proc shows. An epoll finds an entry by the file and by the number of the descriptor
+    that was added, so all entries are added under one descriptor number.
     """
 
     def __init__(self) -> None:
@@ -53,22 +51,23 @@ class Instances:
         self._last = 0
 
     def present(self) -> list[Instance]:
-        """Return the instances that are still there, and forget the others."""
+        """Return the instances that still exist, and forget the others."""
         there = self._there()
         self._known = {number: instance for number, instance in self._known.items() if number in there}
         return [*self._known.values()]
 
     def enter(self, fd: int) -> None:
-        """Enter a new instance, given a descriptor of it. Raises `OSError`."""
+        """Add a new instance, given a descriptor of it. Raises `OSError`."""
         self._known[self._numbered(fd, _ADD)] = Instance()
 
     @property
     def watches(self) -> int:
-        """Return the number of watches of all instances that were there at the last look."""
+        """Return the number of watches of all instances that existed at the last check."""
         return sum(instance.watches for instance in self._known.values())
 
     def find(self, fd: int) -> Instance:
-        """Return the instance of a descriptor of ours. Raises `OSError` (ENOENT, EPERM) if it is not of this server."""
+        """Return the instance of this process's own descriptor `fd`. Raises `OSError` (ENOENT, EPERM) if it is not an
+        instance of this server."""
         number = self._numbered(fd, _MODIFY)
         there = self._there()
         gone = [self._known.pop(each) for each in list(self._known) if each not in there]
@@ -99,13 +98,13 @@ def _event() -> Any:
 
 
 class _Event(ctypes.Structure):
-    """struct epoll_event"""
+    """The kernel's `struct epoll_event`."""
 
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
 
 
 class _PackedEvent(ctypes.Structure):
-    """struct epoll_event on x86_64"""
+    """The kernel's `struct epoll_event` on x86_64, which is packed."""
 
     _pack_ = 1
     _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
@@ -114,11 +113,12 @@ class _PackedEvent(ctypes.Structure):
 _ALWAYS: Final = 16
 _ALWAYS_WATCHES: Final = 1_024
 _SHARE: Final = 8
-"""One server may have an eighth of the limit of its user."""
+"""Divisor: one server may have an eighth of its user's limit."""
 
 
 class InotifyCalls:
-    """Answer inotify_init(2) of one server, and add its watches. `numbers` are the system calls to pass to `decide`."""
+    """Answer inotify_init(2) of one server, and add its watches. `numbers` are the system calls that are decided
+    here."""
 
     def __init__(self, listener: Listener, refused: Refused) -> None:
         self._listener = listener
@@ -135,7 +135,7 @@ class InotifyCalls:
         self.numbers = self._flags.keys()
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer a system call. No error of a call ends the gate."""
+        """Answer a system call. An error never ends the gate."""
         try:
             self._make(made, self._flags[made.number](made))
         except OSError as error:
@@ -150,8 +150,8 @@ class InotifyCalls:
             self._listener.give(made, ours, closes_on_exec=bool(flags & os.O_CLOEXEC))
 
     def watch(self, made: InterceptedCall, watcher: int, path: bytes, mask: int) -> int:
-        """Add a watch to the instance that the process has at that descriptor, and return its number. Raises `OSError`:
-        ENOSPC beyond the share of one server."""
+        """Add a watch to the instance behind the process's descriptor `watcher`, and return the watch's number. Raises
+        `OSError`: ENOSPC beyond the limit of one server."""
         with closing_fd(duplicate(made.thread, watcher)) as ours:
             instance = self._found(ours)
             instance.used = (made.thread, watcher)
@@ -167,8 +167,8 @@ class InotifyCalls:
             return added
 
     def _count_again(self) -> None:
-        """Count the watches of all instances anew, as they end with their files or are removed by processes. If nobody
-        has an instance where it was used last, its count stays."""
+        """Count the watches of all instances anew: some have ended with their files, or were removed. An instance keeps
+        its count if it cannot be found by its last use."""
         for instance in self._instances.present():
             if instance.used is not None:
                 with contextlib.suppress(OSError), closing_fd(duplicate(*instance.used)) as ours:

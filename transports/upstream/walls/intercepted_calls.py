@@ -1,9 +1,9 @@
 """Receive and answer system calls that a filter hands over (seccomp's user notification, Linux 5.14). The calling
 process waits until another one has decided.
 
-This module knows the structures of the kernel, but not what is decided. What a process passes by pointer can change
-during the decision. So a call with pointers goes on only if something else decides it (Landlock). Otherwise the
-deciding process acts itself, on copies, and answers the result.
+This module knows the kernel's structures, but does not decide. A process can change what an argument points to during
+the decision. So the kernel may only execute a call with pointers if something else decides it, too (Landlock).
+Otherwise, the deciding process makes the call itself, on copies, and answers with the result.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Listener:
         os.set_inheritable(fd, False)
 
     def receive(self) -> InterceptedCall | None:
-        """Take the next call. Return None if its thread has died. Only called while the descriptor is readable."""
+        """Receive the next call. Return None if its thread has died. Only called while the descriptor is readable."""
         buffer = bytearray(_NOTIFICATION.size)
         try:
             fcntl.ioctl(self.fd, _RECEIVE, buffer, True)
@@ -65,7 +65,8 @@ class Listener:
         return InterceptedCall(number, thread, system_call, tuple(arguments))
 
     def is_valid(self, made: InterceptedCall) -> bool:
-        """Return whether the thread still waits in this call. If so, its id has meant this thread all the time."""
+        """Return True if the thread still waits in this call. Then the thread id has belonged to this thread all the
+        time."""
         try:
             fcntl.ioctl(self.fd, _IS_VALID, struct.pack("=Q", made.id))
         except OSError:
@@ -73,28 +74,29 @@ class Listener:
         return True
 
     def answer(self, made: InterceptedCall, error: int = 0) -> None:
-        """End the call with 0 or this errno, if its thread still waits."""
+        """Complete the call with the errno `error`, or with the result 0, if its thread still waits."""
         self._respond(made, 0, -error, 0)
 
     def succeed(self, made: InterceptedCall, value: int) -> None:
-        """End the call with this value as its result, if its thread still waits."""
+        """Complete the call with the result `value`, if its thread still waits."""
         self._respond(made, value, 0, 0)
 
     def give(self, made: InterceptedCall, fd: int, *, closes_on_exec: bool) -> None:
-        """End the call: the process gets a duplicate of our `fd`, and its number as the result. Raises `OSError`."""
+        """Complete the call: give the process a duplicate of our descriptor `fd`, and its number as the result. Raises
+        `OSError`."""
         self._place(made, _AND_ANSWER, fd, 0, closes_on_exec)
 
     def replace(self, made: InterceptedCall, fd: int, number: int) -> None:
-        """Replace the process's descriptor `number` by a duplicate of our `fd`. Raises `OSError`."""
+        """Replace the process's descriptor `number` by a duplicate of our descriptor `fd`. Raises `OSError`."""
         self._place(made, _AT_NUMBER, fd, number, True)
 
     def proceed(self, made: InterceptedCall) -> None:
-        """Let the kernel make the call. Only for calls without pointers, whose arguments cannot change, and for calls
-        that something else decides."""
+        """Let the kernel execute the call. Only for calls without pointers, whose arguments cannot change, and for
+        calls that something else decides."""
         self._respond(made, 0, 0, _CONTINUE)
 
     def close(self) -> None:
-        """Close the descriptor. Waiting and later calls fail with ENOSYS."""
+        """Close the descriptor. All calls that are waiting, and all later ones, fail with ENOSYS."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
@@ -108,13 +110,13 @@ class Listener:
 
 
 class _Span(ctypes.Structure):
-    """struct iovec"""
+    """The kernel's `struct iovec`."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def read_memory(thread: int, address: int, size: int) -> bytes:
-    """Copy memory of another process. Raises `OSError`: EFAULT if any of it is not readable there."""
+    """Copy memory of another process. Raises `OSError`: EFAULT if not all of it is readable there."""
     buffer = ctypes.create_string_buffer(size)
     here = _Span(ctypes.addressof(buffer), size)
     there = _Span(address, size)
@@ -125,12 +127,13 @@ def read_memory(thread: int, address: int, size: int) -> bytes:
 
 
 def read_path(thread: int, pointer: int) -> bytes:
-    """Read a path from the memory of another process, and return a path for the same file here. Raises `OSError`."""
+    """Read a path from another process's memory, and return a path to the same file for this process. Raises
+    `OSError`."""
     return as_meant(thread, _read_string(thread, pointer))
 
 
 def _read_string(thread: int, pointer: int) -> bytes:
-    """Read a string of another process page by page: it may end just before memory that does not exist."""
+    """Read a string from another process's memory, page by page: it may end just before a page that is not mapped."""
     found = bytearray()
     while len(found) < _MAX_PATH:
         size = min(_PAGE - (pointer + len(found)) % _PAGE, _MAX_PATH - len(found))
@@ -142,18 +145,17 @@ def _read_string(thread: int, pointer: int) -> bytes:
 
 
 def duplicate(thread: int, fd: int) -> int:
-    """Return a descriptor of our own for what another process's descriptor refers to. Raises `OSError` (EBADF, ESRCH,
-    EPERM).
+    """Return a duplicate of another process's descriptor in this process. Raises `OSError` (EBADF, ESRCH, EPERM).
 
-    `fd` may be an argument as the process passed it. EPERM: the process has made itself undumpable, so nobody may look
-    into it.
+    `fd` may be an argument as the process passed it. EPERM: the process has made itself undumpable, so that other
+    processes cannot look into it.
     """
     with closing_fd(open_process(thread)) as process:
         return duplicate_from(process, fd)
 
 
 def open_process(thread: int) -> int:
-    """Return a descriptor of a process or thread. Raises `OSError` (ESRCH)."""
+    """Return a descriptor (pidfd) of a process or thread. Raises `OSError` (ESRCH)."""
     try:
         return os.pidfd_open(thread, _PIDFD_THREAD)
     except OSError as error:
@@ -163,7 +165,7 @@ def open_process(thread: int) -> int:
 
 
 def duplicate_from(process: int, fd: int) -> int:
-    """Return a descriptor of our own for what a descriptor of an open process refers to. Raises `OSError`."""
+    """Return a duplicate of a descriptor of another process, which is given by its pidfd. Raises `OSError`."""
     return call("pidfd_getfd", process, signed(fd), 0)
 
 

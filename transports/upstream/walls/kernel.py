@@ -1,4 +1,4 @@
-"""Find out, by trying, which parts of the walls the kernel has, and say what does not hold without them."""
+"""Find out, by trying, which parts of the walls the kernel supports, and say what is not enforced without them."""
 
 import ctypes
 import errno
@@ -21,7 +21,7 @@ _NOT_TRIED: Final = "namespaces were not tried"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """The parts of walls that this kernel has, and the reasons why it lacks others."""
+    """The parts of walls that this kernel supports, and the reasons why it lacks others."""
 
     landlock: int
     """The version of Landlock (its ABI); 0 if there is none."""
@@ -35,14 +35,14 @@ class Kernel:
     """The reason why a process can have no mounts of its own without the other namespaces; empty if it can."""
 
     def shared(self, walls: Walls) -> tuple[str, ...]:
-        """Return sentences about folders that are closed here because they are the machine's, and elsewhere are the
-        server's own. No walls require that."""
+        """Return a sentence if /tmp and /dev/shm are closed to the server, because it cannot have its own. This never
+        prevents a start."""
         if walls.own_folders and not walls.namespaces and self.mounts:
             return (f"The server has no /tmp and /dev/shm of its own, and the machine's are closed: {self.mounts}.",)
         return ()
 
     def missing(self, walls: Walls) -> tuple[str, ...]:
-        """Return a sentence for each part of these walls that does not hold on this kernel."""
+        """Return a sentence for each part of these walls that is not enforced on this kernel."""
         return tuple(self._missing(walls))
 
     def _missing(self, walls: Walls) -> Iterator[str]:
@@ -71,7 +71,8 @@ class Kernel:
 
 
 def probe(*, namespaces: bool = False) -> Kernel:
-    """Return what the kernel has, after one try. Namespaces only if asked: that forks, so no thread may run."""
+    """Find out once what the kernel supports, and return it. Try namespaces only if asked: that forks, so this process
+    must not have other threads."""
     found = _without_namespaces()
     if not namespaces or found.namespaces != _NOT_TRIED:
         return found
@@ -110,7 +111,7 @@ def _try_action(action: int) -> None:
 
 
 def _try_access() -> None:
-    """Try to copy memory and a descriptor of a process, here of this one. Raises `OSError`."""
+    """Try to copy memory and a descriptor of a process: this one. Raises `OSError`."""
     source, copy = ctypes.create_string_buffer(b"?", 1), ctypes.create_string_buffer(1)
     remote = struct.pack("=QQ", ctypes.addressof(source), 1)
     local = struct.pack("=QQ", ctypes.addressof(copy), 1)
@@ -122,7 +123,7 @@ def _try_access() -> None:
 
 
 def _yama() -> int:
-    """Return Yama's `ptrace_scope`, 0 without. Up to 1, a process may look into those that it started."""
+    """Return the setting `ptrace_scope` of Yama; 0 without Yama. Up to 1, a process may inspect its descendants."""
     try:
         with open("/proc/sys/kernel/yama/ptrace_scope", encoding="ascii") as file:
             return int(file.read())

@@ -1,7 +1,6 @@
-"""Restrict which files a server may use, by Landlock: a process applies it to itself, and all below it inherit it.
+"""Restrict by Landlock which files a server may use. A process restricts itself, and its descendants inherit that.
 
-Landlock ignores whether a file exists, its owner and size (stat), and changes of its attributes (chmod). The gate
-decides these changes.
+Landlock does not restrict looking up a file (stat) or changing its attributes (chmod). The gate decides these changes.
 """
 
 import os
@@ -33,7 +32,7 @@ _ALLOWED: Final = {
     | _MAKE_FIFO | _MAKE_SYM | _REFER,
     "x": _EXECUTE,
 }  # fmt: skip
-"""The rights of each letter of a mode. Nobody may make devices."""
+"""The Landlock rights for each letter of a mode. No letter allows making devices."""
 _RIGHTS: Final = {mode: sum(_ALLOWED[letter] for letter in mode) for mode in MODES}
 
 _VERSION: Final = 1  # a flag of landlock_create_ruleset
@@ -42,17 +41,17 @@ _RULE: Final = struct.Struct("=Qi")  # rights, descriptor
 
 
 def abi() -> int:
-    """Return the version of Landlock that the kernel has. 0: none, or it is switched off."""
+    """Return the version of Landlock in this kernel; 0 if there is none, or it is switched off."""
     with suppress(OSError):
         return call("landlock_create_ruleset", None, 0, _VERSION)
     return 0
 
 
 def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | None, connects: bool) -> int:
-    """Return the descriptor of a new ruleset, which restricts nobody yet. It closes all files but those granted, and
-    keeps signals and connections to abstract sockets among the processes that it restricts. The caller owns it.
+    """Return the descriptor of a new ruleset, which does not restrict any process yet. It allows granted files only. It
+    allows signals and connections to abstract sockets only between processes that it restricts. The caller owns it.
 
-    `version` is what `abi()` returns. `listen` has the TCP ports to bind (None: any). `connects`: whether the process
+    `version` is what `abi()` returns. `listen` has the TCP ports to bind (None: any). `connects`: True if the process
     may connect by TCP.
 
     Raises:
@@ -74,11 +73,12 @@ def ruleset(grants: Iterable[Grant], *, version: int, listen: Iterable[int] | No
 
 
 def allow(ruleset: int, grants: Iterable[Grant], *, version: int) -> None:
-    """Add grants to a ruleset. They cannot be taken away again.
+    """Add grants to a ruleset. They cannot be removed again.
 
     Raises:
-        OSError: a path that is granted does not exist or leads through a symlink, or the kernel refuses. The file name
-            of the error is the path.
+        OSError: a granted path does not exist or leads through a symlink, or the kernel refuses. The error's file name
+            is
+        the path.
     """
     files = _files(version)
     for grant in grants:
@@ -86,7 +86,7 @@ def allow(ruleset: int, grants: Iterable[Grant], *, version: int) -> None:
 
 
 def restrict(ruleset: int) -> None:
-    """Restrict this process with the rules, for good. `no_new_privs` must be set. Raises `OSError`."""
+    """Restrict this process by the ruleset, for good. `no_new_privs` must be set. Raises `OSError`."""
     call("landlock_restrict_self", ruleset, 0)
 
 

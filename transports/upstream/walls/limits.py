@@ -1,4 +1,4 @@
-"""Limit what a server's processes may use up, and the authority that they have: rlimits and capabilities."""
+"""Limit the resources that a server's processes may use up, and their privileges: rlimits and capabilities."""
 
 import contextlib
 import ctypes
@@ -16,15 +16,15 @@ _OF_THIS_THREAD: Final = struct.pack("=Ii", 0x2008_0522, 0)  # struct cap_user_h
 _CapabilitySets: Final = ctypes.c_char * 24
 _KEPT: Final = 1 << 1  # DAC_OVERRIDE: the walls decide which files there are, not their owners
 _MOST_TIMERS: Final = 16_384
-"""Timers and queued signals. The kernel counts them for a whole user, but compares the count with the limit of the
-process that asks. Servers have a lower limit, so some are left for all others."""
+"""The most timers and queued signals. The kernel counts them for a whole user, but compares the count with the limit of
+the process that asks. Servers have a lower limit, so that some remain for other processes."""
 _CPU_GRACE_S: Final = 5  # between SIGXCPU and SIGKILL
 
 
 def limit(limits: Limits) -> None:
-    """Apply the limits to this process and everything it will start. A lower limit of the gateway itself stays.
+    """Apply the limits to this process and everything it will start. A lower limit of the gateway itself remains.
 
-    The number of processes has no limit here: the kernel would count those of the whole user.
+    The number of processes is not limited here: the kernel would count those of the whole user.
 
     Raises:
         OSError, ValueError: the kernel refuses.
@@ -53,9 +53,10 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability but DAC_OVERRIDE, which concerns files: in a container the gateway may be root.
+    """Give up every capability but DAC_OVERRIDE, which concerns files. This matters where the gateway runs as root, as
+    in a container.
 
-    `no_new_privs` must be set. Then no program that this process executes gets them back, whatever its user is.
+    `no_new_privs` must be set. Then no program that this process executes regains them, whatever its user is.
     """
     held = _CapabilitySets()
     call("capget", _OF_THIS_THREAD, held)
@@ -68,11 +69,11 @@ def drop_capabilities() -> None:
 @contextlib.contextmanager
 def raised_files() -> Iterator[None]:
     """Raise the limit of open files to its maximum in a `with` block, to send descriptors through sockets. The limit is
-    that of all threads, and a higher one harms none.
+    that of all threads, and a higher one does no harm.
 
-    The kernel counts the descriptors of a user that nobody has received yet. It refuses one more to a process whose own
-    limit of open files is exceeded by this count. Any process of the user can fill the count up to its own limit. So
-    the limit of a server is lower than those of its reaper and the gateway.
+    The kernel counts the descriptors in transit for a whole user: sent, but not yet received. If this count exceeds the
+    limit of open files of a process, that process cannot send one. Any process of the user can fill the count up to its
+    own limit. So a server's limit is lower than those of its reaper and the gateway.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # there are systems that do not take their own hard limit

@@ -1,9 +1,9 @@
 """Give a server its own view of the system: its own processes, mounts and shared memory, where the kernel allows it.
 
-With all of them, the reaper is the first process of the namespaces, so the kernel ends everything in them with it. The
-reaper sees what its server sees: its own /proc, an empty /tmp and /dev/shm, and all else read-only, unless it was
-granted to be written. The network of the server is empty. The gate makes those sockets that the server has in the
-machine's network. With mounts alone, only /tmp and /dev/shm are the server's own.
+With all namespaces, the reaper is their first process, so the kernel kills everything in them when the reaper ends. The
+reaper sees what its server sees: its own /proc, an empty /tmp and /dev/shm, and everything else read-only, unless it
+was granted to be written. The server's network is empty; the gate makes its sockets in the machine's network. With
+mounts alone, only /tmp and /dev/shm are the server's own.
 """
 
 import errno
@@ -27,14 +27,14 @@ _FOLLOWING: Final = 1 << 19  # MS_SLAVE
 _READ_ONLY, _HERE, _EMPTY_PATH, _BELOW_TOO = 0x1, -100, 0x1000, 0x8000  # of mount_setattr
 
 OWN_FOLDERS: Final = ("/dev/shm", "/tmp")
-"""The folders that a server gets for itself: empty, and in memory."""
+"""The folders of which a server gets its own: empty, and in memory."""
 
 _OWN_BYTES: Final = 256 << 20
 _OWN_FILES: Final = 65_536
 
 
 def is_apart() -> bool:
-    """Return whether this process is a reaper that is the first process of its namespaces."""
+    """Return True if this process is the first one of its namespaces, as a reaper may be."""
     return os.getpid() == 1
 
 
@@ -65,14 +65,14 @@ def _settle(user: int, group: int) -> None:
 
 
 def leave_network() -> None:
-    """Move this process to an empty network: /proc/net shows it no sockets of the machine. Sockets that it is given
-    stay in their own network. Raises `OSError`."""
+    """Move this process to an empty network: /proc/net shows no sockets of the machine. Sockets that it receives from
+    others stay in their own network. Raises `OSError`."""
     call("unshare", _NEW_NETWORK)
 
 
 def own_mounts() -> None:
-    """Give this process mounts of its own. It gets no user namespace if it has the right to do without: in one, root
-    could not use the files of others any more.
+    """Give this process mounts of its own. Make a user namespace for that only if it is necessary: in one, root could
+    no longer use the files of others.
 
     Raises:
         OSError: the kernel, or the container around this process, refuses.
@@ -93,10 +93,10 @@ def own_mounts() -> None:
 
 def separate(walls: Walls) -> tuple[Grant, ...]:
     """Arrange the mounts of this process, which is the first of its namespaces, for the server that it will start.
-    Return the grants of the server's own folders.
+    Return grants for the server's own folders.
 
     Raises:
-        OSError: the kernel refuses, or a granted path does not exist. The file name of the error is the path.
+        OSError: the kernel refuses, or a granted path does not exist. The error's file name is the path.
     """
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     targets = list(_targets(walls, OWN_FOLDERS, written=True))
@@ -107,23 +107,23 @@ def separate(walls: Walls) -> tuple[Grant, ...]:
 
 def place_folders(walls: Walls) -> tuple[Grant, ...]:
     """Give this process, which has mounts of its own, its own /tmp and /dev/shm, unless the machine's are granted to
-    it. All other mounts stay, and follow those outside. Return the grants of these folders. Raises `OSError`."""
+    it. Other mounts stay, and follow changes outside. Return grants for these folders. Raises `OSError`."""
     _mount(None, "/", None, _RECURSIVE | _FOLLOWING)
     folders = [folder for folder in OWN_FOLDERS if os.path.isdir(folder) and not _is_wanted(walls, folder)]
     return _cover(walls, folders, list(_targets(walls, folders, written=False)), all_read_only=False)
 
 
 def _is_wanted(walls: Walls, folder: str) -> bool:
-    """Return whether the machine's folder has to stay: it is granted, or a folder of sockets below it is. In an own
-    folder all that is mounted can be read, but in a folder of sockets only the sockets may be used."""
+    """Return True if the machine's folder has to stay: it is granted, or it has a folder whose sockets may be used. All
+    that is mounted below a server's own folder can be read, but in a folder of sockets only the sockets may be used."""
     above = ("/", os.path.dirname(folder), folder)
     sockets = [path for path in _ungranted_sockets(walls, (folder,)) if os.path.isdir(path)]
     return bool(sockets) or any(grant.path in above and grant.mode != "l" for grant in walls.grants)
 
 
 def _mount_processes() -> None:
-    """Mount a /proc with the processes of the namespace. It hides them from those that may not look into them
-    (`hidepid`, of each mount since Linux 5.8): the server must not see the machine's network in that of the reaper."""
+    """Mount a /proc with the processes of the namespace. It hides a process from those that may not inspect it
+    (`hidepid`, per mount since Linux 5.8): the server must not see the machine's network in /proc of the reaper."""
     flags = _NO_SET_UID | _NO_DEVICES | _NO_EXECUTE
     try:
         _mount("proc", "/proc", "proc", flags, "hidepid=4")
@@ -136,8 +136,8 @@ def _mount_processes() -> None:
 def _cover(
     walls: Walls, folders: list[str], targets: Iterable[tuple[str, str, int]], *, all_read_only: bool
 ) -> tuple[Grant, ...]:
-    """Mount own folders, and below them the targets: read-only if they may only be read, as for Landlock an own folder
-    and all below it may be written. Return the grants of the folders."""
+    """Mount the server's own folders, and the targets. Targets that may only be read are mounted read-only, because
+    Landlock lets the server write everything below its own folders. Return grants for the folders."""
     memory = f"mode=1777,size={_OWN_BYTES},nr_inodes={_OWN_FILES}"
     temporary = None if walls.temporary is None else open_path(walls.temporary)
     mode = "rw"
@@ -162,9 +162,9 @@ def _cover(
 
 
 def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator[tuple[str, str, int]]:
-    """Yield what has to be mounted: path, mode and descriptor. These are the files that own folders would cover, and
-    those that may be `written`. Files that may only be listed are left out: below an own folder, all that is mounted
-    can be read. Sockets come last, if they exist."""
+    """Yield what has to be mounted (path, mode, descriptor): granted files that own folders would cover, and with
+    `written` those that may be written. Files that may only be listed are left out: below an own folder, everything
+    that is mounted can be read. Sockets come last, if they exist."""
     wanted = [
         grant
         for grant in walls.grants
@@ -193,7 +193,7 @@ def _targets(walls: Walls, folders: Iterable[str], *, written: bool) -> Iterator
 
 
 def _ungranted_sockets(walls: Walls, folders: Iterable[str]) -> list[str]:
-    """Return the sockets that own folders would cover and that are in no granted folder."""
+    """Return the sockets in `walls.reach` that own folders would cover, and that no granted folder contains."""
     sockets = () if walls.reach is None else walls.reach.sockets
     covered = [path for path in sockets if path in ("/", *folders) or _is_covered(path, folders)]
     granted = [grant.path for grant in walls.grants if grant.mode != "l"] if covered else ()
@@ -237,17 +237,18 @@ def _set_read_only(at: int, path: str, *, on: bool, flags: int) -> None:
 
 _known: Final[dict[str, str]] = {}
 _PASSING: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Errors of a limit that is reached, perhaps for a moment only."""
+"""Errors that mean that a limit is reached, perhaps only for a moment."""
 
 
 def why_not() -> str:
-    """Return why namespaces cannot be used here; empty if they can. Try them in a process of its own, once, and again
-    after a failure that may pass."""
+    """Return why namespaces cannot be used here; empty if they can. Test it in a forked process, and keep the result,
+    unless it is a failure that may pass."""
     return _once("namespaces", fork_apart, lambda: separate(_NO_WALLS))
 
 
 def why_shared() -> str:
-    """Return why a process cannot have mounts of its own alone, for /tmp and /dev/shm; else empty. As `why_not`."""
+    """Return why a process cannot have its own mounts (for /tmp and /dev/shm) without other namespaces; empty if it
+    can. Test it like `why_not`."""
 
     def work() -> None:
         own_mounts()
@@ -269,7 +270,7 @@ def _once(what: str, fork: Callable[[], int], work: Callable[[], object]) -> str
 
 
 def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tuple[int, str]:
-    """Do the work in a forked process. Return its errno, 0 for none, and a sentence about the failure."""
+    """Run `work` in a forked process. Return its errno (0: success), and a sentence about the failure."""
     try:
         pid = fork()
     except OSError as error:
@@ -283,7 +284,7 @@ def _tried(what: str, fork: Callable[[], int], work: Callable[[], object]) -> tu
 
 
 def _end_with(work: Callable[[], object]) -> NoReturn:
-    """Do some work, and end this process with exit code 0, or the errno of its failure."""
+    """Run `work`, and end this process with exit code 0, or with the errno of the failure."""
     code = errno.EIO
     try:
         work()

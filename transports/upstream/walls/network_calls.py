@@ -1,13 +1,13 @@
 """Decide and make connect(2) and listen(2) for a walled process.
 
-The address is copied from the process, and the socket is a descriptor of our own: nothing that the process changes
-during the decision has an effect. A connection to port 53, whatever its address, goes to a new socket on loopback. The
+The address is copied from the process, and the socket is a duplicate: nothing that the process changes during the
+decision has an effect. A connection to port 53 of any address is made to a new socket on loopback instead, whose
 accepted end is given to the gateway's resolver. So a program keeps the socket that it has made, with all options, and
-both of its ends have an Internet address, as resolver libraries want it.
+both of its ends have an Internet address, as resolver libraries require.
 
 Programs with a resolver of their own (Go) ask over UDP. A datagram socket could send anywhere: no filter sees the
-address of a message. So such a program gets a *stand-in*: an unconnected Unix socket of packets, which has no
-addresses. When it is connected to port 53, it becomes one end of a pair. The other end goes to the gateway's resolver.
+address of a message. So these programs get a *stand-in*: an unconnected Unix socket of packets, which has no addresses.
+When it is connected to port 53, it is replaced by one end of a pair. The other end goes to the gateway's resolver.
 """
 
 import contextlib
@@ -44,16 +44,16 @@ _KIND: Final = 0xF  # of socket(2)'s second argument, without flags
 _ACCEPT_S: Final = 0.5
 _MAX_OWN_LISTENERS: Final = 64
 _QUIET: Final = ("/run/nscd/socket", "/var/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve")
-"""The C library tries these before it asks a resolver. Their refusal is not worth a message."""
+"""Sockets that the C library tries before it asks a resolver. Their refusal is not reported."""
 
 _RESETS: Final = struct.pack("@ii", 1, 0)  # struct linger: close(2) ends the connection at once
 _DISCONNECT: Final = struct.pack("=H14x", socket.AF_UNSPEC)
 
 
 class NetworkCalls:
-    """Answer the network calls of one server. `resolve` takes the socket of a program that asks a resolver, and returns
-    an errno or 0. With `touched`, nothing is refused: it is called with each address, Unix socket and port.
-    `kernel_binds`: if the kernel may choose a port for the server, it also refuses to bind other ports."""
+    """Answer the network calls of one server. `resolve` gets the socket of a program that asks a resolver, and returns
+    an errno or 0. If `touched` is given, connections are not refused: it is called with each address, Unix socket and
+    port. `kernel_binds`: where the kernel may choose a port for the server, it also refuses to bind other ports."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class NetworkCalls:
         self._handlers = {calls["connect"]: self._connect, calls["listen"]: self._listen}
 
     def decide(self, made: InterceptedCall) -> None:
-        """Answer a system call, now or when its connection has been made. No error of a call ends the gate."""
+        """Answer a system call, now or when its connection has been made. An error never ends the gate."""
         if made.number == self._socket:
             self._make(made)
             return
@@ -108,7 +108,7 @@ class NetworkCalls:
             self._listener.answer(made, error)
 
     def _tell_of_bind(self, made: InterceptedCall) -> None:
-        """Report a port that the kernel is about to refuse, as the kernel itself reports nothing."""
+        """Report a port that the kernel is about to refuse, because the kernel does not report it."""
         if not self._kernel_binds:
             return
         _, pointer, size, *_ = made.arguments
@@ -121,8 +121,8 @@ class NetworkCalls:
                 self._refused("listen", str(given.port), "not granted")
 
     def _make(self, made: InterceptedCall) -> None:
-        """Make a socket in the machine's network, for a process that has left it, or a stand-in for datagrams of the
-        Internet. The filter announces only kinds of sockets that are allowed there."""
+        """Make a socket in the machine's network for a process that has left this network, or a stand-in for Internet
+        datagrams. The filter announces only the kinds of sockets for which that is allowed."""
         family, kind, protocol = (made.integer(place) for place in range(3))
         given = (family, kind, protocol)
         if kind & _KIND == socket.SOCK_DGRAM and family in INTERNET:
@@ -144,7 +144,7 @@ class NetworkCalls:
             raise
 
     def _connect(self, made: InterceptedCall, theirs: socket.socket) -> int | None:
-        """Decide on connect(2). Return an errno, or None if the connection is being made."""
+        """Decide on connect(2). Return an errno, or None if the connection is being made and answered later."""
         _, pointer, size, *_ = made.arguments
         size &= 0xFFFF_FFFF
         if size > MAX_BYTES:
@@ -191,14 +191,15 @@ class NetworkCalls:
         return error
 
     def _own(self, address: Address, port: int) -> set[int]:
-        """Return the sockets of this server that listen there; empty if another process listens there, too."""
+        """Return the sockets (inodes) of this server that listen on an address and port; empty if another process
+        listens there, too."""
         if not self._own_listeners or kind_of(address)[0] != "loopback":
             return set()
         found = listeners(address, port)
         return found if found <= self._own_listeners.keys() else set()
 
     def _connect_resolver(self, theirs: socket.socket) -> int:
-        """Connect the socket to one of our own on loopback, and give the accepted end to the resolver."""
+        """Connect the program's socket to one of ours on loopback, and give the accepted end to the resolver."""
         with socket.socket(theirs.family) as meeting:
             meeting.bind(("127.0.0.1" if theirs.family == socket.AF_INET else "::1", 0))
             meeting.listen(1)
@@ -278,13 +279,14 @@ class NetworkCalls:
 
 
 def _is_stand_in(theirs: socket.socket, address: bytes) -> bool:
-    """Return whether this is a stand-in that is being connected to an Internet address."""
+    """Return True if the socket is a stand-in that is being connected to an Internet address."""
     is_packets = theirs.family == socket.AF_UNIX and theirs.type == socket.SOCK_SEQPACKET
     return is_packets and len(address) >= _FAMILY.size and _FAMILY.unpack_from(address)[0] in INTERNET
 
 
 def _attempt_unix(theirs: socket.socket, path: str) -> int:
-    """Connect to what the path names now, through a descriptor: a moment later it may name another file."""
+    """Connect to the socket at a path. Open the path first, and connect through the descriptor: a moment later, the
+    path may name another file."""
     try:
         named = open_path(path)
     except OSError as error:  # ELOOP: there is a link by now
@@ -295,7 +297,7 @@ def _attempt_unix(theirs: socket.socket, path: str) -> int:
 
 
 def _raw(name: tuple[str, int], family: int) -> bytes:
-    """Return the address of a socket in the form of the kernel."""
+    """Return the address of a socket as the bytes of `struct sockaddr`."""
     head = struct.pack("=H", family) + struct.pack("!H", name[1])
     if family == socket.AF_INET:
         return head + socket.inet_pton(family, name[0]) + bytes(8)

@@ -1,7 +1,7 @@
 """Make connections on the sockets of another process, and answer later if they take long. Knows no policy.
 
 Two processes that share a socket share its flags. So a blocking socket is made non-blocking while it connects, and its
-process goes on waiting: no server can hold the gate up.
+process waits for the answer. So no server can block the gate.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, Final
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 
 MAX_WAITING: Final = 128
-"""The most blocking sockets of one server whose connections are being made. Each costs a descriptor."""
+"""The most blocking sockets of one server on which a connection is being made. Each costs a descriptor."""
 
 _RETRY_S: Final = 0.02
 _SWEEP_S: Final = 1.0
@@ -30,7 +30,7 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(slots=True)
 class _Waiting:
-    """A process that waits for its connection. `again` is called until it no longer returns EAGAIN (Unix sockets)."""
+    """A system call that waits for its connection. `again` retries a Unix socket until it no longer returns EAGAIN."""
 
     made: InterceptedCall
     socket: socket.socket
@@ -39,13 +39,13 @@ class _Waiting:
 
 
 def connect(fd: int, address: bytes) -> int:
-    """Call connect(2) with an address as bytes. Return the errno, or 0."""
+    """Call connect(2) with an encoded address. Return the errno, or 0."""
     return 0 if _libc.connect(fd, address, len(address)) == 0 else ctypes.get_errno()
 
 
 def _attempted(fd: int, attempt: Callable[[], int]) -> int:
-    """Attempt something with this socket, and return the errno or 0. Make the socket non-blocking first, even if it
-    was: its process can change that at any time, and must not make the gate wait."""
+    """Run `attempt` on this socket, and return its errno or 0. Make the socket non-blocking first, in any case: its
+    process can change the flag at any time, and must not make the gate wait."""
     os.set_blocking(fd, False)
     return attempt()
 
@@ -58,7 +58,7 @@ def _retried(fd: int, attempt: Callable[[], int]) -> int:
 
 
 class PendingConnections:
-    """Keep the connections that are being made. `poller` is told which sockets to wait for."""
+    """Manage the connections that are being made. The sockets to wait for are registered with `poller`."""
 
     def __init__(self, listener: Listener, poller: select.poll) -> None:
         self._listener = listener
@@ -97,7 +97,7 @@ class PendingConnections:
             self._end(made, theirs, error)
 
     def ready(self, fd: int) -> None:
-        """Answer the call of a socket that has connected, or has failed."""
+        """Answer the system call of a socket that has connected, or has failed to."""
         waiting = self._waiting.get(fd)
         if waiting is None:
             return
@@ -107,7 +107,8 @@ class PendingConnections:
             self._finish(fd, waiting.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def sweep(self) -> float | None:
-        """Retry, and end what is due. Return the seconds until the next sweep; None if nothing waits."""
+        """Retry attempts, and end those whose time is over. Return the seconds until the next sweep; None if nothing
+        waits."""
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
@@ -122,7 +123,7 @@ class PendingConnections:
         return _SWEEP_S if self._waiting else None
 
     def close(self) -> None:
-        """Give up all connections that are being made."""
+        """Abandon all connections that are being made, without answering their calls."""
         for fd in tuple(self._waiting):
             self._finish(fd, None)
 
@@ -132,7 +133,7 @@ class PendingConnections:
                 self._finish(fd, None)
 
     def _repeat(self, made: InterceptedCall, theirs: socket.socket, earlier: _Waiting) -> None:
-        """Answer a second call for a socket whose connection is being made: after a signal, or by another thread."""
+        """Handle a second connect(2) on a socket that is already connecting: after a signal, or by another thread."""
         if self._listener.is_valid(earlier.made):
             self._end(made, theirs, errno.EALREADY)
         else:
@@ -147,7 +148,7 @@ class PendingConnections:
         self._inodes[os.fstat(fd).st_ino] = fd
 
     def _finish(self, fd: int, error: int | None) -> None:
-        """Forget a socket, and answer its call with the error (0: success). None: nobody waits for an answer."""
+        """Remove a socket, and answer its system call with `error` (0: success). None: the call is not answered."""
         waiting = self._waiting.pop(fd)
         self._inodes.pop(os.fstat(fd).st_ino, None)
         with contextlib.suppress(KeyError):  # retried sockets are not polled

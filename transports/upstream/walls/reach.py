@@ -15,7 +15,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_LEARNT: Final = 2_048
-"""The most addresses that names have made reachable. A new one replaces the oldest."""
+"""The most addresses that are reachable because a name was resolved to them. A new one replaces the oldest."""
 
 _KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     # Metadata services first: some of them have addresses within wider networks, some have public ones.
@@ -40,12 +40,13 @@ _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _6TO4: Final = ipaddress.ip_network("2002::/16")
 _LOOPBACK: Final = {4: ipaddress.ip_address("127.0.0.1"), 6: ipaddress.ip_address("::1")}
 _ONLY_BY_NAME: Final = {"metadata", "loopback", "link-local", "multicast"}
-"""Kinds that a wide network does not open: "0.0.0.0/0" is hardly meant to reach the metadata service."""
+"""Kinds of addresses that a wide network does not include: "0.0.0.0/0" is hardly meant to reach the metadata
+service."""
 
 
 def unwrapped(address: Address) -> Address:
-    """Return the address that is reached in the end. IPv4 inside IPv6 is taken out, and the unspecified address means
-    this machine."""
+    """Return the address that a connection finally reaches: the IPv4 address inside an IPv6 address; loopback for the
+    unspecified address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
@@ -58,7 +59,8 @@ def unwrapped(address: Address) -> Address:
 
 
 def kind_of(address: Address) -> tuple[str, Network | None]:
-    """Return the kind of an unwrapped address in one word, and its special network; "public" has none."""
+    """Return the kind of an unwrapped address ("loopback", "private", ...) and its special network; "public" has no
+    network."""
     for kind, network in _SPECIAL:
         if address in network:
             return kind, network
@@ -81,14 +83,14 @@ class Destination:
     """True for "*": every public address and every name."""
 
     def has_name(self, name: str) -> bool:
-        """Return whether the entry matches the name, which is in ASCII, in lower case and without final dot."""
+        """Return True if the entry matches the name, which is in ASCII, in lower case and without final dot."""
         if self.name.startswith("."):  # the label in front must not be empty, and the bare domain is not meant
             return name.endswith(self.name) and len(name) > len(self.name)
         return self.is_everything or (bool(self.name) and name == self.name)
 
     def has_address(self, address: Address, port: int, special: Network | None) -> bool:
-        """Return whether the entry is an address or network that has this address. If `special` is given, the entry
-        must lie in this network."""
+        """Return True if the entry is an address or network that contains this address, and allows the port. If
+        `special` is given, the entry must lie in this network."""
         network = self.network
         if network is None or network.version != address.version or self.port not in (None, port):
             return False
@@ -116,7 +118,7 @@ def destination(text: str) -> Destination:
 
 
 def canonical(name: str) -> str:
-    """Return the form of a DNS name that is compared: lower case, no final dot."""
+    """Return a DNS name in the form for comparisons: lower case, no final dot."""
     return name.lower().removesuffix(".")
 
 
@@ -156,7 +158,7 @@ def _network(host: str) -> Network | None:
 
 
 def _name(host: str, text: str) -> str:
-    """Return a host name in lower case. Raises `ValueError` with `text`, the whole entry, if it is none."""
+    """Return a host name in lower case. Raises `ValueError` about the whole entry `text` if it is not a host name."""
     if not host.isascii():  # two standards of IDNA disagree on which name that is
         raise ValueError(f"{text!r}: write the name in its ASCII form, as xn--...")
     name = canonical(host)
@@ -168,7 +170,8 @@ def _name(host: str, text: str) -> str:
 
 
 class ReachRules:
-    """Decide what one process may connect to. `is_local`: whether an address is of this machine. `clock`: seconds."""
+    """Decide what one process may connect to. `is_local` returns True for an address of this machine. `clock` is in
+    seconds."""
 
     def __init__(self, reach: Reach, *, is_local: Callable[[Address], bool], clock: Callable[[], float]) -> None:
         self._public = reach.public
@@ -180,7 +183,7 @@ class ReachRules:
         self._learnt: dict[Address, dict[int | None, float]] = {}  # until when, for each port; None: for all ports
 
     def learn(self, address: str, ports: Iterable[int] | None, seconds: float) -> None:
-        """Note an address of an allowed name: it is reachable for these seconds, on these ports (None: on all)."""
+        """Make an address of an allowed name reachable for some seconds, on these ports (None: on all)."""
         key = unwrapped(ipaddress.ip_address(address))
         times = self._learnt.pop(key, {})  # so that it becomes the newest
         self._learnt[key] = {**times, **dict.fromkeys((None,) if ports is None else ports, self._clock() + seconds)}
@@ -188,7 +191,7 @@ class ReachRules:
             del self._learnt[next(iter(self._learnt))]
 
     def refusal(self, given: Address, port: int) -> str | None:
-        """Return why the process may not connect there, in a few words; None if it may."""
+        """Return why the process may not connect to an address and port, in a few words; None if it may."""
         address = unwrapped(given)
         kind, special = kind_of(address)
         if self._is_closed(address, port, kind):
@@ -232,10 +235,11 @@ class NameRules:
         self._entries = tuple(entry for entry in map(destination, reach.hosts) if entry.name or entry.is_everything)
 
     def is_resolved(self, name: str) -> bool:
-        """Return True if the name, in its ASCII form, may be asked for."""
+        """Return True if the process may resolve the name, given in its ASCII form."""
         return self._all or any(entry.has_name(canonical(name)) for entry in self._entries)
 
     def ports(self, name: str) -> frozenset[int] | None:
-        """Return the ports that are open to the name's addresses: none if the name is not listed, None if all are."""
+        """Return the ports that are open on the name's addresses: empty if the name is not listed, None for all
+        ports."""
         found = [entry.port for entry in self._entries if entry.has_name(canonical(name))]
         return None if None in found else frozenset(port for port in found if port is not None)

@@ -1,7 +1,7 @@
 """Resolve paths as a walled process means them, and open files by a path only to name them.
 
-The gate and the reaper may open more than the process may. So they resolve a path first, and then open the resolved
-path without following any link: a link that the process puts there in between leads nowhere.
+The gate and the reaper may open more files than the process may. So they resolve a path first, and then open the
+resolved path without following symlinks. If the process puts a symlink there in between, opening fails.
 """
 
 import errno
@@ -28,11 +28,12 @@ _OWN: Final = tuple(
         (b"dev/stderr", b"fd/2"),
     )
 )
-"""Paths that mean another file for each process, and their places below the folder of the process in /proc."""
+"""Paths that mean another file in each process, and where to find them in the process's folder in /proc."""
 
 
 def as_meant(thread: int, path: bytes) -> bytes:
-    """Return a path that means for this process the same file as `path` for that thread. Links are not resolved."""
+    """Return a path that means, for this process, the same file as `path` means for that thread. Symlinks are not
+    resolved."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")] if path.startswith(b"/") else []
     for own, place in _OWN:
         if tuple(parts[: len(own)]) == own:
@@ -42,15 +43,16 @@ def as_meant(thread: int, path: bytes) -> bytes:
 
 
 def resolved(path: str, thread: int) -> str:
-    """Return the path without links. A relative one begins in the working directory of the thread. Raises `OSError`."""
+    """Return the path with symlinks resolved. A relative path begins in the thread's working directory. Raises
+    `OSError`."""
     if not path.startswith("/"):
         path = os.path.join(os.readlink(f"/proc/{thread}/cwd"), path)
     return without_links(os.fsdecode(as_meant(thread, os.fsencode(path))))
 
 
 def without_links(path: str) -> str:
-    """Return the path that links lead to. Raises `OSError` (ELOOP) for a chain of very many links: the kernel follows
-    40, `realpath` any number, each in a deeper call."""
+    """Return the path with symlinks resolved. Raises `OSError` (ELOOP) for a very long chain of links: the kernel
+    follows 40, `realpath` any number, by recursion."""
     try:
         return os.path.realpath(path)
     except RecursionError:

@@ -1,7 +1,8 @@
-"""Decide which system calls a server may make: assemble a filter, and put it on the process.
+"""Decide which system calls a server may make: assemble a seccomp filter, and install it in the process.
 
-All calls are allowed but those that servers never need and those that reach beyond the other walls. Some decisions need
-more than numbers. Their calls go to the gate, which the reaper of the server runs (seccomp's user notification).
+All calls are allowed except those that servers never need, and those that would bypass the other walls. A filter sees
+only the numbers in a call. If a decision needs more, the call goes to the gate, which the server's reaper runs
+(seccomp's user notification).
 """
 
 import ctypes
@@ -23,21 +24,21 @@ _FAR: Final = 255  # a conditional jump goes no farther
 _MOST: Final = 4_096  # instructions that the kernel takes
 
 Code: TypeAlias = list[tuple[int, int, int, int]]
-"""Instructions: operation, jump if true, jump if false, constant. Jumps are relative, so code can be joined."""
+"""Instructions: (operation, jump if true, jump if false, constant). Jumps are relative, so code can be joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The end of a filter: the action of the kernel for the call."""
+    """A final decision of a filter: the kernel's action for the system call."""
 
     action: int
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A decision by one argument, counted from 0.
+    """A decision by the value of one argument, counted from 0.
 
-    Only the low 32 bits are looked at, so the argument must be one that the kernel itself takes as 32 bits.
+    Only the low 32 bits are compared, so the argument must be one that the kernel itself reads as 32 bits.
     """
 
     argument: int
@@ -54,14 +55,14 @@ KILL_PROCESS: Final = Return(0x8000_0000)
 
 
 def refuse(errno: int) -> Return:
-    """Return the decision that the call fails with this error."""
+    """Return the decision that makes a system call fail with this error."""
     return Return(0x0005_0000 | errno)
 
 
 def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond: Decision) -> bytes:
-    """Return a filter for one machine: an array of `struct sock_filter`. A call that is not in the table is allowed up
-    to the number `last`; `beyond` decides later numbers. A call of another machine (32 bits) kills the process. Raises
-    `ValueError` if the filter is longer than the kernel takes."""
+    """Return a filter for one machine architecture: an array of `struct sock_filter`. A call that is not in the table
+    is allowed up to the number `last`; `beyond` decides later numbers. A call of another architecture (32 bits) kills
+    the process. Raises `ValueError` if the filter is too long for the kernel."""
     by_number = _search(_ranges(decisions, last, beyond))
     code: Code = [(_LOAD, 0, 0, _ARCH), (_IF_EQUAL, 1, 0, arch), _return(KILL_PROCESS), (_LOAD, 0, 0, _NUMBER)]
     code += by_number
@@ -71,14 +72,15 @@ def assemble(arch: int, decisions: Mapping[int, Decision], *, last: int, beyond:
 
 
 def _ranges(decisions: Mapping[int, Decision], last: int, beyond: Decision) -> list[tuple[int, Decision]]:
-    """Return the first number of each range of calls that are decided alike, in order."""
+    """Divide the call numbers into ranges with one decision each. Return the first number and the decision of each
+    range."""
     edges = sorted({0, last + 1, *decisions, *(number + 1 for number in decisions)})
     decided = [(edge, decisions.get(edge, ALLOW if edge <= last else beyond)) for edge in edges]
     return [decided[0], *(each for before, each in pairwise(decided) if each[1] != before[1])]
 
 
 def _search(ranges: list[tuple[int, Decision]]) -> Code:
-    """Return code that finds, by binary search, the range of the number in the accumulator."""
+    """Return code that finds the range of the call number in the accumulator, by binary search."""
     if len(ranges) == 1:
         return _decide(ranges[0][1])
     middle = len(ranges) // 2
@@ -96,7 +98,7 @@ def _decide(decision: Decision) -> Code:
 
 
 def _branch(test: int, constant: int, then: Iterable[tuple[int, int, int, int]], otherwise: Code) -> Code:
-    """Return the code of a branch. `otherwise` stands before `then`, and both end with a return."""
+    """Return the code of a branch. `otherwise` is placed before `then`, and both end with a return."""
     if len(otherwise) <= _FAR:
         return [(test, len(otherwise), 0, constant), *otherwise, *then]
     return [(test, 0, 1, constant), (_JUMP, 0, 0, len(otherwise)), *otherwise, *then]
@@ -131,43 +133,47 @@ _SHARED_MEMORY: Final = (
     "shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop", "semtimedop", "semctl",
     "mq_open", "mq_unlink",
 )  # fmt: skip
-"""Calls for objects without a path. All processes of a user share them, unless they have an IPC namespace."""
+"""Calls for System V and POSIX objects without a path. All processes of a user share these objects, unless they have an
+IPC namespace."""
 
 CONNECTIONS: Final = ("bind", "connect", "listen")
-"""Calls that the gate answers: their meaning is in memory that the process may change, or in the state of a socket. Of
-bind(2) the gate only reports what the kernel is about to refuse."""
+"""Calls that the gate answers: what they do depends on memory that the process may change, or on the state of a socket.
+Of bind(2), the gate only reports what the kernel is about to refuse."""
 
 ATTRIBUTES: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
     "inotify_init", "inotify_init1",
 )  # fmt: skip
-"""Calls that the gate answers: Landlock lets the owner of a file change or watch it with them, without opening it."""
+"""Calls that the gate answers: with them, the owner of a file can change or watch it without opening it, and Landlock
+does not restrict that."""
 
 FILES: Final = (
     "open", "openat", "creat", "execve", "execveat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat",
     "symlink", "symlinkat", "unlink", "unlinkat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat",
 )  # fmt: skip
-"""Calls that Landlock decides. The gate sees them if somebody wants to watch (`file_watch.py`)."""
+"""Calls that Landlock decides. The gate sees them only if `Walls.watch` asks for it (`file_watch.py`)."""
 
 _OWNERS: Final = ("chown", "lchown", "fchown", "fchownat")
 _EXTENDED: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
 _LABELS: Final = ("getxattr", "lgetxattr", "listxattr", "llistxattr")
-"""Calls that also read attributes of closed files. With a descriptor of an open file, reading is allowed."""
+"""Calls that read attributes of files that the server may not open. With a descriptor of an open file, reading is
+allowed."""
 _NEW: Final = ("setxattrat", "getxattrat", "listxattrat", "removexattrat", "file_setattr")
-"""Newer calls like `ATTRIBUTES`. Servers do without, and programs that copy files expect file systems without them."""
+"""Newer variants of calls that are restricted. Servers do not need them, and programs that copy files expect file
+systems without them."""
 
 _SCARCE: Final = ("io_setup",)
-"""Calls for asynchronous requests. The kernel has 65,536 places for them on the whole machine, and no limit for a
-process. Programs do without where a kernel lacks them."""
+"""Calls for asynchronous I/O. The kernel has 65,536 places for them on the whole machine, and no limit for a process.
+Programs work without them, because some kernels lack them."""
 
 OTHERS: Final[Mapping[str, int]] = {
     "sched_setaffinity": 0, "sched_setattr": 0, "sched_setparam": 0, "sched_setscheduler": 0, "prlimit64": 0,
     "setpriority": 1, "ioprio_set": 1,
 }  # fmt: skip
-"""Calls that change another process of the user, and which argument is its id. 0 is the caller."""
+"""Calls that change another process of the user → the index of the argument with its id. The id 0 is the caller."""
 
 SIGNALS: Final[Mapping[str, int]] = {"kill": 0, "tkill": 0, "tgkill": 0, "rt_sigqueueinfo": 0, "rt_tgsigqueueinfo": 0}
-"""Calls that send a signal, and which argument names the target. 0 is the caller, or its group."""
+"""Calls that send a signal → the index of the argument that names the target. 0 is the caller, or its group."""
 
 _ONE_PROCESS: Final = {"setpriority": 0, "ioprio_set": 1}  # the first argument that means one process, no group or user
 
@@ -180,34 +186,37 @@ _NEW_NAMESPACES: Final = 0x7E02_0000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterKind:
-    """The properties that a filter depends on. They have few combinations, so a filter is assembled once for each."""
+    """The properties that a filter depends on. There are few combinations, so each filter is assembled once."""
 
     connections: bool = False
-    """Connections go to the gate, and there are no sockets that send without one."""
+    """True if `CONNECTIONS` go to the gate. Sockets that can send without connect(2) are then not available."""
     sockets: bool = False
-    """Sockets of the Internet, and those that ask for routes, are made by the gate: the process has another network."""
+    """True if the gate makes the sockets for the Internet and for reading routes, because the process has another
+    network."""
     attributes: bool = False
-    """`ATTRIBUTES` go to the gate. Else they are allowed."""
+    """True if `ATTRIBUTES` go to the gate. Else they are allowed."""
     others: bool = False
-    """`OTHERS` go to the gate. Else they are refused, unless they name the caller itself."""
+    """True if `OTHERS` go to the gate. Else they are refused, unless they name the caller itself."""
     apart: bool = False
-    """The process has namespaces of its own. So it shares memory with no other process, and can name no other."""
+    """True if the process has its own namespaces. It then shares memory with no other process, and cannot name
+    another."""
     files: bool = False
-    """`FILES` are announced to the gate, which only looks at them."""
+    """True if `FILES` are announced to the gate, which only looks at them."""
     signals: bool = False
-    """Signals go to the gate as well: the kernel does not keep them within the server (Landlock before ABI 6)."""
+    """True if `SIGNALS` go to the gate, because the kernel does not keep signals within the server (Landlock before ABI
+    6)."""
     truncation: bool = False
-    """Truncation goes to the gate as well: the kernel lets it pass for all files (Landlock before ABI 3)."""
+    """True if truncate(2) goes to the gate, because the kernel allows it for all files (Landlock before ABI 3)."""
 
     @property
     def asks(self) -> bool:
-        """Return whether any call goes to the gate."""
+        """Return True if the filter sends any call to the gate."""
         asked = (self.connections, self.attributes, self.others, self.files, self.signals, self.truncation)
         return any(asked)
 
 
 def decisions(kind: FilterKind) -> dict[str, Decision]:
-    """Return the decision on each system call that is not simply allowed."""
+    """Return the decisions of a filter, by the name of the system call. All other calls are allowed."""
     found: dict[str, Decision] = dict.fromkeys(_NEVER, _EPERM)
     if not kind.apart:
         found |= dict.fromkeys(_SHARED_MEMORY, _EPERM)
@@ -243,7 +252,7 @@ _IOCTL_FILE: Final = (
     # BTRFS_IOC_SUBVOL_CREATE, _SNAP_CREATE, _SNAP_DESTROY and their second versions: Landlock knows nothing of them
     0x5000_940E, 0x5000_9418, 0x5000_9401, 0x5000_9417, 0x5000_940F, 0x5000_943F,
 )  # fmt: skip
-"""Requests by which the owner changes a file with a descriptor that can only read."""
+"""Requests of ioctl(2) by which a file's owner changes it through a read-only descriptor."""
 _IOCTL_OWNER: Final = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: who gets a socket's signals
 _FCNTL_OWNER: Final = (8, 15)  # F_SETOWN, F_SETOWN_EX
 _FCNTL_LEASE: Final = (1024, 1026)  # F_SETLEASE, F_NOTIFY: others would wait to open the file
@@ -259,7 +268,7 @@ _MAKES: Final = 0o100 | 0o2000_0000  # O_CREAT, and the bit of O_TMPFILE that O_
 
 
 def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, Decision]:
-    """Return decisions that refuse setuid and setgid modes, but none for the calls in `but`. Whoever starts a file with
+    """Return decisions that refuse setuid and setgid modes, except for the calls in `but`: whoever starts a file with
     such a mode runs it as the gateway's user or group. Other modes are decided as in `found`."""
     plain = {name: Match(mode, {0: found.get(name, ALLOW)}, _EPERM, mask=_SET_ID) for name, mode in _MODES.items()}
     opens = {
@@ -275,7 +284,7 @@ def _of_modes(found: Mapping[str, Decision], but: Collection[str]) -> dict[str, 
 
 
 def _of_others(kind: FilterKind) -> dict[str, Decision]:
-    """Return the decisions on calls that name a process, by its number."""
+    """Return the decisions on system calls that name another process by its id."""
     if kind.apart:
         return {}
     beyond = NOTIFY if kind.others else _EPERM
@@ -316,7 +325,7 @@ def _of_sockets(kind: FilterKind) -> dict[str, Decision]:
 
 @lru_cache
 def filter_for(kind: FilterKind) -> bytes:
-    """Return the filter of that kind for this machine. System calls that are newer than Linux 6.17 fail with ENOSYS."""
+    """Return the filter of this kind for this machine. System calls newer than Linux 6.17 fail with ENOSYS."""
     table = numbers()
     by_number = {table[name]: decision for name, decision in decisions(kind).items() if name in table}
     return assemble(AUDIT_ARCH[machine()], by_number, last=LAST, beyond=_ENOSYS)
@@ -333,10 +342,11 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes, *, listener: bool) -> int | None:
-    """Put a filter on this process, for good. `no_new_privs` must be set. Return its notification descriptor, if any.
+    """Install a filter in this process, for good. `no_new_privs` must be set. With `listener`, return the descriptor on
+    which the filter announces calls; else None.
 
     Raises:
-        OSError: the kernel has no seccomp filters, no user notification, or takes no such filter.
+        OSError: the kernel has no seccomp filters, no user notification, or refuses this filter.
     """
     given = _Program(len(program) // 8, program)
     if not listener:

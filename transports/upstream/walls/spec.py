@@ -1,4 +1,4 @@
-"""Describe the walls around one server's process, as the gateway tells them to the reaper. Pure: builds nothing."""
+"""Describe the walls around one server's process, as the gateway sends them to the reaper. Pure: builds nothing."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
@@ -17,15 +17,15 @@ class _GrantFields(NamedTuple):
 class Grant(_GrantFields):
     """A file, or a folder with everything below it, that a process may use.
 
-    `path` is absolute. No part of it is a symlink, which the server might have put there: the gateway resolves them
-    when it reads its configuration. `mode` is one of `MODES`. If the path does not exist, an `optional` grant is left
-    out; otherwise the server is not started.
+    `path` is absolute, and no part of it is a symlink, because the server could have made that: the gateway resolves
+    symlinks when it reads its configuration. `mode` is one of `MODES`. If the path does not exist, an `optional` grant
+    is left out; otherwise the server is not started.
     """
 
     __slots__ = ()
 
     def __new__(cls, path: str, mode: str = "r", optional: bool = False) -> Self:
-        """Raise `ValueError` for another path or mode."""
+        """Make a grant. Raises `ValueError` if the path is not absolute, or the mode is unknown."""
         if not path.startswith("/") or "\0" in path:
             raise ValueError(f"{path!r} is not an absolute path")
         if mode not in MODES:
@@ -35,7 +35,7 @@ class Grant(_GrantFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """The destinations that the process may connect to, as the configuration names them. All others are refused."""
+    """The destinations that a process may connect to, as named in the configuration. All others are refused."""
 
     public: bool = False
     """True if every address is reachable that is neither private, link-local, loopback, multicast nor reserved."""
@@ -48,26 +48,28 @@ class Reach:
     sockets: tuple[str, ...] = ()
     """Paths of Unix sockets, and of folders with every Unix socket below them."""
     listen: tuple[int, ...] = ()
-    """TCP ports on which the process may listen. 0 is any port that the kernel chooses on a loopback address; of all
-    walled processes only this one reaches it."""
+    """TCP ports on which the process may listen. 0: any port that the kernel chooses on a loopback address; of all
+    walled processes, only this one can connect to that port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The resources that one process, or all processes together, may use up. None: as much as the gateway itself."""
+    """The most resources that one process, or all processes together, may use up. None: as much as the gateway
+    itself."""
 
     memory_bytes: int | None = None
-    """Data of each process (RLIMIT_DATA): reserved address space is not counted."""
+    """Bytes of data of each process (RLIMIT_DATA): reserved address space is not counted."""
     processes: int | None = None
-    """Processes and threads of the server together. The kernel counts them in a cgroup, else the reaper does."""
+    """Processes and threads of the server together. The kernel counts them in a cgroup; without one, the reaper
+    does."""
     files: int | None = None
     """Open descriptors of each process."""
     cpu_s: int | None = None
-    """Processor time of each process."""
+    """Seconds of processor time of each process."""
     total_memory_bytes: int | None = None
-    """Memory of all processes together, with shared memory and files in memory. Needs a cgroup."""
+    """Bytes of memory of all processes together, with shared memory and files in memory. Needs a cgroup."""
     total_is_set: bool = False
-    """True if somebody has asked for `total_memory_bytes`. Without a cgroup, it is then reported as missing."""
+    """True if the operator has set `total_memory_bytes`. Without a cgroup, the limit is then reported as missing."""
     processors: float | None = None
     """The number of processors whose time all processes together may use. Needs a cgroup."""
 
@@ -86,8 +88,8 @@ class Walls:
     grants: tuple[Grant, ...]
     """The files that the process may use. All others are closed to it."""
     common: int = 0
-    """The number of grants, from the first on, that every process of this server has. They can be prepared before there
-    is a session."""
+    """The number of grants, from the first on, that every process of this server has. These can be prepared before
+    there is a session."""
     reach: Reach | None = None
     """The destinations that the process may connect to. None: all."""
     limits: Limits = Limits()
@@ -104,13 +106,13 @@ class Walls:
     addresses, sockets and ports included."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the walls as values that `json.dumps` takes."""
+        """Return the walls as values for `json.dumps`."""
         reach = None if self.reach is None else _fields_of(self.reach)
         return _fields_of(self) | {"reach": reach, "limits": _fields_of(self.limits)}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Walls":
-        """Return the walls that `to_json` was called on."""
+        """Return the walls from the result of `to_json`."""
         reach: dict[str, Any] | None = given["reach"]
         if reach is not None:
             reach = {name: tuple(value) if isinstance(value, list) else value for name, value in reach.items()}
@@ -127,12 +129,13 @@ class Walls:
         return replace(self, grants=self.grants[: self.common], reach=reach, temporary=None)
 
     def own(self) -> dict[str, Any]:
-        """Return the part of these walls that their prototype lacks, as values that `json.dumps` takes."""
+        """Return the part of these walls that belongs to one session, and is not in their prototype, for
+        `json.dumps`."""
         sockets = () if self.reach is None else self.reach.sockets
         return {"grants": self.grants[self.common :], "sockets": sockets, "temporary": self.temporary}
 
     def with_own(self, given: dict[str, Any]) -> "Walls":
-        """Return the whole walls, made of this prototype and what `own` returned."""
+        """Return the complete walls, made of this prototype and the result of `own`."""
         reach = None if self.reach is None else replace(self.reach, sockets=tuple(given["sockets"]))
         grants = (*self.grants, *map(Grant._make, given["grants"]))
         return replace(self, grants=grants, reach=reach, temporary=given["temporary"])

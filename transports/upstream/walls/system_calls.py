@@ -1,4 +1,4 @@
-"""Make Linux system calls by name that Python has no function for. Tables have their numbers on each machine."""
+"""Make Linux system calls for which Python has no function, by name. Tables have their numbers on each machine."""
 
 import ctypes
 import errno
@@ -62,18 +62,18 @@ _AARCH64: Final = {
 }  # fmt: skip
 
 NUMBERS: Final = {"x86_64": _X86_64 | _BOTH, "aarch64": _AARCH64 | _BOTH}
-"""The numbers of the system calls that these modules name, by machine as `uname` calls it. From asm/unistd.h."""
+"""The numbers of the system calls that these modules use, by machine architecture as in `uname`. From asm/unistd.h."""
 
 LAST: Final = _BOTH["file_setattr"]
-"""The highest number that was known when these tables were made: Linux 6.17, on every machine."""
+"""The highest number of a system call when these tables were made: Linux 6.17, on every machine."""
 
 AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-"""The kernel's name of each machine for a seccomp filter. From linux/audit.h."""
+"""The number by which a seccomp filter recognizes each machine architecture. From linux/audit.h."""
 
 
 def _with_arguments(count: int) -> Any:
-    """Return syscall(2) for so many arguments. Their types are declared once: a call takes half the time then. A void
-    pointer is as wide as any argument. ctypes makes it of integers, None and pointers alike."""
+    """Return syscall(2) for `count` arguments, with declared types: a call then takes half the time. All are void
+    pointers, which are as wide as any argument. ctypes converts integers, None and pointers to them."""
     kind = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long, *(count * [ctypes.c_void_p]), use_errno=True)
     return kind(("syscall", _libc))
 
@@ -84,7 +84,8 @@ _CALLS: Final = tuple(map(_with_arguments, range(7)))
 
 @cache
 def machine() -> str:
-    """Return the name of this machine, as `uname` calls it. Raises `OSError` (ENOSYS) for one that has no table."""
+    """Return the name of this machine architecture, as in `uname`. Raises `OSError` (ENOSYS) if there is no table for
+    it."""
     name = os.uname().machine
     if sys.platform != "linux" or name not in NUMBERS or ctypes.sizeof(ctypes.c_void_p) != 8:
         raise OSError(errno.ENOSYS, f"no table of system calls for {name}")
@@ -93,12 +94,14 @@ def machine() -> str:
 
 @cache
 def numbers() -> dict[str, int]:
-    """Return the numbers of this machine. Raises `OSError` (ENOSYS) for one that has no table."""
+    """Return the system call numbers of this machine, by name. Raises `OSError` (ENOSYS) if there is no table for
+    it."""
     return NUMBERS[machine()]
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Make a system call. Arguments are integers, None for a null pointer, or what ctypes takes for a pointer.
+    """Make a system call. Arguments are integers, None for a null pointer, or values that ctypes can convert to a
+    pointer.
 
     Raises:
         OSError: with the errno of the call, or ENOSYS on a machine without a table.
@@ -115,7 +118,7 @@ _libc_with_lock: Any = ctypes.PyDLL(None, use_errno=True)
 
 
 def fork_by(name: str, *arguments: int | bytes) -> int:
-    """Fork like `os.fork`, by a system call that makes a process. Raises `OSError`, as `call` does."""
+    """Fork like `os.fork`, with the named system call (clone, clone3). Raises `OSError`, as `call` does."""
     given = [each if isinstance(each, bytes) else ctypes.c_long(each) for each in (numbers()[name], *arguments)]
     ctypes.pythonapi.PyOS_BeforeFork()
     pid: int = _libc_with_lock.syscall(*given)
@@ -143,8 +146,8 @@ _PR_SET_DUMPABLE: Final = 4
 
 @contextmanager
 def dumpable() -> Iterator[None]:
-    """Let other processes of the user, and this one itself, look into this process in /proc within a `with` block: the
-    files of a process that is not dumpable belong to root. Raises `OSError`."""
+    """Make this process dumpable within a `with` block: other processes of the user, and itself, can then open its
+    files in /proc. Otherwise these files belong to root. Raises `OSError`."""
     call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)
     try:
         yield
