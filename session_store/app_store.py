@@ -1,7 +1,7 @@
 """Keep sessions and their state in a store that an app provides, with four methods.
 
-The app's store keeps one document for each session: its record and its state. Everything else (expiry, limits, who may
-use a session, operations on its state) is decided by the code that the backends of one process use.
+The app's store has one document for each session: its record and its state. The common code of embedded backends
+decides everything else: expiry, limits, who may use a session, and operations on its state.
 """
 
 import asyncio
@@ -26,11 +26,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 100
-"""Attempts of an operation while others change the same session. Each time one of the others succeeds."""
+"""The most attempts of an operation while other writers change the same session. Each failed attempt means that another
+writer has succeeded."""
 
 
 class DocumentStore(Protocol):
-    """Keep documents by session id, which expire. An app implements this to keep sessions in a store of its own.
+    """Store documents by session id, which expire. An app implements this to keep sessions in a store of its own.
 
     An exception of a method means that the store is unavailable. Several tasks, threads and processes may call at once;
     `save` says what that requires.
@@ -40,19 +41,20 @@ class DocumentStore(Protocol):
         """Return the document; None if there is none or if it has expired."""
 
     async def create(self, session_id: str, document: bytes, ttl_s: float) -> None:
-        """Store a document under an id that has none, for that many seconds."""
+        """Store a document for `ttl_s` seconds. The id is new."""
 
     async def save(self, session_id: str, document: bytes, ttl_s: float, replaces: bytes) -> bool:
-        """Replace the document if it still is `replaces`, and keep it for `ttl_s` from now. Return True if replaced.
+        """Replace the document if it is still equal to `replaces`, and keep it for `ttl_s` from now. Return True if
+        replaced.
 
-        The comparison makes all operations on a session atomic, so it has to be one step with the replacement. A store
-        that cannot compare may replace any document that exists. Then two processes that write to one session at once
-        lose one of the two writes; within one process nothing is lost. Always return False if there is no document: a
-        session that has ended must not come back.
+        Comparison and replacement must be one step: this makes all operations on a session atomic. A store that cannot
+        compare may replace any existing document. Then, if two processes write to one session at once, one of the two
+        writes is lost; within one process nothing is lost. Always return False if there is no document: a session that
+        has ended must not come back.
         """
 
     async def delete(self, session_id: str) -> None:
-        """Delete the document. Harmless if there is none."""
+        """Delete the document, if there is one."""
 
 
 class _Document(msgspec.Struct):
@@ -84,7 +86,8 @@ class DocumentBackend:
 
 
 class _Documents:
-    """Provide transactions on the documents of a store. In this process, one at a time changes a document."""
+    """Provide transactions on the documents of a store. Within this process, transactions on one document do not
+    overlap."""
 
     def __init__(self, store: DocumentStore, clock: Callable[[], float]) -> None:
         self.store = store
@@ -92,11 +95,11 @@ class _Documents:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, session_id: str) -> "_OneSession":
-        """Return the transactions of one session. In one process they run one after another."""
+        """Return an object that runs transactions on one session, one after another within this process."""
         return _OneSession(self, session_id, self._locks.setdefault(session_id, asyncio.Lock()))
 
     async def run(self, work: Work[Result]) -> Result:
-        """Refuse work on several sessions: raises `StoreError`."""
+        """Raise `StoreError`: such a store cannot run a transaction on several sessions."""
         raise StoreError("an app's session store has no aliases and no list of its sessions")
 
 
@@ -122,7 +125,7 @@ class _OneSession:
         raise StoreUnavailable("too many others change this session at once")
 
     async def _changed(self, session: Session | None, before: bytes | None, after: bytes | None) -> bool:
-        """Store the changed document, or delete it. Return False if another writer came first."""
+        """Store the changed document, or delete it. Return False if another writer has changed it first."""
         if session is None or after is None:
             await self._asked(self._store.delete(self._id))
             return True

@@ -1,4 +1,5 @@
-"""Give code in a stdio child process its session: facts from the environment, state over a Unix socket."""
+"""Give code in a stdio child process its session: facts from the environment, state from the gateway over a Unix
+socket."""
 
 import functools
 import http.client

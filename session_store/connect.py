@@ -1,12 +1,12 @@
 """Select a store backend by the scheme of its URL. Only this module knows schemes.
 
-A backend from outside is added in one of two ways:
+A backend from another package is added in one of two ways:
 
-- A package declares an entry point in the group `mcp_session_gateway.stores`, named like the scheme. Its value names a
-  `BackendFactory`. The gateway's command line finds it as soon as the package is installed.
+- The package declares an entry point in the group `mcp_session_gateway.stores`, named like the scheme. Its value names
+  a `BackendFactory`. The gateway's command line finds it as soon as the package is installed.
 - A program that embeds the gateway calls `register_backend(scheme, factory)` before it makes its settings.
 
-Backends, and the packages of entry points, are imported only when a URL selects them.
+A backend, and the package of an entry point, is imported only when a URL selects it.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class BackendOptions:
 
 
 BackendFactory = Callable[[str, BackendOptions], Backend]
-"""A function that makes the backend of a URL, without opening it. Raises `ValueError` for a URL that it cannot use."""
+"""A function that makes the backend for a URL, without opening it. Raises `ValueError` for a URL that it cannot use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def register_backend(scheme: str, factory: BackendFactory) -> None:
     """Use `factory` for all URLs that begin with `scheme://`, in this process.
 
     Raises:
-        ValueError: the scheme is taken.
+        ValueError: the scheme has a backend already.
     """
     if scheme in _KINDS:
         raise ValueError(f"the scheme {scheme!r} has a backend already")
@@ -80,12 +80,12 @@ def backend_for(url: str, options: BackendOptions | None = None) -> Backend:
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the file of a `sqlite:///path` URL; a fourth slash makes it absolute, as in SQLAlchemy's URLs."""
+    """Return the file of a `sqlite:///path` URL. A fourth slash makes the path absolute, as in SQLAlchemy's URLs."""
     return Path(unquote(urlsplit(url).path)[1:])
 
 
 def shown(url: str) -> str:
-    """Return the URL without a password, for logs."""
+    """Return the URL as logs may show it, without its password."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 SCOPE_KEY: Final = "mcp.session"
-"""The name of the session in the scope of a request."""
+"""The key in the ASGI scope of a request that holds its session."""
 
 _current: ContextVar[ToolSession | None] = ContextVar("mcp_session", default=None)
 
@@ -35,7 +35,7 @@ def current_session() -> ToolSession:
     process, it is the session that the child was started for.
 
     Raises:
-        NoSession: there is none. A server that several sessions share gets the session of each call in its `_meta`.
+        NoSession: there is none. A server that several sessions share gets each call's session in `_meta` instead.
     """
     session = _current.get()
     if session is not None:
@@ -57,7 +57,7 @@ def current_session_id() -> str:
 
 
 class bound_session:
-    """Make `session` the current one in the block, and in tasks and threads started there. None: no session."""
+    """Make `session` the current one in a `with` block, and in tasks and threads started there. None: no session."""
 
     # Not a generator with `contextmanager`, which takes three times as long: an app enters it twice in each request.
     __slots__ = ("_session", "_token")
@@ -73,7 +73,7 @@ class bound_session:
 
 
 def context_with(session: ToolSession) -> Context:
-    """Return a copy of the present context variables in which that session is the current one."""
+    """Return a copy of the present context variables, in which `session` is the current session."""
     context = copy_context()
     context.run(_current.set, session)
     return context
@@ -87,8 +87,8 @@ def tool_session(
     scrub: Callable[[str], str] | None = None,
     correlation: Callable[[], str] = str,
 ) -> ToolSession:
-    """Return the session object for tools in this process. `scrub` redacts credentials in the metadata that they write.
-    `correlation` returns the correlation id of the current call."""
+    """Return the object through which tools in this process use a session. `scrub` redacts credentials in the metadata
+    that tools write. `correlation` returns the correlation id of the current call."""
 
     async def record() -> Session:
         found = await sessions.peek(session.id)

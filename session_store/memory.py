@@ -1,4 +1,4 @@
-"""Provide the backend of `memory://`: bounded dicts in this process, lost when it ends."""
+"""Provide the backend of `memory://`: dicts of limited size in this process, lost when it ends."""
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ _STATUSES_KEPT: Final = 10_000
 
 
 class MemoryRecords(Records):
-    """Keep sessions in a dict, least recently used first. A transaction is a plain call: nothing in it awaits."""
+    """Keep sessions in a dict, least recently used first. A transaction is a plain call, because it never awaits."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -92,7 +92,8 @@ MAX_SESSIONS: Final = 1_000
 
 
 class MemorySessionStore(EmbeddedSessionStore):
-    """Keep at most `max_sessions` sessions in this process. Evict an idle session to make room for a new one."""
+    """Keep at most `max_sessions` sessions in this process. To make room for a new one, evict a session that is not in
+    use."""
 
     def __init__(self, *, clock: Callable[[], float] = time, max_sessions: int = MAX_SESSIONS) -> None:
         self.records = MemoryRecords()
@@ -102,7 +103,7 @@ class MemorySessionStore(EmbeddedSessionStore):
         self._evicted: list[Gone] = []
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Evict no session for whose id `in_use` returns True: it has an exchange in flight or an open stream."""
+        """Never evict a session for whose id `in_use` returns True: it has an exchange in flight or an open stream."""
         self._in_use = in_use
 
     async def sweep(self) -> list[Gone]:
@@ -123,9 +124,9 @@ class MemorySessionStore(EmbeddedSessionStore):
 
 
 def _victim(idle: Sequence[Session], newcomer: Session) -> Session | None:
-    """Return the idle session to evict; None if there is none. Unconfirmed sessions of anonymous clients come first,
-    then other anonymous sessions, then those of named principals, which only a named newcomer may evict. In a class,
-    take the client with the most sessions, and its least recently used one."""
+    """Return the idle session to evict; None if there is none. Unconfirmed sessions of anonymous clients are evicted
+    first, then other anonymous sessions, then those of named principals, which only a named newcomer may evict. Within
+    such a class, choose the client with the most idle sessions, and its least recently used session."""
     held = Counter(session.counted_as for session in idle)
     classes: tuple[Callable[[Session], bool], ...] = (
         lambda s: s.principal.is_anonymous and not s.confirmed,

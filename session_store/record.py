@@ -1,4 +1,4 @@
-"""Encode session records as named JSON fields, and decode them, for backends that store them elsewhere. Pure."""
+"""Encode session records as named JSON fields, and decode them, for backends that store single fields. Pure."""
 
 import functools
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def _decoded(name: str, value: bytes) -> Any:
 
 @functools.lru_cache(maxsize=1_024)
 def _shared(name: str, value: bytes) -> Any:
-    """Decode a value that many sessions have in common, so that they share one immutable object."""
+    """Decode a field whose value many sessions have in common. Equal values become one immutable object."""
     return _DECODERS[name].decode(value)
 
 

@@ -1,4 +1,4 @@
-"""Redact credentials in metadata, in output of programs and in any text, by their names and forms. Pure."""
+"""Redact credentials in metadata, in program output and in any text, by their names and forms. Pure."""
 
 import itertools
 import re
@@ -9,9 +9,9 @@ import re2
 
 REDACTED: Final = "[redacted]"
 _BEHIND_CUT: Final = 2_000
-"""Characters that are also read after a cut. A credential that begins before the cut ends within them."""
+"""Characters that are read beyond the cut of a text, so that a credential which begins before the cut is recognized."""
 _LEAST_SECRET: Final = 6
-"""Shortest value of an environment variable that is redacted. A shorter one occurs inside many words."""
+"""The fewest characters of an environment variable's value that is redacted. Shorter values occur inside many words."""
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|[-_.]pwd$|secret|credential|(api|private|access|signing)[-_.]?key|token$|authorization|cookie|session[-_.]?id",
@@ -52,7 +52,7 @@ _SECRET_VALUE: Final = re2.compile(
 
 
 def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the metadata with credentials redacted. They are recognised by their name or by their form."""
+    """Return the metadata with credentials redacted, which are recognized by their name or by their form."""
     # A name inside the value does not count: `api-key:alice` is a principal.
     return {
         name: None if value is None else REDACTED if is_secret_name(name) else _without_forms(value)
@@ -61,24 +61,25 @@ def scrubbed(metadata: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the name says that its value is a credential."""
+    """Return True if the name says that its value is a credential."""
     return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
 
 
 def may_be_secret_name(name: str) -> bool:
-    """Return whether the value of this name may be a credential. For what is kept for long: too much is redacted."""
+    """Return True if a value with this name may be a credential. For data that is kept for long: it redacts too
+    much."""
     return name not in _HARMLESS and _DOUBTFUL_NAME.search(_WORD_BEGINS.sub("_", name)) is not None
 
 
 def scrubbed_text(text: str) -> str:
-    """Return the text with credentials redacted: those of a known form, and values after the name of a credential, as
-    in `db_password=…`. A lone surrogate becomes `?`."""
+    """Return the text with credentials redacted: those of a known form, and values that follow the name of a
+    credential, as in `db_password=…`. A lone surrogate becomes `?`."""
     return _without_assigned(_without_forms(text))
 
 
 def scrubbed_argument(text: str) -> str:
-    """Return an argument of a call with credentials redacted, as `scrubbed_text` does, but for all names that
-    `may_be_secret_name` finds, and also behind an option, as in `--password …`."""
+    """Return an argument of a call with credentials redacted. Redacts more than `scrubbed_text`: after all names that
+    `may_be_secret_name` accepts, and after options such as `--password …`."""
     return _without_assigned(_without_forms(text), _ARGUMENT_NAME, may_be_secret_name)
 
 
@@ -92,8 +93,8 @@ def _without_forms(text: str) -> str:
 def _without_assigned(
     text: str, names: re.Pattern[str] = _NAME, is_secret: Callable[[str], bool] = is_secret_name
 ) -> str:
-    """Redact the values that follow names of credentials. Names are also found in values of other names: in
-    `error: password=…`, the second name counts."""
+    """Redact the values that follow names of credentials. A name may be inside another name's value: in `error:
+    password=…`, the value of `password` is redacted."""
     parts, at = list[str](), 0
     for found in names.finditer(text):
         if found.start() < at or not is_secret(found[found.lastindex or 0]):
@@ -106,19 +107,19 @@ def _without_assigned(
 
 
 def scrubbed_start(text: str, length: int) -> str:
-    """Return the first `length` characters of `scrubbed_text(text)`. Cutting first could make a credential unknown: a
-    URL's password would stay if the cut removes the `@` after it."""
+    """Return the first `length` characters of `scrubbed_text(text)`. Cutting the text first could hide a credential: a
+    URL's password is not recognized if the `@` after it is cut off."""
     return scrubbed_text(text[: length + _BEHIND_CUT])[:length]
 
 
 def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """Return the values of an environment whose names say that they are secret."""
+    """Return the values of environment variables whose names say that they are secret."""
     return {value for name, value in environment.items() if _SECRET_NAME.search(name)}
 
 
 def secret_arguments(arguments: Sequence[str]) -> set[str]:
-    """Return the secret values in a command line, known by name: `--token VALUE`, `--token=VALUE`, `Name: VALUE`, and
-    parameters of URLs. For `Authorization: Bearer VALUE`, the result also has the last word alone."""
+    """Return the secret values in a command line, recognized by name: `--token VALUE`, `--token=VALUE`, `Name: VALUE`,
+    and parameters of URLs. For `Authorization: Bearer VALUE`, the last word is also in the result on its own."""
     found: set[str] = set()
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument.startswith("-") and _SECRET_NAME.search(argument):
@@ -133,8 +134,8 @@ def secret_arguments(arguments: Sequence[str]) -> set[str]:
 def output_scrubber(
     secret_names: Collection[str], environment: Mapping[str, str], *, secrets: Collection[str] = ()
 ) -> Callable[[str], str]:
-    """Return a function that redacts the output of a program. It redacts the `secrets`, texts with the form of a
-    credential, and values of the environment whose name is in `secret_names` or says that they are secret."""
+    """Return a function that redacts a program's output: the `secrets`, texts with the form of a credential, and values
+    of environment variables whose name is in `secret_names` or says that they are secret."""
     values = {v for n, v in environment.items() if n in secret_names} | secret_values(environment) | {*secrets}
     known = sorted((value for value in values if len(value) >= _LEAST_SECRET), key=len, reverse=True)
 

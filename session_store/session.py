@@ -1,4 +1,4 @@
-"""Define sessions as frozen values, with limits, metadata and rules of expiry. Pure: no I/O, no clock of its own."""
+"""Define sessions as frozen values, with limits, metadata and rules of expiry. Pure: no I/O, reads no clock."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ import msgspec
 from session_store.redaction import scrubbed
 
 MAX_WORKSPACE_CHARS: Final = 4_096
-"""A workspace can be a path (Linux, PATH_MAX)."""
+"""The most characters of a workspace, which can be a path (Linux, PATH_MAX)."""
 
 MAX_METADATA_BYTES: Final = 10 << 10
-"""Limit for the metadata of one session: names and values in UTF-8."""
+"""The most bytes of the metadata of one session: names and values in UTF-8."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -29,30 +29,32 @@ class InvalidMetadata(ValueError):
 
 
 def new_session_id() -> str:
-    """Return a new session id: 144 random bits (0.02 less, as `_new_id` skips some). Clients never choose ids."""
+    """Return a new session id with 144 random bits (0.02 less: `_new_id` skips some values). Clients never choose
+    ids."""
     return _new_id(18)
 
 
 def new_task_id() -> str:
-    """Return a new task id: 128 random bits (0.02 less, as `_new_id` skips some)."""
+    """Return a new task id with 128 random bits (0.02 less: `_new_id` skips some values)."""
     return _new_id(16)
 
 
 def _new_id(size: int) -> str:
-    """Return `size` random bytes as text. No id starts with `-`: a command line would read it as an option."""
+    """Return `size` random bytes as text that does not begin with `-`: a command line would read it as an option."""
     while (made := secrets.token_urlsafe(size)).startswith("-"):
         pass
     return made
 
 
 def origin_of(network: str) -> str:
-    """Return a hash of the client's network, which tells anonymous clients apart. Records do not reveal the network."""
+    """Return a hash of the client's network, which distinguishes anonymous clients. So records do not reveal the
+    network."""
     return hashlib.blake2b(network.encode(), digest_size=8).hexdigest() if network else ""
 
 
 def token_hash_of(authorization: str) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of the credential in an `Authorization` header; empty for
-    none. They tell credentials apart in logs and tools, and are no credential."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of the credential in an `Authorization` header; empty if
+    there is none. They distinguish credentials in logs and tools, and cannot be used as one."""
     credential = authorization.partition(" ")[2].strip()
     return hashlib.sha256(credential.encode("utf-8", "replace")).hexdigest()[:16] if credential else ""
 
@@ -73,8 +75,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def key(self) -> str:
-        """Return the principal as a unique key, or part of one. Its text is not unique: issuer `a:b` with subject `c`
-        has the same text as issuer `a` with subject `b:c`."""
+        """Return the principal as text, for use as a key. Unlike `str()`, it is unique: with `str()`, issuer `a:b` with
+        subject `c` is equal to issuer `a` with subject `b:c`."""
         return json.dumps([self.issuer, self.subject])
 
     def counted_as(self, origin: str) -> str:
@@ -95,7 +97,7 @@ Source = Literal["authenticated", "configured", "announced"]
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """The source of each fact of a context. A record without provenance is read as if the client had announced the
+    """The source of each fact of a context. A record without this field is read as if the client had announced the
     workspace, which grants nothing."""
 
     workspace: Source = "announced"
@@ -104,10 +106,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class ContextField(msgspec.Struct, frozen=True, cache_hash=True, array_like=True):
-    """A field that the operator has added to the context, its value, and where the value comes from.
+    """A field that the operator has added to the context, its value, and the source of the value.
 
     Raises:
-        InvalidContext: the value holds control characters.
+        InvalidContext: the value contains control characters.
     """
 
     name: str
@@ -120,14 +122,14 @@ class ContextField(msgspec.Struct, frozen=True, cache_hash=True, array_like=True
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """The facts that tools get about a session, and where each fact comes from.
+    """The facts that tools get about a session, and the source of each fact.
 
-    `workspace` and some `fields` may be announced by the client; everything else comes from the operator or the
-    authenticated principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform
-    and never grant. In a `read_only` session there are no tools that write or evaluate.
+    The client may announce `workspace` and some `fields`. Everything else comes from the operator or the authenticated
+    principal, unless the operator's rules let an announced workspace grant permissions. `fields` inform and never
+    grant. In a `read_only` session there are no tools that write or evaluate.
 
     Raises:
-        InvalidContext: the workspace is too long or holds control characters.
+        InvalidContext: the workspace is too long or contains control characters.
     """
 
     workspace: str = ""
@@ -144,12 +146,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
             raise InvalidContext("workspace holds control characters")
 
     def field(self, name: str) -> ContextField | None:
-        """Return the field of that name, if the session has a value for it."""
+        """Return the field with this name; None if the session has no value for it."""
         return next((field for field in self.fields if field.name == name), None)
 
 
 class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's declarations about itself, kept so that a new link can be opened without asking the client again.
+    """What a client declares about itself, stored so that a new link can be opened without asking the client again.
 
     `initialize_params` are the bytes of a legacy client's `initialize` params; empty for a modern client.
     """
@@ -163,12 +165,12 @@ class ClientFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The durable record of one session of a client. All times are seconds since the epoch.
 
-    `links` are the upstreams that the session has used: a later process can then report what was lost. `remote` are
-    its sessions at upstreams that keep sessions of their own: a later process can resume them. A session that was
-    opened within another one names it as its `parent`, which lists it in `children`. `origin` tells anonymous clients
-    apart. `token_hash` is that of the credential that opened it (`token_hash_of`). `counted` has its owners' counts up
-    to the last hand-over, in a format of their own. The directory sets `owner` and `epoch`. The store sets
-    `version`, which tells whether a copy of the record is current.
+    `links` are the upstreams that the session has used, so that a later process can report what was lost. `remote` are
+    its sessions at upstreams that have sessions of their own, which a later process can resume. A session that was
+    opened within another one names it as its `parent`, which lists it in `children`. `origin` distinguishes anonymous
+    clients. `token_hash` is that of the credential that opened the session (`token_hash_of`). `counted` has the counts
+    of earlier owners up to the last hand-over, in a format of their own. The directory sets `owner` and `epoch`. The
+    store sets `version`, which tells whether a copy of the record is current.
     """
 
     id: str
@@ -205,32 +207,34 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expires_at(self) -> float:
-        """Return the time from which the session is gone: idle too long, or too old, whichever is first."""
+        """Return the time at which the session expires: idle for too long, or too old, whichever is first."""
         ttl = self.idle_ttl_s if self.confirmed else min(self.idle_ttl_s, self.unconfirmed_ttl_s)
         return min(self.used_at + ttl, self.created_at + self.max_age_s)
 
     def is_expired(self, now: float) -> bool:
-        """Return whether the session has expired at `now`. Expiry is strict: at the deadline itself it has expired."""
+        """Return True if the session has expired at `now`. At the deadline itself, it has expired."""
         return now >= self.expires_at
 
     def with_set(self, field: str, *, add: str = "", remove: str = "") -> "Session":
-        """Return a copy of the session with one name added to, or removed from, a field that is a set of names."""
+        """Return a copy of the session with one name added to a field that is a set of names, or removed from it."""
         names = {*getattr(self, field), add} - {remove, ""}
         return msgspec.structs.replace(self, **{field: tuple(sorted(names))})
 
     def used(self, now: float, *, confirm: bool = False) -> "Session":
-        """Return a copy of the session after a use at `now`. `confirm`: a client has returned with its id."""
+        """Return a copy of the session after a use at the time `now`. `confirm`: its client has sent the session's
+        id."""
         return msgspec.structs.replace(self, used_at=max(now, self.used_at), confirmed=self.confirmed or confirm)
 
     def is_but_used(self, earlier: "Session") -> bool:
-        """Return whether this record differs from an earlier one only by the time of the last use."""
+        """Return True if this record differs from an earlier one at most by the time of the last use."""
         return self.version == earlier.version and msgspec.structs.replace(self, used_at=earlier.used_at) == earlier
 
 
 def checked_metadata(
     changes: Mapping[str, str | None], scrub: Callable[[str], str] | None = None
 ) -> dict[str, str | None]:
-    """Return the changes as `SessionStore.annotate` takes them: text, credentials redacted. `scrub` redacts more.
+    """Check that the changes are text, redact credentials in them, and return them for `SessionStore.annotate`. `scrub`
+    redacts further values.
 
     Raises:
         InvalidMetadata: a name or a value is not text.
@@ -247,7 +251,7 @@ def checked_metadata(
 
 
 def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return a session's metadata after the changes.
+    """Return a session's metadata after the changes. The value None removes an entry.
 
     Raises:
         InvalidMetadata: the result would be larger than `MAX_METADATA_BYTES`.
@@ -261,5 +265,5 @@ def merged_metadata(present: Mapping[str, str], changes: Mapping[str, str | None
 
 
 def too_large(size: int) -> InvalidMetadata:
-    """Return the error for metadata that would take `size` bytes."""
+    """Return the error for metadata that would have `size` bytes."""
     return InvalidMetadata(f"the session's metadata would be {size} bytes, more than {MAX_METADATA_BYTES}")

@@ -1,6 +1,6 @@
 """Sign session ids as tokens, and verify them, with a key ring that can be rotated.
 
-Every use has a key of its own, derived from the ring with the purpose as salt, so a value made for one purpose never
+Each purpose has its own key, derived from the ring with the purpose as salt. So a value made for one purpose never
 verifies as another. The first key signs, all verify. Tokens are signed with HMAC-SHA256 through itsdangerous, which
 derives its key once more. Values that contain more than an id have the bare HMAC-SHA256 of their bytes (`Macs`).
 """
@@ -24,11 +24,11 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{43}")
 
 
 class InvalidKeyRing(ValueError):
-    """The keys cannot be used; the message says which and why, and never shows a key."""
+    """The keys cannot be used; the message says which key and why, and never shows a key."""
 
 
 class Purpose(StrEnum):
-    """The use of a sealed value. The name is part of the derived key: never rename one."""
+    """The purpose of a signed value. The name is part of the derived key: never rename one."""
 
     TOKEN = "session-token"
     COOKIE = "session-cookie"
@@ -45,8 +45,8 @@ class Purpose(StrEnum):
 def is_canonical(text: str) -> bool:
     """Return True if the part after the last dot is the canonical base64url encoding of its bytes, without padding.
 
-    Decoders ignore the spare bits of the last character (RFC 4648 §3.5), so a value would verify in several spellings.
-    Only one is accepted: else a value that is remembered or refused by its text could come back in another spelling.
+    Decoders ignore the unused bits of the last character (RFC 4648 §3.5), so a value would verify in several spellings.
+    Only one spelling is accepted. Otherwise, a value that was blocked by its text could come back in another spelling.
     """
     last = text.rpartition(".")[2]
     padded = last + "=" * (-len(last) % 4)
@@ -57,7 +57,7 @@ def is_canonical(text: str) -> bool:
 
 
 def has_form_of_token(text: str) -> bool:
-    """Return True if the text has the form of a token, whoever has signed it."""
+    """Return True if the text has the form of a token, with any signature."""
     return bool(_TOKEN.fullmatch(text))
 
 
@@ -67,7 +67,7 @@ def generate_key() -> str:
 
 
 class KeyRing:
-    """Hold the operator's keys, newest first. Raises `InvalidKeyRing` for no key, a short key or the same key twice."""
+    """The operator's keys, newest first. Raises `InvalidKeyRing` for no key, a short key or the same key twice."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         if not keys:
@@ -84,40 +84,40 @@ class KeyRing:
 
     @classmethod
     def parse(cls, text: str) -> "KeyRing":
-        """Return the key ring of a comma-separated list, the format of `MCP_GATEWAY_KEYS`."""
+        """Return the key ring from a comma-separated list of keys, the format of `MCP_GATEWAY_KEYS`."""
         return cls([key for part in text.split(",") if (key := part.strip())])
 
     @classmethod
     def ephemeral(cls) -> "KeyRing":
-        """Return a ring with a new random key. What it signs verifies with this object only."""
+        """Return a ring with a new random key. Only this object can verify what it signs."""
         return cls([generate_key()])
 
     def derive(self, purpose: Purpose) -> list[bytes]:
-        """Return one 32-byte key per ring key for `purpose`, newest first."""
+        """Return one 32-byte key for `purpose` from each key of the ring, newest first."""
         salt = b"mcp-session-gateway/v1/" + purpose.value.encode()
         return [hashlib.blake2b(key.encode(), key=salt[:64], digest_size=32).digest() for key in self._keys]
 
 
 class Macs:
-    """Make and verify HMAC-SHA256 for one purpose. The first key of the ring makes new ones; all keys verify."""
+    """Make and verify HMAC-SHA256 codes for one purpose. The first key of the ring makes new ones; all keys verify."""
 
     SIZE: Final = 32
-    """Bytes of a MAC."""
+    """The number of bytes of a MAC."""
 
     def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
         self._keys = ring.derive(purpose)
 
     def of(self, data: bytes) -> bytes:
-        """Return the MAC of new data."""
+        """Return the MAC of `data`, made with the newest key."""
         return hmac.digest(self._keys[0], data, "sha256")
 
     def verify(self, data: bytes, mac: bytes) -> bool:
-        """Return True if a key of the ring has made this MAC of these data."""
+        """Return True if any key of the ring has made this MAC of `data`."""
         return any(hmac.compare_digest(hmac.digest(key, data, "sha256"), mac) for key in self._keys)
 
 
 class TokenCodec:
-    """Sign ids for one purpose, and read them back."""
+    """Sign ids for one purpose as tokens, and verify tokens."""
 
     def __init__(self, ring: KeyRing, purpose: Purpose) -> None:
         # itsdangerous signs with the last key of the list and verifies with all of them.
@@ -135,7 +135,7 @@ class TokenCodec:
         self.sign = functools.lru_cache(_VERIFIED_HELD)(lambda session_id: self._signer.sign(session_id).decode())
 
     def verify(self, token: str) -> str | None:
-        """Return the id in a token that a key of this ring signed, else None. Uses no store."""
+        """Return the id in a token that a key of this ring has signed, else None. Does not access the store."""
         known = self._verified.get(token)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Give a tool access to its session: facts, state and metadata. Does not know where they are kept.
+"""Give a tool access to its session: facts, state and metadata. Does not know where these are stored.
 
 Errors that the caller of a tool may read are raised so that the official SDK passes their text on: `MCPServer` of SDK 2
 gives its client the text of `ToolError` and `ResourceError` only. For any other error, the client gets "Error executing
@@ -17,17 +17,17 @@ from session_store.ports.state import InvalidState, check_key
 from session_store.session import Context, InvalidMetadata
 
 _SDK_ERRORS: Final = "mcp.server.mcpserver.exceptions"
-"""The SDK's module with `ToolError` and `ResourceError`. It is never imported here: children that do without the SDK
-start in a tenth of the time. A process whose server is an `MCPServer` has loaded it."""
+"""The SDK's module with `ToolError` and `ResourceError`. It is never imported here: children that do not use the SDK
+start in a tenth of the time. A process whose server is an `MCPServer` has already imported it."""
 
 
 class _ReadableByCallers:
-    """Re-raise `InvalidState` and `InvalidMetadata` from the block as errors that `MCPServer` also passes on."""
+    """Re-raise `InvalidState` and `InvalidMetadata` from a `with` block as errors whose text `MCPServer` passes on."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Do nothing: only the exit matters."""
+        """Do nothing: `__exit__` does the work."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -44,7 +44,7 @@ READABLE_BY_CALLERS: Final = _ReadableByCallers()
 
 @functools.cache
 def _passed_on(kind: type[ValueError]) -> type[ValueError]:
-    """Return a subclass of `kind` that `MCPServer` passes on from tools and from resources."""
+    """Return a subclass of `kind` whose text `MCPServer` passes on from tools and from resources."""
     sdk = sys.modules[_SDK_ERRORS]
     bases = [getattr(sdk, name, None) for name in ("ToolError", "ResourceError")]
     theirs = [base for base in bases if base is not None and not issubclass(kind, base)]
@@ -52,7 +52,7 @@ def _passed_on(kind: type[ValueError]) -> type[ValueError]:
 
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda self: "MISSING", "__bool__": lambda self: False})()
-"""Stands for a missing key, because None is a valid value."""
+"""Stands for a missing key, because None is a valid value of a key."""
 
 SOCKET_VARIABLE: Final = "MCP_SESSION_SOCKET"
 """Environment variable of a stdio child: the Unix socket where it reaches its session's state over HTTP."""
@@ -64,11 +64,11 @@ FACTS_VARIABLE: Final = "MCP_SESSION_FACTS"
 
 
 _decode: Final = json.JSONDecoder().raw_decode
-"""Decodes compact JSON, in a third of the time of `json.loads`. Returns the value and the place where it ends."""
+"""Decodes compact JSON in a third of the time of `json.loads`. Returns the value and the position where it ends."""
 
 
 class NoSession(LookupError):
-    """The running code belongs to no session."""
+    """The running code does not belong to a session."""
 
 
 class StatePort(Protocol):
@@ -88,7 +88,8 @@ class StatePort(Protocol):
 
 
 class SessionState:
-    """Read and write a session's state: JSON values by key, shared by its servers and isolated from other sessions.
+    """Read and write a session's state: JSON values by key. The session's servers share them; other sessions cannot see
+    them.
 
     Every operation is atomic, across replicas too. All raise `SessionGone` once the session has ended,
     `StoreUnavailable` when the store does not answer, and `InvalidState` beyond a limit. A server of the official SDK
@@ -120,7 +121,8 @@ class SessionState:
             return await self._port.increment(key, by)
 
     async def compare_and_set(self, key: str, expected: Any, value: Any) -> bool:
-        """Set the key if its value is `expected`. Return True if it was set. The value `MISSING` means: no such key."""
+        """Set the key to `value` if its value is `expected`. Return True if it was set. `MISSING` means that there is
+        no such key."""
         with READABLE_BY_CALLERS:
             before = None if expected is MISSING else to_json(key, expected)
             after = None if value is MISSING else to_json(key, value)
@@ -132,10 +134,10 @@ class SessionState:
 
 
 def to_json(key: str, value: Any) -> bytes:
-    """Return the value as compact JSON with sorted names, so that equal values are equal bytes.
+    """Return the value as compact JSON with sorted names, so that equal values have equal bytes.
 
     Raises:
-        InvalidState: JSON cannot hold the value.
+        InvalidState: JSON cannot represent the value.
     """
     check_key(key)
     try:
@@ -147,10 +149,11 @@ def to_json(key: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSession:
-    """Facts of the session that a tool serves. `id` is no credential; `principal` is who authenticated.
+    """The session that a tool serves. `id` is no credential; `principal` is the authenticated caller.
 
     `created_at` is in seconds since the epoch. The session ends when it was idle for `idle_ttl_s`, and at the age
-    `max_age_s`. `token_hash` is of the credential that opened the session: the first 16 digits of its SHA-256.
+    `max_age_s`. `token_hash` has the first 16 hexadecimal digits of the SHA-256 of the credential that opened the
+    session.
     """
 
     id: str
@@ -169,17 +172,18 @@ class ToolSession:
 
     @property
     def correlation_id(self) -> str:
-        """Return the correlation id of the call that this code serves. In a child process it is that of the call that
-        started the process; each call has its own in the context in `_meta`."""
+        """Return the correlation id of the call that this code serves. In a child process, return that of the call that
+        started the process; later calls have theirs in `_meta`."""
         return self.read_correlation()
 
     async def last_active_at(self) -> float:
-        """Return the time of the last use, in seconds since the epoch. Calls in flight count once they have ended."""
+        """Return the time of the session's last use, in seconds since the epoch. A call counts when it has ended."""
         return self.created_at if self.read_last_active is None else await self.read_last_active()
 
     @property
     def known_id(self) -> str:
-        """Return the id for log lines; empty if it is not known yet: some sessions are looked up at their first use."""
+        """Return the session id for log lines; empty if it is not known yet: some sessions are looked up at their first
+        use."""
         return self.id
 
     async def metadata(self) -> Mapping[str, str]:
@@ -187,11 +191,12 @@ class ToolSession:
         return await self.read_metadata()
 
     async def annotate(self, changes: Mapping[str, str | None]) -> None:
-        """Set these entries of the metadata; None removes an entry. Values that look like credentials are redacted.
+        """Set these entries of the session's metadata; None removes an entry. Values that look like credentials are
+        redacted.
 
         Raises:
             InvalidMetadata: a value is not text, or the metadata would be too large.
-            PermissionError: this code runs in a child process, which only reads metadata.
+            PermissionError: this code runs in a child process, which can only read metadata.
         """
         if self.write_metadata is None:
             raise PermissionError("metadata is written by the operator's rules and by in-process tools only")

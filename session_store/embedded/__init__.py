@@ -1,1 +1,2 @@
-"""Build store backends that one gateway process uses. To write a backend, begin with `backend` and `records`."""
+"""Build store backends that one gateway process uses. The author of a backend begins with `backend` and
+`records_port`."""

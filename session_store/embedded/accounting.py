@@ -36,11 +36,11 @@ class MemoryRates:
 
 
 _FORGET_EVERY_S: Final = 10.0
-"""Interval at which expired keys are deleted."""
+"""Seconds between deletions of expired keys."""
 
 
 class MemoryQuotas:
-    """Keep the set of names that each key holds, until its time has passed."""
+    """Store the names that are held under each key, until the key expires."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -72,7 +72,7 @@ _MOST: Final = 10_000
 
 
 class MemoryExpiringFlags:
-    """Keep names, each until its time has passed. Beyond `_MOST`, the least recently used are dropped."""
+    """Store names that expire. Beyond `_MOST` names, the least recently used are dropped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -89,11 +89,12 @@ class MemoryExpiringFlags:
 
 
 MAX_EVENTS: Final = 2_000
-"""Events of each part of the audit trail. Fewer than in other backends, because they take memory of this process."""
+"""The most events of each part of the audit trail. Fewer than in other backends, because they use this process's
+memory."""
 
 
 class MemoryAuditTrail:
-    """Keep the newest events of each part of the audit trail. They are lost with the process."""
+    """Store the newest events of each part of the audit trail. They are lost when the process ends."""
 
     def __init__(self) -> None:
         self._parts = {part: deque[AuditEvent](maxlen=MAX_EVENTS) for part in PARTS}
@@ -107,7 +108,8 @@ class MemoryAuditTrail:
 
 
 class MemoryHistory:
-    """Keep the history records of the last day. Only this process writes them, so time alone bounds their number."""
+    """Store the history records of the last day. Only this process writes them, so their number is limited by age
+    alone."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[tuple[int, str], bytes]] = {step_s: {} for step_s in STEPS}
@@ -125,16 +127,16 @@ class MemoryHistory:
 
 
 MAX_SESSIONS: Final = 2_000
-"""Timelines that are kept. Fewer than in other backends, because they take memory of this process."""
+"""The most timelines that are stored. Fewer than in other backends, because they use this process's memory."""
 
 MAX_BYTES: Final = 16 << 20
-"""Bytes of the entries of all timelines together."""
+"""The most bytes of the entries of all timelines together."""
 
 _heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class MemoryTimelines:
-    """Keep the timelines that were written last, encoded: an idle session costs a few hundred bytes."""
+    """Store the most recently written timelines, encoded: that of an idle session takes a few hundred bytes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -34,9 +34,9 @@ class EmbeddedBackend(ABC):
     """Keep sessions and state in the `Records` of a subclass, and everything else in memory.
 
     For bus, leases, rates and flags, memory is enough for one process. A durable backend may set `events`, `audit`,
-    `timelines`, `history`, `quotas` and `tasks` to parts of its own, after `super().__init__()`. Without them, a
-    restart has these effects: clients cannot resume earlier streams; audit trail, timelines and history are empty;
-    earlier sessions do not count for quotas; tasks are unknown.
+    `timelines`, `history`, `quotas` and `tasks` to durable parts of its own, after `super().__init__()`. Otherwise,
+    after a restart, clients cannot resume earlier streams; audit trail, timelines and history are empty; earlier
+    sessions do not count for quotas; and earlier tasks are unknown.
     """
 
     is_shared = False
@@ -62,11 +62,13 @@ class EmbeddedBackend(ABC):
 
     @property
     def needs_keys(self) -> bool:
-        """Return True for a durable backend: its sessions outlive the process, and then need the same keys."""
+        """Return True for a durable backend: its sessions outlive the process, and later processes need the same
+        signing keys."""
         return self.is_durable
 
     def own_keys(self) -> KeyRing:
-        """Return new random signing keys. Raises `StoreError` for a durable backend: its sessions need the old keys."""
+        """Return new random signing keys. Raises `StoreError` for a durable backend, whose sessions need the same keys
+        as before."""
         if self.needs_keys:
             raise StoreError("a durable store needs keys that are the same after a restart")
         return KeyRing.ephemeral()

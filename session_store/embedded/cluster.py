@@ -1,4 +1,5 @@
-"""Provide bus and directory for gateways in one process. Leases are in a dict, owners in the session records."""
+"""Provide the bus and the directory for gateways in one process. Leases are in a dict, owners in the session
+records."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -11,11 +11,12 @@ from session_store.ports.errors import UnknownEvent, UnwrittenEvent
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS, Entry, Event, Reserved, id_of_event, last_after
 
 REQUESTS_PART: Final = 4
-"""Divisor: the requests of a session may take a quarter of the bytes that its events may take."""
+"""Divisor: the stored requests of a session may use a quarter of the bytes that its events may use."""
 
 
 def sequence_of(nonce: str, event_id: str) -> int:
-    """Return the sequence number in an event id. Raises `UnknownEvent` if the id is not of the log with that nonce."""
+    """Return the sequence number in an event id. Raises `UnknownEvent` if the id does not begin with the log's
+    nonce."""
     own, _, number = event_id.partition("-")
     if own != nonce or not (number.isascii() and number.isdigit() and len(number) < 17):
         raise UnknownEvent(event_id)
@@ -24,7 +25,7 @@ def sequence_of(nonce: str, event_id: str) -> int:
 
 @dataclass(slots=True)
 class _Log:
-    """The events of one session. All its event ids contain the nonce, so that ids of other sessions are not found."""
+    """The event log of one session. All its event ids contain its nonce, so ids of other sessions are not found."""
 
     nonce: str = field(default_factory=lambda: secrets.token_hex(4))
     last: int = 0
@@ -38,7 +39,7 @@ class _Log:
     dropped: bool = False
 
     def add(self, number: int, stream: str, frame: bytes, *, max_events: int, max_bytes: int) -> None:
-        """Store a frame and drop the oldest events beyond the bounds."""
+        """Store a frame, and drop the oldest events beyond the limits."""
         self.events.append((number, stream, frame))
         self.size += len(frame)
         self.counts[stream] = self.counts.get(stream, 0) + 1
@@ -51,7 +52,7 @@ class _Log:
                 self.finished.discard(oldest)
 
     def keep(self, stream: str, request: bytes, *, max_bytes: int) -> None:
-        """Keep the request of a stream, if there is room for it."""
+        """Store the request of a stream, if the limit allows it."""
         if sum(map(len, self.requests.values())) + len(request) <= max_bytes:
             self.requests.setdefault(stream, request)
 
@@ -63,13 +64,13 @@ class _Log:
         self.finished.add(stream)
 
     def wake(self) -> None:
-        """Let the followers look for new events."""
+        """Wake the followers, which then look for new events."""
         self.news.set()
         self.news = asyncio.Event()
 
 
 class MemoryEventLog:
-    """Keep event streams in this process, with bounds for each session."""
+    """Keep event streams in this process, with limits for each session."""
 
     def __init__(self, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._max_events = max_events
@@ -173,7 +174,7 @@ class MemoryEventLog:
             log.wake()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: each event is in the store."""
+        """Do nothing: events are stored at once, not buffered."""
 
     def _log(self, session_id: str) -> _Log:
         return self._logs.setdefault(session_id, _Log())

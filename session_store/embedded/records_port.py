@@ -1,7 +1,7 @@
 """Define what the author of an embedded backend writes: access to stored records, inside one transaction.
 
-`session_store.embedded.backend.EmbeddedBackend` builds the rest of a backend from this. What an operation means
-(expiry, ownership, limits) is decided there: these methods only read and write.
+`session_store.embedded.backend.EmbeddedBackend` builds the rest of a backend on it. The methods here only read and
+write. That class decides what an operation means: expiry, ownership, limits.
 """
 
 from abc import ABC, abstractmethod
@@ -15,14 +15,14 @@ Result = TypeVar("Result")
 
 
 class Records(ABC):
-    """Read and write sessions by id or alias, and values by session and key. Expired sessions are still records.
+    """Read and write sessions by id or alias, and values by session and key. Expired sessions still have records.
 
     All methods are synchronous: they run inside a transaction (see `Transactions`).
     """
 
     @abstractmethod
     def read(self, session_id: str) -> Session | None:
-        """Return the record of that session, expired or not."""
+        """Return the record of the session, even if it has expired; None if there is none."""
 
     @abstractmethod
     def write(self, session: Session) -> None:
@@ -30,7 +30,7 @@ class Records(ABC):
 
     @abstractmethod
     def remove(self, session_id: str) -> None:
-        """Delete the record, its alias if it still has one, and its values."""
+        """Delete the record, its alias unless another session has it now, and its values."""
 
     @abstractmethod
     def scan(self, after: str = "") -> Iterable[Session]:
@@ -42,15 +42,15 @@ class Records(ABC):
 
     @abstractmethod
     def set_alias(self, alias: str, session_id: str) -> None:
-        """Give the alias to the session, which must have none yet. Another session that has the alias loses it."""
+        """Give the session an alias; it has none yet. Take the alias away from another session that has it."""
 
     @abstractmethod
     def value(self, session_id: str, key: str) -> bytes | None:
-        """Return the value of that key; None if there is none."""
+        """Return the value under the key; None if there is none."""
 
     @abstractmethod
     def set_value(self, session_id: str, key: str, value: bytes | None) -> None:
-        """Store the value; None deletes the key."""
+        """Store the value under the key; None deletes the key."""
 
     @abstractmethod
     def keys(self, session_id: str) -> list[str]:
@@ -58,7 +58,7 @@ class Records(ABC):
 
     @abstractmethod
     def record_status(self, session_id: str, status: SessionStatus, at: float) -> None:
-        """Record what happened to a session that is being removed, at the time `at`. Old entries may be dropped."""
+        """Record how a session has ended, at the time `at`. Called when it is removed. Old entries may be dropped."""
 
     @abstractmethod
     def status(self, session_id: str) -> SessionStatus:
@@ -67,11 +67,12 @@ class Records(ABC):
     # -- Correct for every backend. A backend that can do them faster overrides them.
 
     def use(self, session: Session) -> None:
-        """Write the record of a session that was just used. A bounded backend notes the order of use here."""
+        """Write the record of a session that was just used. A backend that evicts sessions updates the order of use
+        here."""
         self.write(session)
 
     def size(self, session_id: str, *, without: str = "") -> int:
-        """Return the bytes of all keys and values, except those of the key `without`."""
+        """Return the bytes of all keys and values of the session, except those of the key `without`."""
         keys = [key for key in self.keys(session_id) if key != without]
         return sum(len(key.encode()) + len(self.value(session_id, key) or b"") for key in keys)
 
@@ -80,7 +81,7 @@ class Records(ABC):
         return [session.id for session in self.scan() if session.is_expired(now)]
 
     def prune(self, now: float) -> None:  # noqa: B027  # optional
-        """Delete old statuses, if the backend wants to. Called after each sweep."""
+        """Delete old statuses; optional. Called after each sweep."""
 
 
 Work = Callable[[Records], Result]
@@ -92,8 +93,8 @@ class Transactions(Protocol):
     async def run(self, work: Work[Result]) -> Result:
         """Call `work` with the records, and return its result once its changes are stored.
 
-        Nothing else reads or writes the records meanwhile. `work` never raises after it has changed something. So its
-        own exceptions need no rollback, and pass through. Raises `StoreUnavailable`.
+        Nothing else reads or writes the records meanwhile. `work` never raises after it has changed something, so its
+        exceptions need no rollback; they are raised here. Raises `StoreUnavailable`.
         """
 
 

@@ -13,9 +13,11 @@ from session_store.session import Principal, Session, merged_metadata
 
 
 class EmbeddedSessionStore:
-    """Decide which sessions are live, what counts as use, and what ends a session. Does not know the storage.
+    """Decide which sessions are live, what counts as use, and what ends a session. Does not know how records are
+    stored.
 
-    `of_session` returns the transactions on the records of one session. Without it, `transactions` serves all sessions.
+    `of_session` returns an object that runs transactions on one session. Without it, `transactions` serves all
+    sessions.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class EmbeddedSessionStore:
         return await self.change(session_id, lambda s: replace(s, metadata=merged_metadata(s.metadata, changes)))
 
     async def change(self, session_id: str, changed: Callable[[Session], Session | None]) -> Session | None:
-        """Replace the live session by the result of `changed`, and return that. Return None, and change nothing, if
-        there is no live session or `changed` returns None."""
+        """Replace the live session by the result of `changed`, and return this result. Return None, and change nothing,
+        if there is no live session or `changed` returns None."""
 
         def work(records: Records) -> Session | None:
             session = live(records, session_id, self._clock())
@@ -139,10 +141,11 @@ class EmbeddedSessionStore:
         return await self._transactions.run(work)
 
     def make_room(self, newcomer: Session) -> None:
-        """Remove a session before a new one is added, in the same transaction. For bounded stores; does nothing here.
+        """Remove a session before `newcomer` is added, in the same transaction, if the store is full. Does nothing by
+        default.
 
         Raises:
-            StoreFull: every session in it is in use.
+            StoreFull: every session in the store is in use.
         """
 
     def _named(self, records: Records, alias: str) -> Session | None:
@@ -160,8 +163,8 @@ class EmbeddedSessionStore:
 
 
 class EmbeddedStateStore:
-    """Check limits, and refuse operations on the state of a session that is not live. `of_session` returns the
-    transactions on the records of one session."""
+    """Check limits, and refuse operations on the state of a session that is not live. `of_session` returns an object
+    that runs transactions on one session."""
 
     def __init__(self, of_session: Callable[[str], Transactions], clock: Callable[[], float]) -> None:
         self._of = of_session

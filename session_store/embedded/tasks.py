@@ -12,26 +12,27 @@ from session_store.ports.errors import StoreFull
 from session_store.ports.tasks import Task, task_name, without_body
 
 MAX_TASKS: Final = 10_000
-"""Tasks that one process keeps."""
+"""The most tasks that one process stores."""
 
 MAX_BYTES: Final = 256 << 20
-"""Approximate bytes of all tasks together."""
+"""The most bytes of all tasks together, approximately."""
 
 _OF_ANONYMOUS: Final = 2
-"""Divisor: all anonymous clients together get half of the tasks and bytes, so that named principals have room."""
+"""Divisor: all anonymous clients together may have half of the tasks and bytes, so that named principals have room."""
 
 _OF_NETWORK: Final = 4
-"""Divisor: the anonymous clients of one network get a quarter."""
+"""Divisor: the anonymous clients of one network may have a quarter of the tasks and bytes."""
 
 _OVERHEAD: Final = 2_048
-"""Approximate bytes of a task without its texts."""
+"""The approximate bytes of a task without its texts."""
 
 _LEAST: Final = 4_096
-"""Least bytes counted for each task. They leave room to record, for any task, that its outcome is not kept."""
+"""The fewest bytes that are counted for a task. So there is always room to record that a task's outcome was not
+stored."""
 
 
 class MemoryTasks:
-    """Keep tasks by name, oldest first. They are lost with the process."""
+    """Store tasks by name, oldest first. They are lost when the process ends."""
 
     def __init__(self, clock: Callable[[], float], max_tasks: int = MAX_TASKS, *, max_bytes: int = MAX_BYTES) -> None:
         self._clock = clock
@@ -88,7 +89,8 @@ class MemoryTasks:
         return [task for task in self._tasks.values() if task.session_id == session_id]
 
     def _make_room(self, task: Task, tasks: int, size: int) -> None:
-        """Raise `StoreFull` if that many more tasks and bytes do not fit, even after expired tasks are removed."""
+        """Raise `StoreFull` if `tasks` more tasks with `size` more bytes do not fit, even after expired tasks are
+        removed."""
         if self._has_room(task, tasks, size):
             return
         self._forget_expired()
@@ -135,7 +137,7 @@ class MemoryTasks:
 
 
 class _Held:
-    """Number and bytes of the tasks that count under one key."""
+    """The number and the bytes of the tasks that count under one key."""
 
     __slots__ = ("bytes", "tasks")
 
@@ -144,7 +146,7 @@ class _Held:
 
 
 def _holders(task: Task) -> list[tuple[str, int]]:
-    """Return the keys under which a task counts. Each comes with a divisor: the key may take 1/divisor of the store."""
+    """Return the keys under which a task counts, each with a divisor: its tasks may use 1/divisor of the store."""
     if not task.principal.is_anonymous:
         return [("", 1)]
     everyone = [("", 1), (task.principal.key, _OF_ANONYMOUS)]

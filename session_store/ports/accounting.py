@@ -1,5 +1,5 @@
-"""Define what processes that share a store count and record together: rates, quotas, expiring flags, the audit
-trail, and the history of figures.
+"""Define what processes that share a store count and record together: rates, quotas, expiring flags, the audit trail,
+and the history of metrics.
 
 The audit trail has parts (`Part`), each with its own limit. So events that strangers can cause without limit (refusals,
 anonymous sessions) displace only events of the same part.
@@ -19,42 +19,42 @@ EventName = Literal[StepName, "called", "task", "blocked"]
 
 
 class Rates(Protocol):
-    """Limit rates, for all processes of a store together."""
+    """Limit the rates of events, for all processes of a store together."""
 
     async def take(self, key: str, per_s: float, burst: int, times: int = 1, within_s: float = 0.0) -> float:
-        """Count `times` events under `key`, and return in how many seconds the last of them may happen: 0 if all may at
-        once. If that is later than `within_s`, count nothing.
+        """Count `times` events under `key`, and return in how many seconds the last of them may happen; 0: all may now.
+        If that is later than `within_s`, count nothing.
 
-        The rate is `per_s` events a second in the long run, and up to `burst` at once. Events counted for later keep
-        their turn: the next caller comes after them.
+        The rate is `per_s` events a second in the long run, and up to `burst` at once. Events that were counted for
+        later keep their time: those of the next caller come after them.
         """
 
 
 class Quotas(Protocol):
-    """Limit how many things a key holds at once, counted across all processes of a store."""
+    """Limit how many names (of things in use) are held under a key, across all processes of a store."""
 
     async def hold(self, key: str, name: str, most: int, *, for_s: float) -> list[str]:
-        """Hold `name` under `key` and return an empty list. If `most` are held already, return all names held.
+        """Hold `name` under `key` and return an empty list. If `most` other names are held already, return them all.
 
-        Holding a name again is harmless. Each successful call keeps all names of the key for `for_s` seconds more, also
-        a call with a name that is held already. When the longest of these times has passed, all names are released.
+        Each successful call extends the time for all names of the key to at least `for_s` seconds from now, even if
+        `name` is held already. When this time has passed without another call, all names of the key are released.
         """
 
     async def give_back(self, key: str, names: Sequence[str]) -> None:
-        """Release these names of the key. Harmless if it does not hold them."""
+        """Release these names of the key. Names that are not held are ignored."""
 
 
 class ExpiringFlags(Protocol):
-    """Set names for a limited time, for all processes of a store. All methods may raise `StoreUnavailable`."""
+    """Set named flags for a limited time, for all processes of a store. All methods may raise `StoreUnavailable`."""
 
     async def set(self, name: str, for_s: float) -> None:
-        """Set the flag for that many seconds from now."""
+        """Set the flag for `for_s` seconds from now."""
 
     async def has(self, name: str) -> bool:
         """Return True while the flag is set."""
 
     async def drop(self, name: str) -> None:
-        """Remove the flag. Harmless if it is not set."""
+        """Remove the flag, if it is set."""
 
 
 class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,11 +64,13 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     its duration `took_s` and its `outcome`: ok, tool error, or an error code. `client` is the address of a refused
     client. `count` is the number of equal events that this one stands for. A session that has ended has its age
     `lasted_s` and the number of `calls` that its last replica has answered, None if that replica is not known.
-    `context` has the fields of the session's context that the operator wants in events, `arguments` as JSON the part of
-    a call's arguments that the operator wants there.
-    `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
-    `blocked`: a sandbox has refused a server the access in `reason`; `tool` is the server.
-    `warned`: a client opens sessions and returns to none of them.
+    `context` has the fields of the session's context, and `arguments` the part of a call's arguments as JSON, that the
+    operator has chosen for events.
+
+    - `task`: a call became a task, or a task got the status `outcome`; `reason` begins with the start of the task's id.
+    - `blocked`: a sandbox has refused a server the access in `reason`; `tool` is the server.
+    - `warned`: a client opens sessions and returns to none of them.
+
     No event is in a reference cycle, so the garbage collector may skip the thousands in memory (`gc=False`).
     """
 
@@ -94,10 +96,10 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AuditTrail(Protocol):
-    """Keep the audit trail, in parts (`PARTS`). Each part has its own limit, and drops its oldest events first."""
+    """Store the audit trail in parts (`PARTS`). Each part has its own limit, and drops its oldest events first."""
 
     async def record(self, events: Sequence[AuditEvent]) -> None:
-        """Append these events to the trail, each to its part."""
+        """Append these events to the parts to which they belong."""
 
     async def recent(self, limit: int = 100) -> list[AuditEvent]:
         """Return the newest `limit` events of all parts, newest first."""
@@ -106,15 +108,15 @@ class AuditTrail(Protocol):
 Part = Literal["operators", "sessions", "refusals", "calls", "strangers"]
 
 PARTS: Final[tuple[Part, ...]] = ("operators", "sessions", "refusals", "calls", "strangers")
-"""Actions of operators · events of sessions of named principals · their refusals · their calls and tasks · events of
-anonymous or unknown clients."""
+"""The parts, in this order: actions of operators; events of named principals' sessions; their refusals; their calls and
+tasks; events of anonymous or unknown clients."""
 
 MAX_AUDIT_EVENTS: Final = 10_000
-"""Events that each part keeps."""
+"""The most events in each part."""
 
 
 def part_of(event: AuditEvent) -> Part:
-    """Return the part of the audit trail that an event is kept in."""
+    """Return the part of the audit trail to which an event belongs."""
     if event.event == "operated":
         return "operators"
     if event.event == "blocked":
@@ -127,7 +129,7 @@ def part_of(event: AuditEvent) -> Part:
 
 
 def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
-    """Return the events by part, in their order. Parts without events are left out."""
+    """Group events by part, in their order. Parts without events are left out."""
     parts: defaultdict[Part, list[AuditEvent]] = defaultdict(list)
     for event in events:
         parts[part_of(event)].append(event)
@@ -135,18 +137,19 @@ def by_part(events: Iterable[AuditEvent]) -> Mapping[Part, list[AuditEvent]]:
 
 
 def newest(parts: Iterable[Sequence[AuditEvent]], limit: int) -> list[AuditEvent]:
-    """Return the newest events of several parts, each newest first, as one list."""
+    """Merge parts, each of which is newest first, and return their `limit` newest events, newest first."""
     placed = ((event, -place) for part in parts for place, event in enumerate(part))
     return [event for event, _ in nlargest(limit, placed, key=lambda pair: (pair[0].at, pair[1]))]
 
 
 STEPS: Final[Mapping[int, float]] = {60: 7_200.0, 600: 90_000.0}
-"""Length of a record → time that it is kept, both in seconds. A day of one-minute records would take long to read."""
+"""The length of a record → how long it is kept, both in seconds. To read a whole day of one-minute records would take
+too long."""
 
 
 class HistoryRecord(NamedTuple):
-    """Counts of one replica for one step from `at` (Unix time, a multiple of the step). The store does not read the
-    `body`."""
+    """The metrics of one replica for one period, which begins at `at` (Unix time, a multiple of its length). The store
+    does not read `body`."""
 
     at: int
     replica: str
@@ -154,10 +157,11 @@ class HistoryRecord(NamedTuple):
 
 
 class HistoryStore(Protocol):
-    """Keep history records by length, time and replica. Every method may raise `StoreUnavailable`."""
+    """Store history records by length, time and replica. Every method may raise `StoreUnavailable`."""
 
     async def write(self, step_s: int, record: HistoryRecord) -> None:
-        """Store a record with a length from `STEPS`. It replaces the replica's earlier record for that time."""
+        """Store a record whose length `step_s` is one of `STEPS`. It replaces the replica's earlier record for that
+        time."""
 
     async def read(self, step_s: int, since: int, until: int) -> list[HistoryRecord]:
         """Return the records of all replicas with `since` <= `at` < `until`, in order of time and replica."""

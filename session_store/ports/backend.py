@@ -1,4 +1,4 @@
-"""Define the parts of a store backend: everything that one store URL selects."""
+"""Define the parts of a store backend, which one store URL selects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from session_store.tokens import KeyRing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One thing that an operator should know about a store.
+    """A fact about a store that an operator should know.
 
     `state` is `ok`, `warning` (works now, will fail under load or after a restart) or `error`. `advice` is empty for
     `ok`.
@@ -41,10 +41,12 @@ class Backend(Protocol):
 
     @property
     def needs_keys(self) -> bool:
-        """Return True if the operator must give the signing keys, because several processes or runs need the same."""
+        """Return True if the operator must configure signing keys, because several processes or runs need the same
+        keys."""
 
     def own_keys(self) -> KeyRing:
-        """Return the signing keys that the backend provides when the operator gives none. Not called if `needs_keys`.
+        """Return the signing keys that the backend provides if the operator configures none. Not called if
+        `needs_keys`.
 
         Raises:
             StoreError: the keys cannot be read or made.
@@ -54,7 +56,7 @@ class Backend(Protocol):
         """Never evict a session for whose id `in_use` returns True. A backend without a limit ignores this."""
 
     async def inspect(self) -> Sequence[Observation]:
-        """Return what the operator should know about the open store. Raises `StoreError`."""
+        """Return what an operator should know about the store, which is open. Raises `StoreError`."""
 
     @property
     def sessions(self) -> SessionStore: ...

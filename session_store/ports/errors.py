@@ -2,27 +2,28 @@
 
 
 class StoreError(Exception):
-    """The store itself fails. Never the fault of a client's request."""
+    """The store itself fails. Never caused by a client's request."""
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer in time. The session may still exist: never answer as if it had ended."""
+    """The store did not answer in time. The session may still exist: do not tell its client that it has ended."""
 
 
 class StoreMissing(StoreError):
-    """The store does not exist yet, and the caller wants none to be created (`BackendOptions.create`)."""
+    """The store does not exist, and the caller does not want it to be created (`BackendOptions.create`)."""
 
 
 class StoreFull(StoreError):
-    """The store holds its maximum of sessions, and none of them is idle; or its maximum of tasks."""
+    """The store has its maximum of sessions, and all of them are in use; or it has its maximum of tasks."""
 
 
 class UnknownEvent(LookupError):
-    """The event id is not of this session, or the event is no longer in the log."""
+    """The event id does not belong to this session, or the event is no longer in the log."""
 
 
 class UnwrittenEvent(UnknownEvent):
-    """The id was reserved, and nothing was written under it: the process that gave it to a client died before."""
+    """The event id was reserved, but no event was written under it: the process that sent the id to a client died
+    before."""
 
 
 class SessionGone(LookupError):

@@ -8,10 +8,11 @@ from session_store.ports.cluster import count_of, nonce_of
 
 MAX_LOG_EVENTS: Final = 256
 MAX_LOG_BYTES: Final = 1 << 20
-"""Limits for the events of one session. The oldest are dropped first."""
+"""The most events, and bytes of events, of one session. The oldest are dropped first."""
 
 NUMBERS_OF_AN_EPOCH: Final = 1 << 32
-"""Event numbers in each epoch of a session (`Session.epoch`). A new owner's numbers are above all earlier ones."""
+"""The most event numbers in each epoch of a session (`Session.epoch`). The numbers of a new owner are higher than all
+earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +24,10 @@ class Event:
 
 
 class Entry(NamedTuple):
-    """An event to be written under a reserved number. `ends`: the stream is finished with it; if its frame is empty, it
-    is only that mark and no event. `nonce` is that of the reservation: a log that the store has lost gets it again.
-    `request` is the call of the stream, kept for an owner that has to make the call again. The end of the stream
-    deletes it."""
+    """An event to write under a reserved number. `ends`: the stream is finished after this event; if the frame is
+    empty, the entry only marks the end. `nonce` is from `Reserved`: if the store has lost the log, the new one gets
+    this nonce again. `request` is the call of the stream, for a later owner that has to repeat the call. It is deleted
+    with the end of the stream."""
 
     number: int
     stream: str
@@ -37,70 +38,72 @@ class Entry(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Reserved numbers for events of one session: `first` and those after it. `nonce` is that of the session's log."""
+    """Numbers reserved for events of one session: `first` and those after it. `nonce` is that of the session's log."""
 
     nonce: str
     first: int
 
 
 def id_of_event(nonce: str, number: int) -> str:
-    """Return the id of the event with that number in the log with that nonce."""
+    """Return the id of event `number` in the log with this nonce."""
     return f"{nonce}-{number}"
 
 
 def numbers_of(epoch: int) -> tuple[int, int]:
-    """Return the number before the first one of an epoch, and its last one. Two epochs with equal counts (a failover
-    has forgotten a claim) begin at different numbers, so that no id names two events."""
+    """Return the number before the first event of an epoch, and its last number. If a failover loses a claim, two
+    epochs can have equal counts. They begin at different numbers, so that no two events have the same id."""
     first = count_of(epoch) * NUMBERS_OF_AN_EPOCH
     return first + nonce_of(epoch), first + NUMBERS_OF_AN_EPOCH
 
 
 def last_after(last: int, count: int, epoch: int) -> int | None:
-    """Return the last number after `count` more are reserved in that epoch; None if a later epoch has numbers."""
+    """Return the last number when `count` more are reserved in this epoch; None if a later epoch has reserved
+    numbers."""
     below, most = numbers_of(epoch)
     above = max(last, below) + count
     return above if above <= most else None
 
 
 class EventStreams(Protocol):
-    """Store the events sent on the streams of a session, so that a client can resume reading after a break.
+    """Store the events of a session's streams, so that a client can resume reading after its connection breaks.
 
     A session has many streams. Event ids are unique in the session, and an id of another session is unknown. The log of
-    a session is bounded; the oldest events are dropped first.
+    a session has limits; the oldest events are dropped first.
     """
 
     async def append(self, session_id: str, stream: str, frame: bytes) -> str:
         """Append a frame to the stream, and return its event id."""
 
     async def finish(self, session_id: str, stream: str) -> None:
-        """Mark the stream as complete: its followers end after its last event."""
+        """Mark the stream as complete: calls of `follow` end after its last event."""
 
     def follow(self, session_id: str, stream: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """Yield the events of a stream after that id, then each new one, until the stream is finished.
+        """Yield the events of a stream after the id `after`, then each new one, until the stream is finished.
 
-        `after` None starts after the last event that was delivered (see `delivered`).
+        With `after` None, start after the last event that was delivered (see `delivered`).
         """
 
     async def stream_of(self, session_id: str, event_id: str) -> str:
-        """Return the id of the stream that the event belongs to.
+        """Return the id of the stream to which the event belongs.
 
         Raises:
-            UnwrittenEvent: its number was reserved, and nothing was written under it.
-            UnknownEvent: it is not of this session, or too old.
+            UnwrittenEvent: the event's number was reserved, but no event was written under it.
+            UnknownEvent: the event is not of this session, or too old.
         """
 
     async def unfinished(self, session_id: str) -> Mapping[str, bool]:
-        """Return the unfinished streams of a session with events in the log, sorted. True: the request is kept."""
+        """Return the unfinished streams with events in the session's log, sorted by name. The value is True if the
+        stream's request is stored."""
 
     async def take_request(self, session_id: str, stream: str) -> bytes:
-        """Delete the kept request of a stream, and return it; empty if there is none. Of several callers, on any
+        """Delete the stored request of a stream, and return it; empty if there is none. If several callers ask, on any
         replicas, only one gets it."""
 
     async def delivered(self, session_id: str, stream: str, event_id: str) -> None:
-        """Record that a client received that event. A follower that names no event continues after it."""
+        """Record that a client received an event. `follow` without an event id continues after it."""
 
     async def drop(self, session_id: str) -> None:
-        """Delete the session's streams and end their followers."""
+        """Delete the session's streams and end calls of `follow`."""
 
     async def release(self, session_id: str) -> None:
         """Stop serving the session in this process. Return when the store has all its events, or does not answer."""
@@ -110,8 +113,8 @@ class EventLog(EventStreams, Protocol):
     """Extend `EventStreams` with methods that write the events of many sessions together."""
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
-        """Reserve that many numbers for events that are written later. They are above all earlier ones. `epoch` is that
-        of the session's record when the caller became its owner.
+        """Reserve `count` numbers for events that are written later. They are higher than all earlier ones. `epoch` is
+        the epoch in the session's record since the caller became its owner.
 
         Return None, and change nothing, if an owner of a later epoch has reserved numbers.
         """
@@ -119,13 +122,14 @@ class EventLog(EventStreams, Protocol):
     async def write(self, entries: Mapping[str, Sequence[Entry]]) -> Mapping[str, Exception]:
         """Store events of several sessions, by session, under reserved numbers in rising order.
 
-        An event is left out if its number is not above the last one in the log: it is written already, or another
-        process has written since. So a failed write can be repeated. Its request is left out with it. A request is also
-        left out if the session's requests would take more than a quarter of the bytes that its events may take.
+        An event, with its request, is skipped if its number is not above the last one in the log: it was written
+        before, or another process has written since. So a failed write can be repeated. A request is also skipped if
+        the session's requests would use more than a quarter of the bytes that its events may use.
 
         Return the failure of each session whose events were not stored, or perhaps not. `StoreUnavailable`: a retry may
-        succeed. Another exception: no retry can. The events of all other sessions are stored. A raised exception means
-        the same for all sessions; unless it is `StoreUnavailable`, for at least one of them.
+        succeed. Any other exception: a retry cannot succeed. The events of all other sessions are stored. If this
+        method raises `StoreUnavailable`, that is the failure of all sessions; another exception is that of at least
+        one.
         """
 
     def part_of(self, session_id: str) -> Hashable:
@@ -133,4 +137,5 @@ class EventLog(EventStreams, Protocol):
         others answer. A store without parts returns the same value for all sessions."""
 
     async def kept(self, session_id: str, stream: str, after: str) -> list[Event]:
-        """Return the events of a stream after that id, without waiting for more. Raises `UnknownEvent`."""
+        """Return the stored events of a stream after the id `after`, without waiting for more. Raises
+        `UnknownEvent`."""

@@ -4,14 +4,14 @@ from typing import Final, Protocol
 
 MAX_KEY_BYTES: Final = 256
 MAX_VALUE_BYTES: Final = 64 << 10
-"""Limit for one value, as compact JSON."""
+"""The most bytes of one value, as compact JSON."""
 MAX_STATE_BYTES: Final = 1 << 20
-"""Limit for all keys and values of a session together."""
+"""The most bytes of all keys and values of a session together."""
 MAX_INTEGER: Final = (1 << 63) - 1
 
 
 class InvalidState(ValueError):
-    """A state operation cannot be done, and nothing changed. The message says which key and why."""
+    """An operation on the state cannot be done, and nothing changed. The message says which key and why."""
 
 
 def check_key(key: str) -> bytes:
@@ -39,13 +39,13 @@ def check_value(key: str, value: bytes) -> bytes:
 
 
 def check_total(key: str, size: int) -> None:
-    """Raise `InvalidState` if a state of `size` bytes, after a change of that key, exceeds `MAX_STATE_BYTES`."""
+    """Raise `InvalidState` if a state of `size` bytes, after the change of `key`, exceeds `MAX_STATE_BYTES`."""
     if size > MAX_STATE_BYTES:
         raise InvalidState(f"with {key!r} the session's state would be {size} bytes, more than {MAX_STATE_BYTES}")
 
 
 def incremented(key: str, present: bytes | None, by: int) -> int:
-    """Add `by` to the integer in `present`, and return the sum. None, a missing key, counts as 0.
+    """Add `by` to the integer in `present`, and return the sum. None (a missing key) counts as 0.
 
     Raises:
         InvalidState: the value is not an integer, or the result does not fit 64 bits.
@@ -67,17 +67,17 @@ def not_an_integer(key: str) -> InvalidState:
 
 
 class StateStore(Protocol):
-    """Keep values by session and key. Values are compact JSON; equal values are equal bytes.
+    """Store values by session and key. Values are compact JSON; equal values are equal bytes.
 
-    Every operation is atomic. Every method may raise `SessionGone`, `StoreUnavailable` and `InvalidState`. The last is
-    for a key or a value beyond the limits, and then nothing changes.
+    Every operation is atomic. Every method may raise `SessionGone`, `StoreUnavailable`, and `InvalidState` for a key or
+    a value beyond the limits. After `InvalidState`, nothing has changed.
     """
 
     async def get(self, session_id: str, key: str) -> bytes | None:
         """Return the value of the key; None if the key is missing."""
 
     async def set(self, session_id: str, key: str, value: bytes) -> None:
-        """Store the value under the key, in place of an earlier one."""
+        """Store the value under the key. An earlier value is replaced."""
 
     async def delete(self, session_id: str, key: str) -> bool:
         """Delete the key. Return True if it existed."""
@@ -90,7 +90,8 @@ class StateStore(Protocol):
         """
 
     async def compare_and_set(self, session_id: str, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        """Set the key (None: delete it) if its value is `expected` (None: it is missing). Return True if it was."""
+        """Set the key to `value` (None: delete it) if its value is `expected` (None: it is missing). Return True if it
+        was."""
 
     async def keys(self, session_id: str) -> list[str]:
         """Return all keys of the session's state, sorted."""

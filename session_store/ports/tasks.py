@@ -1,4 +1,5 @@
-"""Define the store of tasks: calls that go on without their client (MCP extension `io.modelcontextprotocol/tasks`)."""
+"""Define the store of tasks: calls that continue without their client (MCP extension
+`io.modelcontextprotocol/tasks`)."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
@@ -9,9 +10,9 @@ from msgspec.structs import replace
 from session_store.session import Principal
 
 TaskStatus = Literal["working", "input_required", "completed", "failed", "cancelled"]
-"""The status of a task, as clients see it (ext-tasks, Task Status). `input_required`: its client was asked something.
-`completed` also has the result of a failed tool. `failed`: the call has ended with a JSON-RPC error, or its outcome is
-unknown. `cancelled`: by the client or an operator, or because its session has ended."""
+"""The status of a task, as clients see it (ext-tasks, Task Status). `input_required`: the task waits for its client's
+answer to a question. `completed`: also if the tool has failed. `failed`: the call has ended with a JSON-RPC error, or
+its outcome is unknown. `cancelled`: by the client or an operator, or because its session has ended."""
 
 OVER: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "cancelled"})
 """The final states of a task."""
@@ -20,21 +21,21 @@ OVER: Final[frozenset[TaskStatus]] = frozenset({"completed", "failed", "cancelle
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One task. Times are in seconds since the epoch; `ttl_s` counts from `created_at`.
 
-    `session_id` and `id` name it together. `principal` is the one that made the call: nobody else learns of the task.
-    `origin` is that of its session: it tells anonymous clients apart where tasks are counted.
-    `server` and `tool` were called, at the endpoint of that name. `operation` is `read` or `write`, from the tool's
-    annotations. `request` is empty, or a JSON object: the params and the `_meta` of the call if the call may run again,
-    and what a later owner needs to follow the server's own task. `epoch` is the session's epoch
-    of the owner that runs it, and `runs` how often it was started. `upstream_id` is the server's own id of the task, if
-    the server has made one that a later owner can follow.
+    `session_id` and `id` name it together. `principal` is the one that made the call: other principals cannot see the
+    task. `origin` distinguishes anonymous clients where tasks are counted (`Session.origin`). `server` and `tool` were
+    called, at the endpoint of that name. `operation` is `read` or `write`, from the tool's annotations. `request` is
+    empty, or a JSON object: the params and the `_meta` of the call if the call may run again, and what a later owner
+    needs to follow the server's own task. `epoch` is the epoch of the owner that runs the task (`Session.epoch`), and
+    `runs` is how often it was started. `upstream_id` is the server's own id of the task, if the server has made one
+    that a later owner can follow.
 
-    `kept_s` is how long its outcome is kept; 0: as long as the gateway keeps outcomes.
+    `kept_s` is how long the outcome is kept; 0: as long as the gateway keeps outcomes.
 
-    `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` how many were asked so
-    far. `answers` has what the client has answered so far, as a JSON object by the content of the questions, if the
-    call may run again. `result` and `error` have the outcome as JSON. `is_tool_error`: the task is completed, and its
-    result says that the tool has failed (MCP, `isError`); `reason` is how it says so, cut. `version` counts the
-    changes.
+    `questions` has the open questions to the client as a JSON object (`inputRequests`), `asked` is the number of
+    questions so far. `answers` has the client's answers so far, if the call may run again, as a JSON object by the
+    content of the questions. `result` and `error` have the outcome as JSON. `is_tool_error`: the task is completed, and
+    its result says that the tool has failed (MCP, `isError`); `reason` is the tool's text about it, cut. `version`
+    counts the changes.
     """
 
     id: str
@@ -68,7 +69,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Return True if the task has an outcome."""
+        """Return True if the task has ended."""
         return self.status in OVER
 
     @property
@@ -83,30 +84,30 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[float, str]:
-        """Return the sort key of the task among those of its session: by age, then by id."""
+        """Return the sort key of the task among those of its session: its age, then its id."""
         return self.created_at, self.id
 
     @property
     def expires_at(self) -> float:
-        """Return the time at which the store forgets the task."""
+        """Return the time at which the task expires, and the store deletes it."""
         return self.created_at + self.ttl_s
 
 
 class TaskStore(Protocol):
-    """Keep tasks by session and id. All methods may raise `StoreUnavailable`.
+    """Store tasks by session and id. All methods may raise `StoreUnavailable`.
 
-    Lists have the heads of tasks: `request`, `questions`, `answers` and `result` are empty, and so is an `error` of
-    more than 4 KiB. A store must not read these for a list: together they may be hundreds of megabytes.
+    Lists have only the heads of tasks: `request`, `questions`, `answers` and `result` are empty, and so is an `error`
+    of more than 4 KiB. A store must not read these for a list: together they may be hundreds of megabytes.
 
-    An expired task is unknown, and everything that is kept expires. A task outlives its session if the session
-    expires; `drop_session` is for a session that was ended.
+    Every task expires, and is then unknown. A task outlives its session if the session expires; `drop_session` is for a
+    session that was ended.
     """
 
     async def create(self, task: Task) -> None:
-        """Store a new task. It is found by `get` when this returns, on every replica.
+        """Store a new task. When this returns, `get` finds the task on every replica.
 
         Raises:
-            StoreFull: the store is bounded, and holds its maximum of tasks or of their bytes.
+            StoreFull: the store has its maximum of tasks or of their bytes.
         """
 
     async def get(self, session_id: str, task_id: str) -> Task | None:
@@ -117,23 +118,23 @@ class TaskStore(Protocol):
         unknown or its stored version differs from this one. `created_at`, `principal` and `origin` must not change.
 
         Raises:
-            StoreFull: the store is bounded, and has no room for a larger copy.
+            StoreFull: the store has a limit, and no room for a larger copy.
         """
 
     async def of_session(
         self, session_id: str, *, after: tuple[float, str] = (0.0, ""), limit: int = 100
     ) -> list[Task]:
-        """Return heads of the tasks of a session, in the order of their `place`, starting after the place `after`. The
-        task at that place may be gone."""
+        """Return the heads of a session's tasks, in the order of their `place`, starting after the place `after`. There
+        need not be a task at `after`."""
 
     async def heads(self, names: Sequence[str]) -> list[Task]:
         """Return the heads of the tasks with these names (`Task.name`), at most 100, in this order. Unknown tasks are
         left out."""
 
     async def page(self, *, before: str = "", limit: int = 100) -> list[Task]:
-        """Return tasks of all sessions, newest first, starting after the one whose `name` is `before`.
+        """Return the heads of tasks of all sessions, newest first, starting after the task whose `name` is `before`.
 
-        For operators, as heads. Some stores list the newest only.
+        For operators. Some stores list only the newest tasks.
         """
 
     async def drop_session(self, session_id: str) -> None:
@@ -141,12 +142,12 @@ class TaskStore(Protocol):
 
 
 def task_name(session_id: str, task_id: str) -> str:
-    """Return the name (`Task.name`) of the task of that session with that id."""
+    """Return the name (`Task.name`) of the task with these ids."""
     return f"{session_id}/{task_id}"
 
 
 def ids_of(name: str) -> tuple[str, str]:
-    """Return the ids of the session and of the task in a task's name (`Task.name`)."""
+    """Return the ids (session, task) in a task's name (`Task.name`)."""
     session_id, _, task_id = name.partition("/")
     return session_id, task_id
 
@@ -154,27 +155,28 @@ def ids_of(name: str) -> tuple[str, str]:
 _BODY: Final = ("request", "questions", "answers", "result")
 
 _MAX_ERROR: Final = 4_096
-"""Largest error that is part of the head, in bytes. A larger one is part of the body."""
+"""The most bytes of an error that is part of the head. A larger one is part of the body."""
 
 
 def parts(task: Task) -> tuple[bytes, bytes]:
-    """Return the head and the body of a task, each encoded with MessagePack."""
+    """Return the head of a task (the fields for lists) and the body (the large fields), each encoded with
+    MessagePack."""
     body = {name: value for name in _in_body(task) if (value := getattr(task, name))}
     return msgspec.msgpack.encode(without_body(task)), msgspec.msgpack.encode(body)
 
 
 def joined(head: bytes, body: bytes) -> Task:
-    """Return the task with this encoded head and body."""
+    """Return the task with these encoded parts."""
     return replace(head_of(head), **msgspec.msgpack.decode(body, type=dict[str, bytes]))
 
 
 def head_of(head: bytes) -> Task:
-    """Return the task with this encoded head. The fields of its body are empty."""
+    """Return the task with this encoded head. Its fields of the body are empty."""
     return msgspec.msgpack.decode(head, type=Task)
 
 
 def without_body(task: Task) -> Task:
-    """Return the head of a task: a copy with empty fields of the body, as lists have it."""
+    """Return the head of a task, as lists have it: a copy whose fields of the body are empty."""
     empty: dict[str, Any] = dict.fromkeys(_in_body(task), b"")
     return replace(task, **empty)
 

@@ -1,4 +1,4 @@
-"""Define the store of timelines: the events of each session, kept for a day after the last one, for a later look."""
+"""Define the store of timelines: the events of each session, kept for a day after the last one, for operators."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, Protocol
@@ -7,17 +7,17 @@ import msgspec
 from msgspec.structs import replace
 
 KEPT_S: Final = 86_400.0
-"""Seconds that a timeline is kept after its last entry was added."""
+"""Seconds for which a timeline is kept after its last entry was added."""
 
 MAX_ENTRIES: Final = 200
-"""Entries that are kept of one session: the newest."""
+"""The most entries that are kept of one session. The oldest are dropped."""
 
 MAX_TIMELINE_BYTES: Final = 64 << 10
-"""Bytes that are kept of one session's newest entries, as JSON: twice the size of 200 common ones. Servers and clients
-choose some of their texts."""
+"""The most bytes that are kept of one session's newest entries, as JSON: twice the size of 200 common ones. Servers and
+clients choose some of their texts."""
 
 MAX_SESSIONS: Final = 10_000
-"""Timelines that are kept. Beyond it, those that were not written for the longest time are dropped."""
+"""The most timelines that are kept. Beyond this, those not written for the longest time are dropped."""
 
 TimelineKind = Literal["call", "question", "task", "server", "move", "refusal", "session"]
 """`server`: a process or a connection was started or replaced. `move`: another replica took over the session.
@@ -25,11 +25,11 @@ TimelineKind = Literal["call", "question", "task", "server", "move", "refusal", 
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One event, or `count` equal events between `at` and `until` (Unix time).
+    """One event of a session, or `count` equal events between `at` and `until` (Unix time).
 
-    `name` is the tool or the method, or the request of a server to its client. `took_s` is the duration of all events
-    together. `outcome` is empty where there is none. `why` is the message of an error or the reason. No entry has
-    arguments or results of calls, but a server's own error message may repeat some.
+    `name` is the tool or the method, or the request of a server to its client. `took_s` is the duration of all these
+    events together. `outcome` is empty if there is none. `why` is an error message or a reason. No entry has arguments
+    or results of calls, but a server's own error message may repeat some.
     """
 
     at: float
@@ -46,8 +46,9 @@ class TimelineEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of a timeline. `session` is the start of its id, as logs show it. `ended` says how it ended, at
-    `ended_at`; it is empty while the session lives. `calls` and `failed` count the calls of all replicas."""
+    """The facts of a timeline about its session. `session` is the start of its id, as logs show it. `ended` says how
+    the session ended, at `ended_at`; it is empty while the session lives. `calls` and `failed` count the calls on all
+    replicas."""
 
     session: str
     principal: str = ""
@@ -64,8 +65,8 @@ class TimelineHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimelinePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An addition to one timeline. `calls` and `failed` of the head are added to the stored numbers. A head without a
-    principal does not replace stored facts."""
+    """An addition to one timeline. `calls` and `failed` in `head` are added to the stored numbers. If `head` has no
+    principal, the stored facts stay."""
 
     head: TimelineHead
     entries: list[TimelineEntry] = []
@@ -79,7 +80,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimelineStore(Protocol):
-    """Keep timelines by the start of their session's id (`session_store.session.redact`). Every method may raise
+    """Store timelines by the start of the session's id (`session_store.session.redact`). Every method may raise
     `StoreUnavailable`."""
 
     async def add(self, parts: Sequence[TimelinePart]) -> None:
@@ -89,17 +90,20 @@ class TimelineStore(Protocol):
         """Return the timeline of that session; None if there is none."""
 
     async def names(self, begins: str) -> list[str]:
-        """Return the names of the timelines that begin with `begins`, sorted. A name is the start of a session's id."""
+        """Return the names of the timelines that begin with `begins`, sorted. The name is the start of a session's
+        id."""
 
     async def newest(self, limit: int, *, skip: int = 0) -> list[TimelineHead]:
-        """Return the heads of the timelines written last, newest first, without the first `skip` of them."""
+        """Return the heads of the `limit` most recently written timelines, newest first, after skipping `skip` of
+        them."""
 
 
 _entries: Final = msgspec.json.Decoder(TimelineEntry)
 
 
 def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> TimelineHead:
-    """Return the head of a timeline after `part` was added at `now`. `known` is the stored head, None without one."""
+    """Return the head of a timeline after `part` was added at the time `now`. `known` is the stored head, None without
+    one."""
     new = part.head
     if known is None:
         return replace(new, updated_at=now)
@@ -115,7 +119,8 @@ def merged(known: TimelineHead | None, part: TimelinePart, now: float) -> Timeli
 
 
 def joined(known: bytes, entries: list[TimelineEntry]) -> bytes:
-    """Return encoded entries, one a line, with these added. Keep the newest `MAX_ENTRIES` and `MAX_TIMELINE_BYTES`."""
+    """Add entries to encoded ones, one on each line. Return the newest, within `MAX_ENTRIES` and
+    `MAX_TIMELINE_BYTES`."""
     lines = known.split(b"\n") if known else []
     lines += [msgspec.json.encode(entry) for entry in entries]
     lines = lines[-MAX_ENTRIES:]

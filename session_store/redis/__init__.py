@@ -70,7 +70,7 @@ class RedisBackend:
         raise StoreError("gateways that share a store must be given their keys")
 
     def protect(self, in_use: Callable[[str], bool]) -> None:
-        """Do nothing: this store has no limit, so it evicts no session."""
+        """Do nothing: this store has no limit of sessions, so it evicts none."""
 
     async def inspect(self) -> Sequence[Observation]:
         return await inspect(self.commands)
@@ -102,9 +102,9 @@ class RedisBackend:
 
 
 def _commands(url: str) -> Commands:
-    """Return an object that runs commands on the server, the Sentinel service or the cluster of that URL.
+    """Return an object that runs commands on the server, the Sentinel service or the cluster of a URL.
 
-    Beside the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]` and
+    In addition to the URLs of redis-py: `redis+sentinel://[user:password@]host[:port][,host…]/service[/db]` and
     `redis+cluster://[user:password@]host[:port][,host…]`.
     """
     # No retries: a command whose reply was lost may have been executed.

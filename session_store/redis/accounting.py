@@ -36,7 +36,7 @@ _RATE: Final = script("rate")
 
 
 class RedisRates:
-    """Limit rates, with one number for each key that one script reads and changes."""
+    """Limit rates. Each key has one number, which a Lua script reads and changes."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands
@@ -52,7 +52,7 @@ _HOLD: Final = script("hold")
 
 
 class RedisQuotas:
-    """Keep the names held under each key, in one Redis set."""
+    """Store the names that are held under each key in one Redis set."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -67,7 +67,7 @@ class RedisQuotas:
 
 
 class RedisExpiringFlags:
-    """Keep names that are set for a limited time, as keys that expire."""
+    """Store flags as Redis keys that expire."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -88,7 +88,8 @@ _RECORD: Final = script("record")
 
 
 class RedisAuditTrail:
-    """Keep the newest audit events of all replicas, in one capped stream for each part of the trail."""
+    """Store the newest audit events of all replicas, in one Redis stream of limited length for each part of the
+    trail."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -112,7 +113,7 @@ _STEPS_A_HASH: Final = 60
 
 
 class RedisHistory:
-    """Keep history records by time and replica. One hash has `_STEPS_A_HASH` steps of all replicas."""
+    """Store history records by time and replica. One Redis hash has `_STEPS_A_HASH` steps of all replicas."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -142,7 +143,7 @@ _heads: Final = msgspec.json.Decoder(TimelineHead)
 
 
 class RedisTimelines:
-    """Keep the timelines of the sessions of all replicas."""
+    """Store the timelines of the sessions of all replicas."""
 
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
         self._commands = commands

@@ -21,7 +21,7 @@ _RETRY_S: Final = 0.2
 
 
 class RedisBus:
-    """Serve all topics of this process over one subscription connection."""
+    """Receive the messages of all topics of this process over one subscription connection."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -70,7 +70,8 @@ class RedisBus:
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
     def _leave_node(self) -> None:
-        """Subscribe at another node of a cluster: a connection to one that does not answer can stay open for hours."""
+        """Subscribe at another node of a cluster, because the connection to a node that does not answer can stay open
+        for hours."""
         client = self._commands.client()
         if client is not self._client:
             if self._reader is not None:
@@ -106,7 +107,7 @@ class RedisBus:
                 await asyncio.sleep(_RETRY_S)
 
     async def _move(self, client: Redis) -> None:
-        """Subscribe at another node of a cluster. redis-py reconnects to the same server by itself."""
+        """Subscribe at another node of a cluster. (redis-py itself would reconnect to the same server.)"""
         if client is self._client or self._pubsub is None:
             return
         async with asyncio.timeout(TIMEOUT_S), self._lock:
@@ -125,7 +126,7 @@ class RedisBus:
 
     @staticmethod
     def _notify(listeners: Iterable[Callable[[bytes | None], None]], data: bytes | None) -> None:
-        """Call each listener. One that fails is logged: the others still get the message, and the reader goes on."""
+        """Call each listener. If one fails, log the error, and go on with the others."""
         for receive in tuple(listeners):
             try:
                 receive(data)

@@ -1,7 +1,7 @@
 """Send each command to the node of a Redis Cluster that serves the slot of its key, and follow moved slots.
 
-All keys of one command share a hash tag (`keys.py`), so its first key says where it goes. The connections are our own,
-one for each node, as on a single server (docs/adr/0004-redis.md).
+All keys of one command share a hash tag (`keys.py`), so its first key determines the node. The connections are those of
+`connection.py`, one for each node (docs/adr/0004-redis.md).
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class ClusterCommands(Commands):
         raise StoreUnavailable("a slot of Redis Cluster moved several times during one command")
 
     async def _ask(self, address: Address, packed: bytes) -> Any:
-        """Send a command to the node that imports the slot and has its key already.
+        """Send a command, after `ASKING`, to the node that imports the slot and already has its key.
 
         `ASKING` applies to the next command of the connection only, so nothing is awaited between the two.
         """
@@ -156,7 +156,8 @@ class ClusterCommands(Commands):
         raise failure or StoreUnavailable("no node of Redis Cluster is known")
 
     def _any_master(self) -> Address | None:
-        """Return the next master, in turn; None if none is known. Skip those that have just failed, unless all have."""
+        """Return the next master, in turn; None if none is known. Skip those whose last command failed, unless all have
+        failed."""
         self._next += 1
         masters = [at for at in self._masters if at not in self._suspects] if self._suspects else self._masters
         masters = masters or self._masters
@@ -188,6 +189,6 @@ class ClusterCommands(Commands):
 
 
 def _redirected(text: str, sender: Address) -> Address:
-    """Return the address that a redirection names. Without a host, it is another port of the same host."""
+    """Return the address in a redirection. If it has no host, it is another port of the sender's host."""
     host, _, port = text.rpartition(":")
     return host or sender[0], int(port)

@@ -16,7 +16,7 @@ __all__ = ["TIMEOUT_S", "Commands", "Prepared", "Script", "failures_of", "in_par
 
 _AT_ONCE: Final = 64
 _KEYLESS: Final = frozenset({"CONFIG", "PUBLISH"})
-"""Commands with arguments, none of which is a key: any server of a cluster can run them."""
+"""Commands whose arguments are no keys, so that any server of a cluster can run them."""
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -37,20 +37,20 @@ def script(name: str) -> Script:
 
 
 class Prepared(NamedTuple):
-    """The encoded call of a script (RESP), and its first key."""
+    """An encoded script call (RESP), and its first key."""
 
     packed: bytes
     key: str
 
 
 def prepared(script: Script, keys: Sequence[str], *arguments: Any) -> Prepared:
-    """Encode a call of a script, for callers that send the same call many times."""
+    """Encode a script call, for callers that send the same call many times."""
     return Prepared(encoded("EVALSHA", script.digest, len(keys), *keys, *arguments), keys[0])
 
 
 async def in_parts(work: Callable[[T], Awaitable[Result]], items: Sequence[T]) -> list[Result]:
-    """Return the results of `work` for all items, in order. Only `_AT_ONCE` run at once: the commands of thousands, and
-    their replies, would block the event loop for long."""
+    """Return the results of `work` for all items, in order. Run at most `_AT_ONCE` at the same time: the commands for
+    thousands, and their replies, would block the event loop."""
     results: list[Result] = []
     for at in range(0, len(items), _AT_ONCE):
         results += await asyncio.gather(*map(work, items[at : at + _AT_ONCE]))
@@ -68,7 +68,7 @@ async def failures_of(replies: Sequence[Awaitable[Any]]) -> list[StoreUnavailabl
 
 
 class Commands:
-    """Run commands on one server."""
+    """Run commands on one server. The subclass `ClusterCommands` is for a cluster."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -80,8 +80,8 @@ class Commands:
         return await self.deliver(str(command[1]) if has_key else None, encoded(*command))
 
     async def deliver(self, key: str | None, packed: bytes) -> Any:
-        """Send an encoded command to the server that has the key, or to any server for None. Return the reply. Raises
-        `StoreUnavailable`."""
+        """Send an encoded command to the server that has the key, or to any server if `key` is None. Return the reply.
+        Raises `StoreUnavailable`."""
         return await self._connection.reply_to(packed)
 
     async def call(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
@@ -101,7 +101,7 @@ class Commands:
     async def send_all(self, calls: Sequence[Prepared], script: Script) -> list[StoreUnavailable | None]:
         """Send prepared calls of `script` together, and wait for all replies.
 
-        Return the failure of each call, None for success. Raises `StoreUnavailable` if none was sent.
+        Return the failure of each call, None for success. Raises `StoreUnavailable` if no call was sent.
         """
         if not self._connection.is_open:
             await self._connection.open()
@@ -113,11 +113,12 @@ class Commands:
         return failures
 
     def node_of(self, key: str) -> Hashable:
-        """Return the server that has the key; None if there is one only. One server may fail while others answer."""
+        """Return an identifier of the server that has the key; None if there is only one server. One server may fail
+        while others answer."""
         return None
 
     def together(self, keys: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Divide the keys, in their order, into groups that one call of a script may use together."""
+        """Divide keys, in their order, into groups that may be used in one script call."""
         return [keys]
 
     def client_for(self, key: str) -> Redis:
@@ -125,7 +126,7 @@ class Commands:
         return self._client
 
     def client(self) -> Redis:
-        """Return redis-py's client for a server where topics can be subscribed to."""
+        """Return redis-py's client for a server at which topics can be subscribed to."""
         return self._client
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Pipeline the commands of all requests over one connection to one Redis server.
 
-redis-py handles URLs, TLS, credentials and rare commands. Its own round trip costs ten times as much as this one
-(docs/adr/0004-redis.md).
+redis-py handles URLs, TLS, credentials and rare commands. A round trip with redis-py costs ten times as much as with
+this module (docs/adr/0004-redis.md).
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from session_store.ports.errors import StoreUnavailable
 
 
 class SharedRun:
-    """Run `work` in a task that concurrent callers share. A caller who is cancelled does not end the others' run."""
+    """Run `work` in a task that concurrent callers share. A cancelled caller does not cancel the task."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
         self._running: asyncio.Task[None] | None = None
 
     async def done(self) -> None:
-        """Wait for the current run, or start one. Raises what the run raises."""
+        """Wait for the current task; if there is none, start one. Raises the exception of the task."""
         await asyncio.shield(self.start())
 
     def start(self) -> asyncio.Task[None]:
-        """Return the current run, or start one. Its exceptions are not logged."""
+        """Return the current task; if there is none, start one. Its exceptions are not logged."""
         if self._running is None:
             self._running = asyncio.create_task(self._work())
             self._running.add_done_callback(self._ended)
         return self._running
 
     def cancel(self) -> None:
-        """Cancel the current run, if there is one. Its callers get `CancelledError`."""
+        """Cancel the current task, if there is one. Its callers get `CancelledError`."""
         if self._running is not None:
             self._running.cancel()
 
@@ -51,7 +51,7 @@ _TICK_S: Final = 0.25
 
 
 def encoded(*command: Any) -> bytes:
-    """Return a command, encoded in RESP."""
+    """Return a command encoded in RESP, the protocol of Redis."""
     return bytes(hiredis.pack_command(command))
 
 
@@ -60,7 +60,8 @@ class ServerError(Exception):
 
 
 class Connection:
-    """Send commands over a connection that opens when needed, also after a loss. A loss fails the commands in flight.
+    """Send commands over a connection that is opened when needed, again after it was lost. A loss fails the commands in
+    flight.
 
     It is unknown whether those commands took effect, so no command is ever sent twice.
     """
@@ -83,7 +84,7 @@ class Connection:
         return self._transport is not None
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send a command, encoded in RESP, over the open connection. Return the future of its reply.
+        """Send an encoded command (RESP) over the open connection. Return the future of its reply.
 
         The future fails with `StoreUnavailable`. The cause is `ServerError` if Redis refused the command.
         """
@@ -100,7 +101,7 @@ class Connection:
         return reply
 
     async def reply_to(self, packed: bytes) -> Any:
-        """Send a command, encoded in RESP, and return its reply. Connect first if needed. Raises `StoreUnavailable`."""
+        """Send an encoded command (RESP), and return its reply. Connect first if needed. Raises `StoreUnavailable`."""
         if not self.is_open:
             await self.open()
         return await self.send(packed)
@@ -137,7 +138,7 @@ class Connection:
             raise StoreUnavailable(f"Redis cannot be reached: {type(error).__name__}") from error
 
     async def _address(self, settings: Any) -> tuple[str, int]:
-        """Return the address of the server. With Sentinel, that of the current master."""
+        """Return the address of the server; with Sentinel, that of the current master."""
         pool = self._client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
             host, port = await pool.get_master_address()  # type: ignore[no-untyped-call]  # no hint
@@ -147,7 +148,7 @@ class Connection:
     # -- events of the wire
 
     def opened(self, wire: "_Wire", transport: asyncio.Transport) -> None:
-        """Send the greeting over the connection that has opened."""
+        """Send the first commands (credentials, database) over the connection that has just opened."""
         self._wire = wire
         self._transport = transport
         # Sent at once, so that no other command can precede the greeting.
@@ -167,14 +168,15 @@ class Connection:
             waiting.set_result(reply)
 
     def broken(self, wire: "_Wire", reason: str) -> None:
-        """Fail all commands in flight, because the connection of that wire ended. Ignored if it is not the current."""
+        """Fail all commands in flight, because the connection of `wire` has ended. Ignored if `wire` is not the current
+        one."""
         if wire is self._wire:
             self._fail(reason)
 
     # -- failing
 
     def _check_timeout(self, since: float) -> None:
-        """Fail the connection if commands that were in flight at `since` are unanswered after `TIMEOUT_S`."""
+        """Fail the connection if commands that were in flight at the time `since` are unanswered after `TIMEOUT_S`."""
         self._timer = None
         if not self._unanswered:
             return
@@ -208,8 +210,8 @@ class Connection:
 
 
 class _Wire(asyncio.Protocol):
-    """Report the events of one connection to its owner. Each connection has a new object: late events of an old one
-    cannot be mistaken for those of the new one."""
+    """Report the events of one connection to its owner. Each connection has its own object, so that late events of an
+    old connection are not mistaken for those of the new one."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner
@@ -231,7 +233,7 @@ class _Wire(asyncio.Protocol):
 
 
 def _greeting(settings: Any) -> list[tuple[Any, ...]]:
-    """Return the first commands on a connection: credentials, and the database."""
+    """Return the first commands on a connection, which send the credentials and select the database."""
     provider = settings.credential_provider
     credentials = (
         provider.get_credentials() if provider else tuple(filter(None, (settings.username, settings.password)))

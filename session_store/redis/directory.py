@@ -1,4 +1,4 @@
-"""Record live replicas as keys that expire, and owners as a field of the session records."""
+"""Record live replicas as keys that expire, and the owners of sessions as a field of the session records."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ from session_store.redis.sessions import RedisSessionStore
 
 _PATIENCE_MS: Final = 50
 _AGAIN_S: Final = 1.0
-"""Time in which no caller waits for the copies of a server after they were too slow: claims must not queue."""
+"""Seconds in which no caller waits for the copies of a server, after they were too slow: claims must not queue."""
 _MARK_S: Final = 10
 
 
 class _Copies:
-    """Wait for the copies (Redis replicas) of one server, with one `WAIT` at a time. `WAIT` blocks its connection: it
-    has a connection of its own."""
+    """Wait for the copies (Redis replicas) of one server, with one `WAIT` command at a time. `WAIT` blocks its
+    connection, so it has a connection of its own."""
 
     def __init__(self, client: Redis) -> None:
         self.connection = Connection(client)
@@ -35,10 +35,11 @@ class _Copies:
         self._missed_until = 0.0
 
     async def have(self, mark: str) -> bool:
-        """Return whether a copy has all that was written until now. `mark` is a key on that server.
+        """Return True if a copy has everything that was written before this call. `mark` is a key on that server.
 
-        A `WAIT` that runs already may not cover that. So all callers share the next one, and go on in one turn of the
-        event loop. With a lock, one would go on in each turn, and turns are long while servers start.
+        A `WAIT` that already runs may not cover the latest writes. So all callers share the next one, and continue in
+        the same turn of the event loop. With a lock, one caller would continue in each turn, and turns are long while
+        servers start.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._wait_after(self._waiting, mark))
@@ -74,11 +75,11 @@ _CLAIMED_KEPT_S: Final = 600
 _ASKED_AT_ONCE: Final = 256
 _NAMES_KEPT_S: Final = 86_400
 _NAMED_EACH_S: Final = 5.0
-"""Interval at which a replica writes its name into the list again: a failover may have forgotten it."""
+"""Seconds after which a replica writes its name into the list of replicas again: a failover may have lost it."""
 
 
 class RedisDirectory:
-    """Keep the leases of replicas, and the owners of sessions."""
+    """Store the leases of replicas, and the owners of sessions."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands

@@ -1,4 +1,5 @@
-"""Keep event streams in Redis: one Redis stream for each session, each entry of which names its event stream."""
+"""Keep event streams in Redis. Each session has one Redis stream; each entry in it names the event stream to which it
+belongs."""
 
 import asyncio
 import contextlib
@@ -19,20 +20,20 @@ _APPEND, _WRITE, _RESERVE = script("append"), script("write"), script("reserve")
 _LOG, _DELIVERED, _TAKE = script("log"), script("delivered"), script("take_request")
 _END: Final = "1"
 _LAST_EVENT: Final = "2"
-"""Values of an entry that ends its stream: `_END` is no event, `_LAST_EVENT` is the last one."""
+"""Values of an entry that ends its event stream: `_END` is not an event itself, `_LAST_EVENT` is the last event."""
 _ENDS: Final = frozenset({_END, _LAST_EVENT})
 _REQUEST: Final = "3"
-"""Value of an entry that is no event, but the request that is kept with the event before it."""
+"""Value of an entry that is not an event, but a request that is stored with the event before it."""
 _OF_REQUEST: Final = b"r:"
-"""Prefix of the log's field with the request of a stream, before the name of the stream."""
+"""Prefix of a field in the log that has the request of a stream. The name of the stream follows."""
 _ORPHAN_MS: Final = 3_600_000
-"""Lifetime of the log of a session that is not in this store."""
+"""Milliseconds for which the log of a session is kept that is not in this store."""
 _POLL_S: Final = 5.0
-"""Interval at which a follower reads the log without a message on the bus, because messages can be lost."""
+"""Seconds after which a follower reads the log without a message on the bus, because messages can be lost."""
 
 
 class RedisEventLog:
-    """Keep event streams, with bounds for each session."""
+    """Store event streams, with limits for each session."""
 
     def __init__(
         self, commands: Commands, bus: Bus, *, max_events: int = MAX_LOG_EVENTS, max_bytes: int = MAX_LOG_BYTES
@@ -56,7 +57,7 @@ class RedisEventLog:
         return str(appended.decode())
 
     def _about(self, session_id: str, nonce: str) -> tuple[int, int, str, int, str]:
-        """Return the first arguments of each script that adds events. The nonce is for a log that does not exist."""
+        """Return the first arguments of each script that adds events. `nonce` is used if the session has no log yet."""
         return self._max_events, self._max_bytes, nonce, _ORPHAN_MS, _topic(session_id)
 
     async def reserve(self, session_id: str, count: int, epoch: int = 0) -> Reserved | None:
@@ -118,8 +119,9 @@ class RedisEventLog:
                         await news.wait()
 
     async def _read_before(self, session_id: str, stream: str, position: int) -> int:
-        """Return the number after which a follower begins to read. If the event at `position` exists, it is read again,
-        to see whether it ended the stream. Else return 0: a client chose `position`, so the end may be anywhere."""
+        """Return the number after which a follower begins to read. If the event at `position` exists, the follower
+        reads it again, to see whether it ended the stream. Else return 0: a client chose `position`, so the end may be
+        anywhere."""
         events = keys.of_session(session_id)[2]
         for found in await self._commands.run("XRANGE", events, f"{position}-0", f"{position}-0"):
             if _entry(*found).stream == stream:
@@ -127,13 +129,13 @@ class RedisEventLog:
         return 0
 
     async def _entries(self, session_id: str, after: int) -> list["_Logged"]:
-        """Return the entries in the log of a session after that number."""
+        """Return the entries in the log of a session after the number `after`."""
         found = await self._commands.run("XRANGE", keys.of_session(session_id)[2], f"{after + 1}-0", "+")
         return [_entry(*each) for each in found]
 
     async def _log(self, session_id: str, stream: str) -> tuple[str, int]:
-        """Return the nonce of the session's log, and the number of the last delivered event. Create the log if it is
-        missing."""
+        """Return the nonce of the session's log, and the number of the stream's last delivered event. Create the log if
+        it is missing."""
         session, _, _, log = keys.of_session(session_id)
         nonce, last = await self._commands.call(_LOG, [session, log], _nonce(), _ORPHAN_MS, stream)
         return nonce.decode(), int(last or 0)
@@ -184,7 +186,7 @@ class RedisEventLog:
         await self._bus.publish(_topic(session_id), b"d")
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: each event is in the store."""
+        """Do nothing: events are stored at once, not buffered."""
 
 
 class _Logged(NamedTuple):
@@ -216,15 +218,15 @@ def _nonce() -> str:
 _PASSING: Final = frozenset(
     "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS NOSCRIPT OOM READONLY TRYAGAIN".split()
 )
-"""Codes of errors that pass, or that the server's operator can repair."""
+"""Codes of errors that are temporary, or that the server's operator can repair."""
 _OF_SCRIPTS: Final = ("user_script", "unning script", "Protocol error", "ERR The ID", "ERR Invalid stream ID")
 
 
 def refuses_always(failure: StoreUnavailable) -> bool:
-    """Return whether Redis would refuse this script call again, because of its arguments or the data at its keys.
+    """Return True if Redis would refuse this script call again, because of its arguments or the data at its keys.
 
     Redis 6 puts the error of a command into the text of the script's own error, so the whole text is searched for a
-    code. An error that is not known may be of a proxy that cannot reach Redis: a further try may succeed.
+    code. An unknown error may come from a proxy that cannot reach Redis: a retry may succeed.
     """
     if not isinstance(failure.__cause__, ServerError):
         return False

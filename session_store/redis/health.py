@@ -15,7 +15,7 @@ _TOO_SLOW_S: Final = 0.25
 _FULL: Final = 0.8
 _CLOCK_S: Final = 1.0
 _CLOCK_BAD_S: Final = 5.0
-"""Half of the 10 s for which a gateway accepts a value that another gateway has sealed."""
+"""Half of the 10 s for which a gateway accepts a value that another gateway has signed."""
 
 
 def _ok(subject: str, text: str) -> Observation:
@@ -62,7 +62,7 @@ async def inspect(commands: Commands) -> list[Observation]:
 
 
 async def _latency_s(commands: Commands) -> float:
-    """Return the median time of several answers."""
+    """Return the median latency of several commands, in seconds."""
     durations = []
     for _ in range(_PINGS):
         began = perf_counter()

@@ -1,4 +1,5 @@
-"""Name all keys. Keys that change together share a hash tag, so that Redis Cluster keeps them in one slot."""
+"""Define the names of all Redis keys. Keys that change together share a hash tag, so that Redis Cluster stores them in
+one slot."""
 
 import hashlib
 import zlib
@@ -7,15 +8,16 @@ from typing import Final, Literal
 from session_store.ports.accounting import Part
 
 SHARDS: Final = 16
-"""Parts of the index of sessions: enough to spread over the nodes of a cluster, few enough to query all of them."""
+"""The number of shards of the session index: enough to spread over the nodes of a cluster, few enough to query them
+all."""
 
 REPLICAS: Final = "mcp:replicas"
 
 TASKS: Final = "mcp:tasks"
-"""The names of the newest tasks, by age. A hint for operators: the tasks themselves may be gone."""
+"""The names of the newest tasks, by age. A hint for operators: some of these tasks may have expired."""
 
 TIMELINES: Final = "mcp:timelines"
-"""The sessions that have a timeline, by the time of the last write. Some of them may have expired."""
+"""The sessions that have a timeline, by the time of the last write. Some of the timelines may have expired."""
 
 READY: Final = "mcp:ready"
 """The key that is written to check that the store accepts writes."""
@@ -28,12 +30,12 @@ def of_session(session_id: str) -> tuple[str, str, str, str]:
 
 
 def claimed(session_id: str) -> str:
-    """Return the key that is written to learn whether the copies of the server follow."""
+    """Return the key that is written to check whether the copies of the server have all earlier writes."""
     return f"mcp:{{{session_id}}}:claimed"
 
 
 def last_status(session_id: str) -> str:
-    """Return the key that says how a session ended. It is kept until the session's shard of the index records that."""
+    """Return the key that says how a session ended, until the session's shard of the index records it."""
     return f"mcp:{{{session_id}}}:fate"
 
 
@@ -44,17 +46,19 @@ def shard(number: int) -> tuple[str, str, str]:
 
 
 def shard_of(session_id: str) -> tuple[str, str, str]:
-    """Return the keys of the shard of the index that contains the session (`shard` names the three)."""
+    """Return the keys (as `shard` does) of the index shard that contains the session."""
     return shard(zlib.crc32(session_id.encode()) % SHARDS)
 
 
 def hashed(kind: Literal["alias", "rate", "quota", "mark"], name: str) -> str:
-    """Return the key of a name of that kind. Hashed, because names may contain principals. `mark`: an expiring flag."""
+    """Return the key for a name of this kind. The name is hashed, because it may contain a principal. `mark`: an
+    expiring flag."""
     return f"mcp:{{{kind}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}}}"
 
 
 def audit(part: Part) -> str:
-    """Return the key of one part of the audit trail. Earlier versions used that of `sessions` for the whole trail."""
+    """Return the key of one part of the audit trail. Earlier versions used the key of `sessions` for the whole
+    trail."""
     return "mcp:audit" if part == "sessions" else f"mcp:audit-{part}"
 
 
@@ -64,7 +68,7 @@ def lease(replica: str) -> str:
 
 
 def lost(replica: str) -> str:
-    """Return the key of the sessions that other replicas have claimed from this one."""
+    """Return the key of the list of sessions that other replicas have claimed from this one."""
     return f"mcp:{{replica-{replica}}}:lost"
 
 
@@ -74,16 +78,16 @@ def task(session_id: str, task_id: str) -> str:
 
 
 def tasks_of(session_id: str) -> str:
-    """Return the key of the ids of a session's tasks, by age. Some of the tasks may have expired."""
+    """Return the key of the index of a session's tasks: their ids, by age. Some of these tasks may have expired."""
     return f"mcp:{{{session_id}}}:tasks"
 
 
 def timeline(session: str) -> tuple[str, str]:
-    """Return the keys of a timeline's facts and entries. `session` is the start of the session's id."""
+    """Return the keys of a timeline's facts (its head) and entries. `session` is the start of the session's id."""
     tag = f"mcp:{{timeline-{session}}}:"
     return tag + "facts", tag + "entries"
 
 
 def history(step_s: int, stretch: int) -> str:
-    """Return the key of the history with one record each `step_s` seconds, in the period with number `stretch`."""
+    """Return the key of the history records of length `step_s` in the period with number `stretch`."""
     return f"mcp:{{history-{step_s}-{stretch}}}"

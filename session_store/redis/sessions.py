@@ -1,6 +1,7 @@
 """Keep sessions and their state in Redis: two hashes for each session, which expire with it, and an index in shards.
 
-The index is a hint: using a session does not update the index, so every reader of the index checks the record.
+The index may be out of date, because using a session does not update it. So every reader of the index checks the
+record.
 """
 
 import asyncio
@@ -31,11 +32,11 @@ from session_store.session import MAX_METADATA_BYTES, Principal, Session, too_la
 
 STATUS_KEPT_S: Final = 3_600
 _STATUSES_HELD: Final = 640
-"""Statuses that each shard of the index keeps: in all about as many as the memory store. Bounded, because anonymous
-clients can end any number of sessions."""
+"""The most statuses in each shard of the index: in all about as many as in the memory store. There is a limit because
+anonymous clients can end any number of sessions."""
 
 _STATUS_PENDING_MS: Final = 2_000
-"""Lifetime of `keys.last_status`: longer than the index takes to record how the session ended."""
+"""Milliseconds for which `keys.last_status` is kept: longer than the index takes to record how the session ended."""
 
 _ALIASES_HELD: Final = 10_000
 _RECENT_HELD_BYTES: Final = 4 << 20
@@ -49,18 +50,18 @@ _ALIAS, _END, _SETTLE = script("alias"), script("end"), script("settle")
 
 @functools.lru_cache(maxsize=4_096)
 def _resuming(session_id: str, now: str, version: int) -> Prepared:
-    """Return the encoded `resume` call of a session, which is the same until the record changes."""
+    """Return the encoded `resume` call of a session, which stays the same until the record changes."""
     return prepared(_RESUME, keys.of_session(session_id), now, "", version)
 
 
 def _size_of(session: Session) -> int:
-    """Return the approximate bytes of a record in memory. Clients choose the length of some fields."""
+    """Return the approximate bytes that a record takes in memory. Clients choose the length of some fields."""
     texts = (session.client.initialize_params, *session.subscriptions, *session.remote, *session.metadata.values())
     return 2_048 + sum(map(len, texts))
 
 
 class RedisSessionStore:
-    """Keep sessions in Redis. `clock` None: use the clock of Redis, which all replicas share."""
+    """Store sessions in Redis. `clock` None: use the clock of the Redis server, which all replicas share."""
 
     def __init__(self, commands: Commands, *, clock: Callable[[], float] | None = None) -> None:
         self._commands = commands
@@ -72,15 +73,16 @@ class RedisSessionStore:
 
     @property
     def uses_server_clock(self) -> bool:
-        """Return True if the clock of the Redis server decides what has expired, as it does for keys."""
+        """Return True if the clock of the Redis server decides which sessions have expired, as it does for Redis
+        keys."""
         return self._clock is None
 
     def now(self) -> str:
-        """Return the first argument of every script: the time, or empty for the Redis server's clock."""
+        """Return the first argument of every script: the time, or an empty text for the Redis server's clock."""
         return "" if self._clock is None else repr(self._clock())
 
     async def on_record(self, script: Script, session_id: str, *arguments: Any) -> Any:
-        """Run a script whose only key is the record of a session. Return its reply."""
+        """Run a script whose only key is the session's record, and return its reply."""
         return await self._commands.call(script, keys.of_session(session_id)[:1], self.now(), *arguments)
 
     async def create(self, session: Session, *, alias: str | None = None) -> Session:
@@ -103,8 +105,8 @@ class RedisSessionStore:
         return session  # other callers claimed the alias each time: this session has none
 
     async def _write(self, session: Session) -> None:
-        """Write the record and its index entry in one round trip. Redis gets the record first. An entry whose record is
-        not there yet does no harm: `sweep` looks only at entries whose deadline has passed."""
+        """Write the record and its index entry in one round trip, the record first. An entry without a record does no
+        harm: `sweep` looks only at entries whose deadline has passed."""
         record, expires_at = itertools.chain.from_iterable(to_fields(session).items()), repr(session.expires_at)
         most_ms = math.ceil((session.max_age_s + STATUS_KEPT_S) * 1_000)
         await asyncio.gather(
@@ -181,7 +183,7 @@ class RedisSessionStore:
         return bool(ended)
 
     async def _unindex(self, session_id: str, status: str) -> bool:
-        """Remove an ended session from the index, which keeps its status. Return True to one caller only."""
+        """Remove an ended session from the index, and record its status there. Return True to one caller only."""
         facts = (session_id, self.now(), status, _STATUSES_HELD, STATUS_KEPT_S)
         return bool(await self._commands.call(_UNINDEX, keys.shard_of(session_id), *facts))
 
@@ -240,7 +242,8 @@ class RedisSessionStore:
         return [gone for gone in settled if gone is not None]
 
     async def _settle(self, session_id: str) -> Gone | None:
-        """Correct a deadline of the index that has passed, or end its session. Return `Gone` to one caller only."""
+        """Handle a deadline in the index that has passed: correct it, or end its session. Return `Gone` to one caller
+        only."""
         outcome = await self._commands.call(
             _SETTLE, [keys.last_status(session_id), *keys.of_session(session_id)], self.now(), _STATUS_PENDING_MS
         )
@@ -262,7 +265,7 @@ _STATE: Final = script("state")
 
 
 class RedisStateStore:
-    """Keep state by session and key."""
+    """Store state by session and key."""
 
     def __init__(self, commands: Commands, sessions: RedisSessionStore) -> None:
         self._commands = commands

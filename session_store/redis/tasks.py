@@ -1,4 +1,5 @@
-"""Keep tasks in Redis, where all replicas share them: one hash for each, which Redis deletes when it expires."""
+"""Keep tasks in Redis, where all replicas share them: one Redis hash for each task, which Redis deletes when it
+expires."""
 
 import asyncio
 import math
@@ -16,13 +17,13 @@ _REPLACE: Final = script("task_replace")
 _NAME: Final = script("task_name")
 
 MAX_NAMES: Final = 100_000
-"""Tasks that operators can page through."""
+"""The most tasks that operators can page through."""
 
 
 class RedisTasks:
-    """Keep tasks by session and id. The lists of names, of a session and of all, are hints: tasks expire without them.
+    """Store tasks by session and id. The lists of names, of one session and of all, may have names of expired tasks.
 
-    A task and the names of its session's tasks are in one slot of a cluster, and change together.
+    A task and the list of its session's tasks are in one slot of a cluster, and change together.
     """
 
     def __init__(self, commands: Commands, clock: Callable[[], float]) -> None:
@@ -97,7 +98,7 @@ class RedisTasks:
         return [task for head in await self._heads(names) if (task := self._read(head)) is not None]
 
     async def _heads(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the encoded heads of these tasks, None for an unknown one. The commands are pipelined."""
+        """Return the encoded heads of these tasks, None for an unknown task. The commands are pipelined."""
         places = [keys.task(*ids_of(name)) for name in names]
         heads: list[bytes | None] = await asyncio.gather(
             *(self._commands.run("HGET", place, "head") for place in places)

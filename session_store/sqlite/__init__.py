@@ -1,4 +1,4 @@
-"""Provide the one-machine backend: a SQLite file, which survives restarts. One gateway process at a time."""
+"""Provide the backend for one machine: a SQLite file, which survives restarts. One gateway process at a time."""
 
 import contextlib
 import os
@@ -72,8 +72,8 @@ class SqliteBackend(EmbeddedBackend):
 
 
 def keys_beside(path: Path) -> KeyRing:
-    """Return the signing keys from a file beside the database, which only its owner can read. For operators who give
-    no keys. The first call creates the file.
+    """Return the signing keys from a file beside the database, which only its owner can read. Used if the operator
+    configures no keys. The first call creates the file.
 
     Raises:
         StoreError: the file cannot be read or created, or other users can read it.

@@ -1,4 +1,4 @@
-"""Keep quotas, audit trail, history and timelines in SQLite tables, so that they outlive the process."""
+"""Store quotas, audit trail, history and timelines in SQLite tables, so that they outlive the process."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from session_store.sqlite.database import Database, audit_table
 
 
 class SqliteQuotas:
-    """Keep the names that each key holds, and until when. Each `hold` deletes expired ones."""
+    """Store the names that are held under each key, and when the key expires. Each `hold` deletes expired names."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
@@ -53,7 +53,7 @@ class SqliteQuotas:
 
 
 class SqliteAuditTrail:
-    """Keep the newest audit events, in one table for each part of the trail."""
+    """Store the newest audit events, in one table for each part of the trail."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -80,7 +80,7 @@ class SqliteAuditTrail:
 
 
 class SqliteHistory:
-    """Keep the history records of the last day."""
+    """Store the history records of the last day."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -109,7 +109,7 @@ _DROP: Final = (
 
 
 class SqliteTimelines:
-    """Keep the timelines of sessions, also of those that have ended."""
+    """Store the timelines of sessions, also of sessions that have ended."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database

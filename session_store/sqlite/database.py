@@ -1,4 +1,4 @@
-"""Run work on one SQLite file, in one thread. Work that is queued at the same time shares one transaction."""
+"""Run functions on one SQLite file, in one thread. Functions that are queued at the same time share one transaction."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from session_store.ports.errors import StoreError, StoreUnavailable
 TIMEOUT_S: Final = 1.0
 _MOST_AT_ONCE: Final = 256
 _MOST_WAITING: Final = 4_096
-"""Functions that may wait for a blocked disk. Further ones are refused at once."""
+"""The most functions that may wait, as for a blocked disk. Further ones are refused at once."""
 _CLOSE_S: Final = 5.0
 
 _SCHEMA: Final = """
@@ -55,7 +55,8 @@ _AUDIT: Final = "CREATE TABLE IF NOT EXISTS {} (number INTEGER PRIMARY KEY AUTOI
 
 
 def audit_table(part: Part) -> str:
-    """Return the table of one part of the audit trail. That of `sessions` has the name that earlier versions used."""
+    """Return the table of one part of the audit trail. The table of `sessions` has the name that earlier versions used
+    for the whole trail."""
     return "audit" if part == "sessions" else f"audit_{part}"
 
 
@@ -71,10 +72,10 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class Database:
-    """Run functions on the connection, one at a time.
+    """Run functions with the SQLite connection, one at a time.
 
-    Functions share a transaction, so one that raises must not have changed anything. An error of SQLite rolls the
-    transaction back and fails all of its functions.
+    Functions share a transaction, so a function that raises must not have changed anything. An error of SQLite rolls
+    the transaction back and fails all functions in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,8 +196,8 @@ class Database:
             self._loop.call_soon_threadsafe(_settle, outcomes)
 
     async def close(self) -> None:
-        """Finish the queued work and close the file. If a blocked disk takes longer than `_CLOSE_S`, return anyway:
-        the file then stays locked until the process ends."""
+        """Finish the queued work and close the file. If a blocked disk takes longer than `_CLOSE_S`, return anyway: the
+        file then stays locked until the process ends."""
         if self._thread is not None:
             self._work.put(None)
             thread, self._thread = self._thread, None
@@ -207,7 +208,7 @@ class Database:
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
-    """Return True if the file is empty, or has the sessions of a gateway: every version makes their table first."""
+    """Return True if the file is empty, or has a gateway's table of sessions, which every version creates first."""
     columns = {row[1] for row in connection.execute("PRAGMA table_info(sessions)")}
     is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
     return is_empty or columns >= {"id", "alias", "expires_at", "record"}

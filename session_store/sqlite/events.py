@@ -1,4 +1,4 @@
-"""Keep event streams in SQLite tables. Followers learn of new events over the bus of this process."""
+"""Store event streams in SQLite tables. Followers learn of new events over the bus of this process."""
 
 import asyncio
 import secrets
@@ -17,7 +17,7 @@ _Row = tuple[str, int, str, bytes]
 
 
 class SqliteEventLog:
-    """Keep event streams, with bounds for each session."""
+    """Store event streams, with limits for each session."""
 
     def __init__(
         self,
@@ -250,10 +250,10 @@ class SqliteEventLog:
         await self._bus.publish(_topic(session_id), b"d")
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: each event is in the store."""
+        """Do nothing: events are stored at once, not buffered."""
 
     def _nonce(self, db: sqlite3.Connection, session_id: str) -> str:
-        """Return the nonce of the session's log. Creates the nonce if the log has none."""
+        """Return the nonce of the session's log. If the session has no log, create one."""
         row = db.execute("SELECT nonce FROM logs WHERE session = ?", (session_id,)).fetchone()
         if row is not None:
             return str(row[0])
@@ -263,8 +263,8 @@ class SqliteEventLog:
 
 
 def _insert(db: sqlite3.Connection, rows: Sequence[_Row]) -> None:
-    """Insert rows with few statements. Each statement waits for Python's interpreter lock when it ends: many would slow
-    the store while the event loop is busy, as when a server floods it with messages."""
+    """Insert rows with few statements. At its end, each statement waits for Python's interpreter lock: many statements
+    would slow the store while the event loop is busy, as when a server floods it with messages."""
     at = 0
     for size in _ROWS_AT_ONCE:
         statement = f"INSERT INTO events VALUES {', '.join(['(?, ?, ?, ?)'] * size)}"

@@ -17,13 +17,14 @@ _STATUSES_HELD: Final = 10_000
 
 _encode = msgspec.json.Encoder().encode
 _MAX_SHARED_BYTES: Final = 512
-"""Largest client-chosen value that sessions share. Longer ones are seldom equal, and would outlive their sessions."""
+"""The most bytes of a client-chosen value that sessions share in memory. Longer ones are seldom equal, and would
+outlive their sessions."""
 _decoded = msgspec.json.Decoder(Session).decode
 _same = functools.lru_cache(maxsize=1_024)(lambda value: value)
 
 
 def _decode(record: bytes) -> Session:
-    """Decode a record. Sessions share equal values, because each session may stay in memory for long."""
+    """Decode a record. Sessions share equal values, because each session may stay in memory for a long time."""
     session = _decoded(record)
     client = session.client
     return replace(
@@ -36,7 +37,7 @@ def _decode(record: bytes) -> Session:
 
 
 class SqliteRecords(Records):
-    """Read and write the tables, inside one transaction of the connection."""
+    """Read and write session records in tables, inside one transaction of the connection."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db

@@ -1,4 +1,4 @@
-"""Keep tasks in a SQLite table, so that they outlive the process."""
+"""Store tasks in a SQLite table, so that they outlive the process."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ _OLDEST: Final = "created_at, id"
 
 
 class SqliteTasks:
-    """Keep tasks by session and id. Each new task deletes the expired ones."""
+    """Store tasks by session and id. Storing a new task also deletes expired ones."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
@@ -75,8 +75,8 @@ class SqliteTasks:
         await self._database.run(lambda db: db.execute("DELETE FROM tasks WHERE session = ?", (session_id,)).rowcount)
 
     async def _heads(self, where: str, values: Sequence[str | float], order: str, limit: int) -> list[Task]:
-        """Return the heads of the tasks that match the condition and have not expired. `where` and `order` are texts of
-        this module."""
+        """Return the heads of the tasks that match the SQL condition `where` and have not expired. `where` and `order`
+        come from this module only."""
         query = f"SELECT head FROM tasks WHERE expires_at > ? AND {where} ORDER BY {order} LIMIT ?"
         now = self._clock()
         rows = await self._database.run(lambda db: db.execute(query, (now, *values, limit)).fetchall())

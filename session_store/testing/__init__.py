@@ -1,4 +1,4 @@
-"""Test that a backend keeps its contract, by pytest classes to inherit from. Ships with the package.
+"""Test that a backend fulfils its contract, by pytest classes to inherit from. Ships with the package.
 
 A subclass has a fixture `backend`, which is open and takes its time from the fixture `clock`; or a fixture `log`.
 """

@@ -67,8 +67,8 @@ class BackendContract(SessionStoreContract):
         assert await directory.claim("nobody", "taker", epoch=0) is None
 
     async def test_no_epoch_is_given_twice(self, backend: Backend, clock: FakeClock) -> None:
-        """Test also a store that has forgotten the last claim. Two sessions with one record get different epochs. These
-        are exact in every store, and fence the numbers of events as before."""
+        """Test that two sessions with equal records get different epochs, as after a store has lost the last claim.
+        Every store represents epochs exactly, and refuses numbers for events to earlier owners."""
         directory, given = backend.directory, []
         for _ in range(2):
             session = await backend.sessions.create(a_session(clock, owner="old", epoch=7))  # of an older release
@@ -303,7 +303,8 @@ class BackendContract(SessionStoreContract):
         assert [entry.at for entry in found.entries] == [float(n) for n in range(40, MAX_ENTRIES + 40)]
 
     async def test_a_timeline_is_bounded_in_bytes(self, backend: Backend) -> None:
-        """Keep the newest entries that fit. Room comes back when large entries have gone."""
+        """Test that the newest entries that fit are kept, and that room is free again when large entries are
+        dropped."""
         why = "\u00fc" * 900
         for at in range(0, 80, 20):
             large = (TimelineEntry(float(at + n), "refusal", why=why) for n in range(20))

@@ -12,7 +12,7 @@ BOB = Principal(issuer="api-key", subject="bob")
 
 @dataclass
 class FakeClock:
-    """A clock that only `pass_time` moves. Seconds."""
+    """A clock whose time only `pass_time` changes, in seconds."""
 
     now: float = 1_000_000.0
 
@@ -24,7 +24,7 @@ class FakeClock:
 
 
 def a_session(clock: FakeClock, **fields: Any) -> Session:
-    """Return a session opened now, with a value in most fields. `fields` replaces some."""
+    """Return a session opened now, with a value in most fields. `fields` replaces some of the values."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "principal": ALICE,
@@ -41,7 +41,7 @@ def a_session(clock: FakeClock, **fields: Any) -> Session:
 
 
 def a_task(clock: FakeClock, **fields: Any) -> Task:
-    """Return a task created now, with a value in most fields. `fields` replaces some."""
+    """Return a task created now, with a value in most fields. `fields` replaces some of the values."""
     values: dict[str, Any] = {
         "id": new_session_id(),
         "session_id": new_session_id(),
