@@ -1,6 +1,6 @@
 """MCP Session Gateway: one durable, isolated session for every MCP client.
 
-What `__all__` names is the public API. Everything else may change with any version.
+The names in `__all__` are the public API. Everything else may change with any version.
 """
 
 import importlib
@@ -50,7 +50,8 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used (PEP 562): the demo server starts without the gateway's libraries."""
+    """Import a public name when it is first used (PEP 562), so that the demo server starts without the gateway's
+    libraries."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,6 +1,6 @@
-"""The command. The demo server is chosen before anything heavy is imported, because clients wait for its start.
+"""Start the command line. The demo server starts before anything heavy is imported, because clients wait for it.
 
-The gateway itself is closed to other processes of its user before anything else happens.
+For all other commands, the process first protects its memory and environment from other processes of the same user.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Serve the bundled demo: a small stdio MCP server that shows what sessions do. It speaks both eras.
 
-Starts fast because it imports small standard modules only: neither the gateway nor an SDK.
+It starts fast because it imports only small standard modules: neither the gateway nor an SDK.
 """
 
 import base64
@@ -93,7 +93,7 @@ class _Cancelled(Exception):
 
 
 class _DemoServer:
-    """Serve one connection. Tool calls run in threads, so that a slow one holds up no other."""
+    """Serve one connection. Tool calls run in threads, so that a slow call does not delay others."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -108,7 +108,7 @@ class _DemoServer:
     # -- messages
 
     def receive(self, message: Json) -> None:
-        """Handle one message. Answers are written when they are ready."""
+        """Handle one message. The answer is written when it is ready."""
         if "method" not in message:
             self._answered(message)
         elif "id" not in message:
@@ -266,7 +266,8 @@ class _DemoServer:
 
 
 def _facts(params: Json) -> dict[str, str]:
-    """Return the facts of the session: from the environment, or from the call if several sessions share the process."""
+    """Return the facts of the session: from the process's environment, or in a shared process from the call's
+    `_meta`."""
     told = params.get("_meta", {}).get(_CONTEXT_KEY, {})
     if "MCP_SESSION_ID" in os.environ:
         told = {fact: os.environ.get(variable, "") for fact, variable in _FACTS.items()}
@@ -274,7 +275,8 @@ def _facts(params: Json) -> dict[str, str]:
 
 
 def _state(tool: str, arguments: Json) -> tuple[str, bool]:
-    """Remember or recall a value over the session's socket. Return the text of the answer, and True if it failed."""
+    """Store (`remember`) or read (`recall`) a value in the session's state, over the session's socket. Return the text
+    of the tool result, and True if it failed."""
     key, value = arguments.get("key"), arguments.get("value")
     if not isinstance(key, str) or not key or (tool == "remember" and not isinstance(value, str)):
         return "key and value must be text, and the key not empty.", True

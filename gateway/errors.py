@@ -31,13 +31,12 @@ UNREAD: Final = -32017
 TOO_OFTEN: Final = -32018
 
 CANCELLED_BY_CLIENT: Final = -32800
-"""As the official SDK answers (`RequestCancelled` of the Language Server Protocol). Nobody reads the answer, but the
-response of a legacy client's request ends with one (MCP 2025-11-25, Transports §Sending Messages to the Server)."""
+"""The code that the official SDK uses (`RequestCancelled` of the Language Server Protocol). Clients ignore the answer,
+but a legacy client's request must be answered (MCP 2025-11-25, Transports §Sending Messages to the Server)."""
 
 
 class ErrorKind(NamedTuple):
-    """One error code: the reason that its errors name if they have none of their own, its meaning, its HTTP statuses,
-    where the fault is, and whether the client should retry.
+    """One error code: its default reason, its meaning, its HTTP statuses, who is at fault, and when a client may retry.
 
     `retry`: `no` (the same request fails again), `later` (nothing was executed: send the request again, after
     `Retry-After`), `new session`, `credential`, or `if repeatable` (the call may have taken effect).
@@ -94,19 +93,19 @@ ERRORS: Final[dict[int, ErrorKind]] = {
     ),
     -32022: ErrorKind(REASONS[-32022], "unsupported protocol version", (400,), "client", "no"),
 }
-"""Every error of the gateway that a client can receive. Errors of a server are passed on unchanged."""
+"""Every error of the gateway that a client can receive, by code. Errors of a server are forwarded unchanged."""
 
 
 def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
-    """Return the JSON-RPC error object of an error of the gateway, with the correlation id of its request. Its reason
-    is that of the code; a code that is not of the gateway is of a server's error, told in its words."""
+    """Return a JSON-RPC error object with the correlation id of its request. Its reason is the default of the code; a
+    code that the gateway does not define gets the reason `server_error`."""
     data = {REASON_KEY: ERRORS[code].reason if code in ERRORS else "server_error"}
     return {"code": code, "message": message, "data": data | ({CORRELATION_KEY: correlation} if correlation else {})}
 
 
 def session_unknown() -> Refused:
-    """Refuse a session id that is unknown, expired, ended, forged or another principal's. One answer for all: it
-    reveals nothing about other sessions."""
+    """Refuse a session id that is unknown, expired, ended, forged or another principal's. The answer is the same for
+    all, so that it reveals nothing about other sessions."""
     return Refused(
         404,
         SESSION_UNKNOWN,
@@ -137,39 +136,40 @@ def session_key_needed(line: str) -> Refused:
 
 
 def unauthenticated(reason: str, challenge: str) -> Refused:
-    """Refuse a missing or invalid credential. `reason` is the message, `challenge` has the parameters (RFC 6750 §3)."""
+    """Refuse a missing or invalid credential. `reason` is the message, `challenge` the header's parameters (RFC 6750
+    §3)."""
     return Refused(
         401, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="unauthenticated"
     )
 
 
 def insufficient_scope(reason: str, challenge: str) -> Refused:
-    """Refuse a valid token that lacks a scope. The client can request a token with that scope (RFC 6750 §3.1)."""
+    """Refuse a valid token that lacks a scope. The client can request a token with the scope (RFC 6750 §3.1)."""
     return Refused(
         403, UNAUTHENTICATED, reason, headers={"WWW-Authenticate": f"Bearer {challenge}"}, reason="insufficient_scope"
     )
 
 
 def _unavailable(reason: str, message: str, *, retry_after_s: int = 1) -> Refused:
-    """Refuse a request that was not executed, and that the client can send again later."""
+    """Refuse a request that was not executed. The client can send it again after `retry_after_s` seconds."""
     headers = {"Retry-After": str(retry_after_s)}
     return Refused(503, STORE_UNAVAILABLE, message, reason=reason, headers=headers)
 
 
 def store_unavailable() -> Refused:
-    """Refuse a request: the store does not answer. Never with 404: clients would discard a session that exists."""
+    """Refuse a request because the store does not answer. The status is not 404: clients would discard the session."""
     return _unavailable("store_unavailable", "The session store does not answer. Your session is not lost. Try again.")
 
 
 def store_full() -> Refused:
-    """Refuse a new session: the gateway has as many as it may have, and none of them can be ended now."""
+    """Refuse a new session, because the maximum number of sessions is reached and all of them are in use."""
     message = "The gateway has as many sessions as it allows, and all are in use. Try again."
     return _unavailable("store_full", message, retry_after_s=5)
 
 
 class OutOfMemory(Refused):
-    """The refusal to start a process of a server, which needs more memory than is left for servers. The numbers are for
-    operators: to clients they would show what others use."""
+    """The refusal to start a server's process, because it needs more memory than is left for servers. The message has
+    no numbers: clients would learn from them how much others use."""
 
     def __init__(self, server: str) -> None:
         message = (
@@ -187,8 +187,8 @@ class OutOfMemory(Refused):
 
 
 class StartRefused(UpstreamUnavailable):
-    """A process that belongs to no session, or to many, is not started now. A client whose call needs it is answered
-    with `refused`; everybody else takes the server as unavailable."""
+    """A process that serves no session, or several, must not start now. A client whose call needs the process gets the
+    answer `refused`. For all others, the server counts as unavailable."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(str(refused))
@@ -203,18 +203,18 @@ def left_out(server: str) -> Refused:
 
 
 def store_refused(error: StoreError) -> Refused:
-    """Refuse a request for which the store has raised that error."""
+    """Return the refusal for a request that has failed with this error of the store."""
     return store_full() if isinstance(error, StoreFull) else store_unavailable()
 
 
 def unreachable() -> Refused:
-    """Refuse a request whose session no replica can serve now: its owner does not answer, and may still run."""
+    """Refuse a request whose session no replica can serve: its owner does not answer, but may still be running."""
     text = "The gateway that serves your session does not answer. Your session is not lost. Try again."
     return _unavailable("replica_unreachable", text)
 
 
 def outcome_unknown() -> Refused:
-    """Answer a request that may have taken effect and cannot be repeated now. Replaces every refusal of it."""
+    """Answer a request that may have taken effect and cannot be repeated. Replaces any other refusal of the request."""
     return Refused(
         200,
         OUTCOME_UNKNOWN,
@@ -224,19 +224,20 @@ def outcome_unknown() -> Refused:
 
 
 def not_found_by_others() -> Refused:
-    """Refuse a new session: the other gateways cannot reach this one, and would take the session over."""
+    """Refuse a new session, because other replicas cannot reach this one and would take the session over."""
     why = "other gateways cannot reach it at its gateway.advertise address"
     return _unavailable("replica_not_ready", f"This gateway is not ready: {why}. Try again.")
 
 
 def too_many_exchanges() -> Refused:
-    """Refuse a call of a session that has `limits.exchanges` calls in flight."""
+    """Refuse a call, because its session has the maximum number of calls in flight (`limits.exchanges`)."""
     reason = "Too many calls of this session are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_many_calls")
 
 
 def too_much_in_flight(whose: str) -> Refused:
-    """Refuse a request because the bodies of unanswered ones hold too many bytes. The rest of its body is not read."""
+    """Refuse a request, because the bodies of the unanswered requests of `whose` have too many bytes. The rest of its
+    body is not read."""
     reason = f"Too many large requests of {whose} are in flight. Try again when one of them is answered."
     return Refused(429, TOO_OFTEN, reason, headers={"Retry-After": "1"}, reason="too_much_in_flight")
 
@@ -247,19 +248,19 @@ def cancelled_by_client() -> Refused:
 
 
 def unknown_tool(name: str) -> Refused:
-    """Refuse a tool that does not exist, or that policy hides from this session: one answer for both."""
+    """Refuse a tool that does not exist or that policy hides from this session. The answer is the same for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown tool: {name[:128]}", reason="unknown_tool")
 
 
 def unknown_prompt(name: str) -> Refused:
-    """Refuse a prompt that does not exist, or that policy hides from this session: one answer for both."""
+    """Refuse a prompt that does not exist or that policy hides from this session. The answer is the same for both."""
     return Refused(200, INVALID_PARAMS, f"Unknown prompt: {name[:128]}", reason="unknown_prompt")
 
 
 def unknown_resource(uri: str, era: str = "modern", method: str = "resources/read") -> Refused:
-    """Refuse a resource that does not exist, or that policy hides from this session: one answer for both. The legacy
-    era has a code of its own for it, but not for a completion (MCP 2025-11-25, Resources and Completion, Error
-    Handling) or a directory (the Skills extension, Error Handling)."""
+    """Refuse a resource that does not exist or that policy hides from this session. The answer is the same for both.
+    The legacy era has its own error code for this, except for completions (MCP 2025-11-25, Resources and Completion,
+    Error Handling) and directories (the Skills extension, Error Handling)."""
     is_old = era == "legacy" and method.startswith("resources/") and method.count("/") == 1
     return Refused(
         200,
@@ -271,8 +272,8 @@ def unknown_resource(uri: str, era: str = "modern", method: str = "resources/rea
 
 
 def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) -> Refused:
-    """Refuse a method that nobody serves for the session, or that any of several servers (`among`) may serve. The
-    modern era has an HTTP status of its own for it (MCP 2026-07-28, Streamable HTTP)."""
+    """Refuse a method that no server of the session has. `among` names the servers if several may have it. The modern
+    era requires HTTP status 404 (MCP 2026-07-28, Streamable HTTP)."""
     text = f"Method not found: {method[:128]}"
     if among:
         names = ", ".join(among[:8])
@@ -281,21 +282,21 @@ def unknown_method(method: str, era: str = "legacy", among: Sequence[str] = ()) 
 
 
 def unusable_tool(name: str, fault: str) -> Refused:
-    """Refuse a call of a tool with an invalid input schema, against which the gateway cannot check arguments."""
+    """Refuse a call of a tool whose input schema is invalid, so that the gateway cannot check the arguments."""
     why = f"Tool {name[:128]} cannot be called, because its input schema is invalid: {fault}"
     return Refused(200, INVALID_PARAMS, why, reason="unusable_schema")
 
 
 ArgumentFault = Literal["schema", "missing", "blocked", "handle"]
-"""The fault of arguments: they do not fit the schema, a bound one is missing, they contain blocked text, or they name
-no session of the client."""
+"""Why arguments are refused: they do not match the schema, a bound argument is missing, they contain blocked text, or
+they name no session of the client."""
 
 
 class InvalidArguments(Refused):
-    """The arguments of a tool do not pass the gateway's checks; the call was not sent to the server.
+    """The arguments of a tool call fail the gateway's checks. The call was not sent to the server.
 
-    The client gets a tool result with `isError`, because hosts show results to the model, which can correct itself, and
-    errors to nobody (SEP-1303).
+    The client gets a tool result with `isError` instead of an error: hosts show results to the model, which can correct
+    its arguments, but do not show errors to it (SEP-1303).
     """
 
     def __init__(self, message: str, fault: ArgumentFault) -> None:
@@ -304,18 +305,19 @@ class InvalidArguments(Refused):
 
 
 def invalid_arguments(tool: str, path: str, problem: str, fault: ArgumentFault = "schema") -> InvalidArguments:
-    """Refuse arguments that are wrong at `path`. `problem` says what was expected."""
+    """Refuse arguments. `path` is the place of the fault, `problem` its description."""
     return InvalidArguments(f"Invalid arguments for {tool[:128]}: {path}: {problem}", fault)
 
 
 def malformed_arguments() -> Refused:
-    """Refuse arguments that are no object: no model can cause that (MCP, CallToolRequest)."""
+    """Refuse arguments that are not a JSON object. This is a fault of the client, not of a model (MCP,
+    CallToolRequest)."""
     return Refused(200, INVALID_PARAMS, "params.arguments must be an object")
 
 
 def unknown_handle(tool: str, given: object) -> InvalidArguments:
-    """Refuse a handle of a child session that is unknown, closed, expired, misspelt or of another principal: one
-    answer."""
+    """Refuse a handle of a child session that is unknown, closed, expired, misspelt or another principal's. The answer
+    is the same for all."""
     shown = repr(given[:32]) if isinstance(given, str) else f"({type(given).__name__})"
     return InvalidArguments(
         f"{tool[:64]}: arguments.session: you have no session {shown}. Open one with open_session, or omit `session` "
@@ -325,7 +327,7 @@ def unknown_handle(tool: str, given: object) -> InvalidArguments:
 
 
 def too_many_handles(most: int) -> Refused:
-    """Refuse another session of a client that has opened as many further ones as it may have."""
+    """Refuse to open a child session, because the client has the maximum number (`most`) of them."""
     return Refused(
         200,
         INVALID_PARAMS,
@@ -335,7 +337,8 @@ def too_many_handles(most: int) -> Refused:
 
 
 def too_often(what: str, wait_s: int) -> Refused:
-    """Refuse a request beyond a rate limit of `what`. The next one is allowed in `wait_s` seconds."""
+    """Refuse a request beyond a rate limit. `what` names the limited requests. The next is allowed in `wait_s`
+    seconds."""
     return Refused(
         429,
         TOO_OFTEN,
@@ -347,7 +350,8 @@ def too_often(what: str, wait_s: int) -> Refused:
 
 
 def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
-    """Refuse one more of `what` to a principal, or to an address of anonymous clients, that has `most`, its quota."""
+    """Refuse one more of `what` (such as sessions), because the principal has reached its quota `most`. With
+    `anonymous`, the quota is that of all anonymous clients of one address."""
     whose = "The anonymous clients of your address" if anonymous else "You"
     return Refused(
         429,
@@ -360,7 +364,7 @@ def too_many(what: str, most: int, *, anonymous: bool) -> Refused:
 
 
 def unknown_event() -> Refused:
-    """Refuse a `Last-Event-ID` from which no stream can be resumed."""
+    """Refuse a `Last-Event-ID` after which no stream can be resumed."""
     return Refused(
         404,
         INVALID_PARAMS,
@@ -370,7 +374,7 @@ def unknown_event() -> Refused:
 
 
 def record_full(what: str, most: int) -> Refused:
-    """Refuse to store `what`: the session's record has no room for so much data of its client."""
+    """Refuse to store `what`, because the data of the client would exceed `most` bytes in the session's record."""
     return Refused(
         200,
         INVALID_PARAMS,
@@ -380,12 +384,12 @@ def record_full(what: str, most: int) -> Refused:
 
 
 def unknown_level(levels: Iterable[str]) -> Refused:
-    """Refuse a log level that MCP does not have."""
+    """Refuse a log level that MCP does not define. `levels` are the valid ones."""
     return Refused(200, INVALID_PARAMS, f"params.level must be one of {', '.join(levels)}")
 
 
 def stream_taken() -> Refused:
-    """Refuse a second GET stream of a session, which has one at a time (MCP 2025-11-25, Transports §Listening for
+    """Refuse a second GET stream of a session, which may have only one (MCP 2025-11-25, Transports §Listening for
     Messages)."""
     return Refused(
         409, INVALID_PARAMS, "This session already has an open GET stream. Close it first.", reason="stream_open"
@@ -393,12 +397,12 @@ def stream_taken() -> Refused:
 
 
 def bad_context(reason: str) -> Refused:
-    """Refuse an invalid context that a client announces."""
+    """Refuse an invalid context that a client has announced."""
     return Refused(400, INVALID_PARAMS, f"The announced context is invalid: {reason}.", reason="invalid_context")
 
 
 def other_workspace(known: str, announced: str) -> Refused:
-    """Refuse a request that announces another workspace than that of its session."""
+    """Refuse a request that announces another workspace than its session has."""
     reason = (
         f"This session is for workspace {known[:64]!r}, and the request announces {announced[:64]!r}: "
         "send the request without a session, or with another session key, to open a session for the other workspace."
@@ -407,13 +411,13 @@ def other_workspace(known: str, announced: str) -> Refused:
 
 
 def bad_session_key(reason: str) -> Refused:
-    """Refuse a session key that cannot be used. The message never contains the key itself."""
+    """Refuse an invalid session key. The message never contains the key."""
     return Refused(400, INVALID_PARAMS, f"The session key {reason}.", reason="invalid_session_key")
 
 
 def keyed_session_stays() -> Refused:
-    """Refuse the DELETE of a client with a session key. SDKs send it whenever a connection closes, and another
-    connection with that key may be in use (MCP 2025-11-25, Transports §Session Management)."""
+    """Refuse a DELETE from a client with a session key. SDKs send it whenever a connection closes, but another
+    connection with the key may be in use (MCP 2025-11-25, Transports §Session Management)."""
     return Refused(
         405,
         INVALID_REQUEST,
@@ -424,8 +428,8 @@ def keyed_session_stays() -> Refused:
 
 
 def bad_request_state() -> Refused:
-    """Refuse a request state that is forged, expired, or of another session or call: one answer for all (MCP
-    2026-07-28, Multi Round-Trip Requests)."""
+    """Refuse a `requestState` that is forged, expired, or of another session or call. The answer is the same for all
+    (MCP 2026-07-28, Multi Round-Trip Requests)."""
     return Refused(400, INVALID_PARAMS, "Invalid or expired requestState", reason="invalid_request_state")
 
 

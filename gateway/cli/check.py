@@ -117,7 +117,8 @@ def of_sandboxes(told: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _summary(config: Path, served: list[str], left_out: list[str], silent: list[str], offline: bool) -> str:
-    """Return one line about the configuration. `ok` means that every server that was asked has answered."""
+    """Return one line about the configuration. It says `ok` if no server is left out and every contacted server has
+    answered."""
     names = ", ".join(served) or "no servers"
     without = [f"without {', '.join(left_out)}"] if left_out else []
     without += [f"without an answer from {', '.join(silent)}"] if silent else []
@@ -128,7 +129,7 @@ def _summary(config: Path, served: list[str], left_out: list[str], silent: list[
 
 
 def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]:
-    """Import what `in_process` names, as the gateway does when it starts. Return the faults by server."""
+    """Import the objects that `in_process` names, as the gateway does at its start. Return the faults by server."""
     faults = {}
     for name, entry in settings.mcpServers.items():
         if entry.in_process:
@@ -142,7 +143,8 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
 
 
 def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
-    """Say why the lists of a server were not checked, and what it said last. `package` is being fetched for it."""
+    """Return why a server did not answer, with its last output. `package`: the package that is being fetched for it, or
+    empty."""
     from gateway.calls.starts import with_output_tail
 
     state = upstream.state
@@ -169,10 +171,11 @@ async def until_fetched(gateway: "Gateway", start_timeout_s: float, within_s: fl
 
 
 async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Return the servers that did not answer, each with the reason, and warnings about what the others list.
+    """Start the servers and compare their lists with the policy. Return the reason of each server that did not answer,
+    and warnings.
 
     Raises:
-        ConfigurationError: the policy does not match their lists.
+        ConfigurationError: the policy does not match the servers' lists.
     """
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway

@@ -1,4 +1,4 @@
-"""Find the configuration that a command reads: the named file, `mcp.json` of the present folder, or a server's
+"""Find the configuration that a command reads: the named file, `mcp.json` of the current folder, or a server's
 command."""
 
 import os
@@ -15,19 +15,19 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 
 FILE: Final = Path("mcp.json")
-"""The file that `init` writes and `add` extends."""
+"""The file that `init` writes, `add` extends, and commands read by default."""
 
 NO_FILE: Final = f"there is no {FILE} in this folder: give --config FILE; `mcp-session-gateway init` writes one"
 
 
 def configuration(given: Path | None) -> Path | None:
-    """Return the file to read: the given one, or that of the present folder. If there is none, return None: then the
-    environment configures."""
+    """Return the file to read: the given one, or `mcp.json` in the current folder. Return None if there is none: then
+    only environment variables give settings."""
     return FILE if given is None and FILE.is_file() else given
 
 
 def required_configuration(given: Path | None) -> Path:
-    """Find the configuration like `configuration`. Raises `ConfigurationError`: there is no file."""
+    """Return the file to read, as `configuration` does. Raises `ConfigurationError` if there is none."""
     found = configuration(given)
     if found is None:
         raise ConfigurationError(NO_FILE)
@@ -35,7 +35,7 @@ def required_configuration(given: Path | None) -> Path:
 
 
 def with_command(settings: Settings, command: list[str] | None) -> Settings:
-    """Return the settings with the server that the command after `--` starts.
+    """Return the settings with the server that the command after `--` starts. Without a command, return them unchanged.
 
     Raises:
         ConfigurationError: the command is unusable; or there is neither a command nor a server, or both.
@@ -56,8 +56,8 @@ def with_command(settings: Settings, command: list[str] | None) -> Settings:
 
 
 def with_url(settings: Settings, url: str, command: list[str] | None) -> Settings:
-    """Return the settings with the gateway at that URL as the server, which gets the session key and the credential of
-    the environment.
+    """Return the settings with the gateway at `url` as their server. Requests to it carry the session key and the
+    credential from environment variables.
 
     Raises:
         ConfigurationError: the URL or the credential is unusable; or there is also a command, or a server.

@@ -20,7 +20,7 @@ _MARKS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Options for the gateway to check from outside."""
+    """Options for checking a gateway over the network."""
 
     url: Annotated[
         str, typer.Option(help="URL at which clients reach the gateway, for example the load balancer's.")

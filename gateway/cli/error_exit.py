@@ -4,7 +4,8 @@ import typer
 
 
 def error_exit(message: str) -> typer.Exit:
-    """Print each line of the message as an error on stderr. Return the exception that exits with status 2."""
+    """Print each line of the message as an error on stderr. Return the exception by which the command exits with status
+    2."""
     from gateway.cli.terminal import Terminal  # loads rich, which a command that succeeds may not need
 
     err = Terminal(stderr=True)

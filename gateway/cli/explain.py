@@ -30,13 +30,13 @@ from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBacken
 from transports.inbound_port import Refused
 
 _LATER: Final = ("session_id", "agent", "endpoint", CORRELATION_ID, TEMP_DIR)
-"""Fields that have no value before a session opens."""
+"""Fields of the context that have no value before a session opens."""
 
 _ANYBODY: Final = Context(trust="direct")
 
 
 async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tuple[Authenticated, Derived]:
-    """Return the caller, and the context that the caller's sessions would have, with reasons.
+    """Return the caller, and the context that the caller's sessions would get, with reasons.
 
     Raises:
         ConfigurationError: the credential is refused, or the principal or the workspace cannot be used.
@@ -54,7 +54,8 @@ async def context_of(gateway: Gateway, settings: Settings, caller: Caller) -> tu
 
 
 async def _authenticated(identity: Identity, settings: Settings, caller: Caller) -> Authenticated:
-    """Authenticate the caller by the code that authenticates requests, as far as credentials are given."""
+    """Authenticate the caller. Credentials are checked as in requests; a principal without a credential is taken as
+    given."""
     options = settings.gateway
     headers = {name.strip().lower(): value.strip() for name, _, value in map(_parted, caller.header or ())}
     proxies = options.auth.proxies
@@ -106,12 +107,12 @@ def _claims(file: Path | None) -> Mapping[str, Any]:
 
 
 async def explanation(settings: Settings, caller: Caller, *, tool: str = "", offline: bool = False) -> dict[str, Any]:
-    """Explain what the caller sees, as JSON: context, fields, and each server. For a server, say whether and why it is
-    visible, with its tools, prompts, resources, patterns of methods and variables. `tool` limits it to one tool,
-    `server__name`.
+    """Explain what the caller sees, as JSON: context, fields, and servers. For each server, say whether it is visible
+    and why, and list its tools, prompts, resources, patterns of methods, and variables. With `tool` (`server__name`),
+    explain only this tool.
 
     Raises:
-        ConfigurationError: as `context_of`; there is no such tool; the settings cannot be served.
+        ConfigurationError: `context_of` fails; there is no such tool; or the settings cannot be served.
     """
     gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
     who, derived = await context_of(gateway, settings, caller)
@@ -167,7 +168,7 @@ def _of_context(gateway: Gateway, settings: Settings, who: Authenticated, derive
 
 
 def _missing(field: Mapping[str, Any]) -> str:
-    """Say why a field has no value, as far as that is known before the session opens."""
+    """Return why a field has no value, as far as this is known before the session opens."""
     source = next(
         name for name in ("claim", "header", "announced", "metadata", "session_key", "variable") if field[name]
     )
@@ -179,7 +180,7 @@ def _missing(field: Mapping[str, Any]) -> str:
 
 
 class _Servers:
-    """Explain what one caller sees of servers."""
+    """Explain for each server what one caller sees of it."""
 
     def __init__(self, gateway: Gateway, settings: Settings, who: Authenticated, derived: Derived, tool: str) -> None:
         self._gateway = gateway
@@ -189,7 +190,7 @@ class _Servers:
         self._tool = tool
 
     def server(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Explain whether and why the server is visible, and its variables. The server is not asked what it lists."""
+        """Explain whether and why the server is visible, and list its variables. Sends no request to the server."""
         hidden = self._gateway.policy.why_hidden(self._context, upstream.name)
         found: dict[str, Any] = {"visible": not hidden} | ({"why": hidden} if hidden else {})
         found |= {"left_out": [*upstream.settings.faults]} if upstream.is_left_out else {}
@@ -205,7 +206,7 @@ class _Servers:
         return found
 
     async def with_lists(self, upstream: ConfiguredUpstream) -> dict[str, Any]:
-        """Explain the server like `server`, and also what it lists."""
+        """Explain the server as `server` does. Also request its lists, and explain each tool, prompt and resource."""
         found, facts = self.server(upstream), await upstream.facts()
         found.pop("tools", None)
         if upstream.is_left_out:
@@ -229,7 +230,7 @@ class _Servers:
         return found
 
     def _methods(self, upstream: ConfiguredUpstream) -> list[dict[str, Any]]:
-        """Explain each pattern of `methods`, because servers list no methods."""
+        """Explain each pattern in `methods`. Servers do not list methods, so a pattern stands for them."""
         why_hidden = self._gateway.policy.why_method_hidden
         reasons = {
             pattern: why_hidden(self._context, upstream.name, sample_of(pattern))
@@ -238,7 +239,7 @@ class _Servers:
         return [{"name": pattern, "visible": not why, "why": why} for pattern, why in reasons.items()]
 
     def _named(self, upstream: ConfiguredUpstream) -> str:
-        """Return the tool that is asked for, if it is of that server."""
+        """Return the server's own name of the tool to explain; empty if the tool is another server's."""
         if len(self._gateway.upstreams) == 1 and "__" not in self._tool:
             return self._tool
         return self._tool.removeprefix(f"{upstream.name}__") if self._tool.startswith(f"{upstream.name}__") else ""
@@ -258,7 +259,7 @@ class _Servers:
         return found
 
     def _environment(self, upstream: ConfiguredUpstream) -> dict[str, dict[str, str]]:
-        """Explain each variable by the field that it has, or by the setting that it comes from."""
+        """Return for each variable the field of the context that it has, or the setting that it comes from."""
         session, facts = self._session(upstream), self._gateway.parts.foundation.facts
         found: dict[str, dict[str, str]] = {}
         for variable, value in self._settings.environment_of(upstream.settings).items():
@@ -271,7 +272,7 @@ class _Servers:
         return found | {variable: {"from": where} for variable, (_, where) in configured.items()}
 
     def _session(self, upstream: ConfiguredUpstream) -> Session:
-        """Return a session of the caller that is not open."""
+        """Return a session of the caller as it would be opened; it is not stored."""
         return Session(
             id="",
             principal=self._principal,
@@ -312,7 +313,7 @@ def explain(
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of an explanation for people."""
+    """Yield the lines for people of an explanation (`explanation`)."""
     yield f"principal: {found['principal']}"
     for name, fact in found["context"].items():
         yield from _fact(name.replace("_", "-"), fact)
@@ -332,7 +333,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(server: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about what a visible server has, and what its processes get."""
+    """Yield lines about the tools, prompts, resources, methods and variables of a visible server."""
     for tool in server.get("tools", ()):
         bound = "".join(f" · {argument} = {field}" for argument, field in tool.get("bind", {}).items())
         blocked = "".join(f" · blocked: {expression}" for expression in tool.get("blocked", ()))
@@ -379,8 +380,8 @@ def show_manifest(
 
 
 async def manifest(settings: Settings, caller: Caller) -> dict[str, Any]:
-    """Start each server, ask what it has, and stop it. Servers that do not start are listed under `failed`. If a caller
-    is given, list only what that caller sees.
+    """Start each server, request its tools, and stop it. Servers that do not start are listed under `failed`. If a
+    caller is given, return only the tools that this caller sees.
 
     Raises:
         ConfigurationError: the settings cannot be served.

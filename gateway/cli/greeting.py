@@ -31,28 +31,28 @@ _EVERY_S: Final = 0.1
 _TURNING: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _MARKS: Final = {"ok": ("✓", "green"), "starting": ("…", "yellow"), "failing": ("✗", "red")}
 _MOST_SERVERS: Final = 12
-"""The most servers on the screen. Further ones are counted."""
+"""The most servers that are listed on the screen. The others are counted."""
 
 
 _CLEAR = "\r\x1b[2K"
 
 
 class StatusLine:
-    """Write logs to a terminal, with a line of status below them."""
+    """Write logs to a terminal, with a status line below them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._status = ""
 
     def show(self, status: str) -> None:
-        """Replace the status; an empty text removes it. The text must fit into one line."""
+        """Replace the status line; an empty text removes it. The text must fit into one line."""
         if status != self._status:
             self._stream.write((_CLEAR if self._status else "") + status)
             self._stream.flush()
             self._status = status
 
     def write(self, text: str) -> int:
-        """Write whole lines above the status."""
+        """Write whole lines above the status line."""
         if not self._status:
             return self._stream.write(text)
         written = self._stream.write(f"{_CLEAR}{text}{self._status if text.endswith(chr(10)) else ''}")
@@ -68,10 +68,10 @@ class StatusLine:
 
 
 class TerminalWelcome(Welcome):
-    """Show the start on stderr. `status` is the status line of that terminal. If it is None, people read the log
-    elsewhere, and get no link.
+    """Show the start of the gateway on stderr. `status` is the terminal's status line; None if stderr is not a
+    terminal, and then there is no sign-in link.
 
-    While servers start, only warnings are logged, because the greeting says the rest. With `verbose` everything is
+    While servers start, only warnings are logged, because the greeting shows the rest. With `verbose`, everything is
     logged.
     """
 
@@ -84,7 +84,7 @@ class TerminalWelcome(Welcome):
 
     @contextlib.contextmanager
     def starting(self, gateway: Gateway) -> Iterator[None]:
-        """Show which servers have answered, until the block ends."""
+        """Show until the block ends which servers have answered."""
         root = logging.getLogger()
         level = root.level
         if self._is_quiet:
@@ -124,7 +124,8 @@ class TerminalWelcome(Welcome):
             announce(url)
 
     def _is_announced(self, gateway: Gateway, url: str) -> bool:
-        """Let commands of this user find the gateway, unless a server could read how. Return whether they can."""
+        """Write the file by which commands of this user find the gateway, unless a server could read it. Return whether
+        it is written."""
         folder = runtime_folder()
         found = local_gateway(gateway, url, self.link, folder)
         if found is None:
@@ -137,12 +138,12 @@ class TerminalWelcome(Welcome):
         return True
 
     def ended(self) -> None:
-        """Let commands find the gateway no longer."""
+        """Remove the file by which commands find the gateway."""
         self._announced.close()
 
 
 def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
-    """Say what a start waits for."""
+    """Return the text of the status line: which servers the start waits for."""
     waiting = [one.name for one in servers if one.state == "starting"]
     if not waiting:
         return "starting"
@@ -151,7 +152,7 @@ def progress_line(servers: tuple[ServerLine, ...], took_s: float) -> str:
 
 
 def rendered(greeting: Greeting, took_s: float) -> Text:
-    """Return the screen. Lines are never wrapped, so that URLs can be clicked and copied."""
+    """Return the text of the greeting. Lines are never wrapped, so that URLs can be clicked and copied."""
     text = Text()
     text.append("\n  MCP Session Gateway", "bold").append(f" {__version__}")
     if greeting.store_fault:

@@ -1,4 +1,4 @@
-"""Define what the command line lists. Each command is in a module of its own; `__main__` adds `demo-server`."""
+"""Define the command line's list of commands. Each command is in its own module; `__main__` adds `demo-server`."""
 
 import gc
 import importlib
@@ -87,13 +87,14 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
 
 
 class _Listed(TyperCommand):
-    """A command or group that is listed without being loaded. It is loaded when it is used."""
+    """A command or group that `--help` lists without importing its module. The module is imported when the command is
+    used."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         return self.loaded().make_context(info_name, args, parent, **extra)
 
     def loaded(self) -> Any:
-        """Load the command with its options, or the group with its commands."""
+        """Import and return the command with its options, or the group with its commands."""
         assert self.callback is not None
         return self.callback()
 
@@ -118,8 +119,8 @@ for _panel, _commands in _PANELS.items():
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import modules without the garbage collector. It would look through all that was imported again and again, which
-    takes a tenth of the start."""
+    """Switch the garbage collector off for the time of the block, in which modules are imported. It would visit all new
+    objects again and again, which takes a tenth of the start."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

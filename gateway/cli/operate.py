@@ -59,7 +59,7 @@ async def admit(operators: Operators, replica: NameArgument, in_json: JsonOption
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The content of `top`."""
+    """The data that `top` shows."""
 
     replicas: list[ReplicaReport]
     failing: list[SessionRow]

@@ -1,4 +1,4 @@
-"""Define options of several commands as dataclasses. Each field is an option of the command."""
+"""Define options that several commands share, as dataclasses. Each field is an option of the command."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 import typer
 
 _CONTEXT: Final = "typer_context"
-"""The parameter in which typer passes its context."""
+"""The name of the parameter in which typer passes its context."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,7 +24,7 @@ ConfigOption = Annotated[
     ),
 ]
 NamedConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="JSON or TOML file with mcpServers.")]
-"""For commands that read no file unless one is named."""
+"""The option `--config` of commands that read a file only if it is named."""
 
 CommandArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[-- COMMAND ARG...]", help="A stdio server to serve, without a file.")
@@ -38,7 +38,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtGateway:
-    """The running gateway that a command asks."""
+    """Options for the running gateway to which a command sends requests."""
 
     url: Annotated[
         str,
@@ -56,17 +56,18 @@ class AtGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target(AtGateway):
-    """The place that a command of operators asks: a running gateway, or a store."""
+    """Options for a running gateway or a store, on which an operator's command works."""
 
     store: Annotated[
         str, typer.Option("--store", envvar="MCP_GATEWAY_STORE", help="The URL of the gateway's store.")
     ] = ""
 
     def preferring(self, typed: Set[str]) -> "Target":
-        """Return the one place that counts if both are known. An option on the command line wins over a variable.
+        """Return the target without its URL if `--store` is among the options on the command line (`typed`): these win
+        over variables.
 
         Raises:
-            typer.BadParameter: both options are on the command line.
+            typer.BadParameter: `--url` and `--store` are both on the command line.
         """
         if {"url", "store"} <= typed:
             raise typer.BadParameter("give --url or --store, not both")
@@ -75,7 +76,7 @@ class Target(AtGateway):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Options for the caller whose view is explained: a real credential, or the name of a principal."""
+    """Options for the caller whose view is explained: a credential, or the name of a principal."""
 
     credential: Annotated[
         str,
@@ -96,7 +97,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Settings of `gateway` that win over file and environment."""
+    """Options for settings of `gateway`, which win over the file and environment variables."""
 
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None
@@ -114,7 +115,7 @@ class Overrides:
     ] = False
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that are given, by name."""
+        """Return the settings that were given as options, by name."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("host", "port", "store", "advertise")}
         values |= {"anonymous": self.anonymous or None, "allowed_hosts": self.allowed_host or None}
         values |= {"policy": {"eval_tools": True} if self.allow_eval else None}
@@ -124,8 +125,8 @@ class Overrides:
 def options(command: Command) -> Command:
     """Make a command of a function whose parameters may be dataclasses.
 
-    Each such parameter becomes the fields of its dataclass: their annotations, defaults and order. A given but empty
-    text is refused: mostly a variable of a script is not set, and the command would apply to more than was meant.
+    Each field of such a dataclass becomes an option of the command. Empty values are refused: mostly a script's
+    variable is not set, and the command would apply to more than was meant.
     """
     signature = inspect.signature(command, eval_str=True)
     fields = {
@@ -180,6 +181,6 @@ def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:
 
 
 def _is_empty(value: Any, name: str) -> bool:
-    """Return True for an empty text or path, and for a list with an empty text if the option may be repeated. Arguments
-    of a server's command may be empty."""
+    """Return True for an empty text or path, and for a repeated option (`name`) with an empty text among its values.
+    Arguments of a server's command may be empty."""
     return value in ("", Path()) or (isinstance(value, list) and name.startswith("-") and "" in value)

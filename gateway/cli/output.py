@@ -18,7 +18,7 @@ _out = Terminal()
 
 
 def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
-    """Return a table of sessions, with their calls if these are known."""
+    """Return a table of sessions. `with_calls`: with columns for their calls, which only a running gateway knows."""
     table = Table(box=None)
     table.add_column("session", no_wrap=True, min_width=8)
     for name in ("principal", "endpoint", "era", "client"):
@@ -42,7 +42,7 @@ def sessions_table(rows: list[SessionRow], *, with_calls: bool) -> Table:
 
 
 def none_line(page: Page, *, is_all: bool) -> str:
-    """Return the line that stands for an empty list. `is_all`: the list was not filtered."""
+    """Return the line to print in place of an empty list. `is_all`: the list was not filtered."""
     if page.is_reading or page.unanswered:
         return "no session has been found yet"
     if is_all:
@@ -51,7 +51,7 @@ def none_line(page: Page, *, is_all: bool) -> str:
 
 
 def totals_line(page: Page) -> str:
-    """Return a line with the totals of all sessions that match, and what is missing."""
+    """Return a line with the totals of all sessions that match, and with a note if some are missing."""
     totals = page.totals or SessionTotals()
     states = [f"{count:,} {state}" for state, count in sorted(totals.states.items())]
     counts = [*states, f"{totals.failing:,} with failures", f"calls {totals.calls:,}", f"failed {totals.failed:,}"]
@@ -62,8 +62,8 @@ def totals_line(page: Page) -> str:
 
 
 def _cut(text: str) -> Text:
-    """Return the text of a last column. It is cut at the edge of the terminal. It must not wrap, because a column that
-    may wrap is narrowed before others."""
+    """Return the text for a table's last column. It is cut at the edge of the terminal and not wrapped, because rich
+    narrows columns that may wrap before others."""
     return Text(visible(text), no_wrap=True, overflow="ellipsis")
 
 
@@ -84,8 +84,8 @@ def tasks_table(rows: list[TaskRow]) -> Table:
 
 
 def facts_table(facts: dict[str, Any]) -> Table:
-    """Return a table of names and values. A list of objects has a line for each object, an object a line for each
-    key."""
+    """Return a table with a row for each name and value. A value that is a list of objects has a line for each object;
+    an object has a line for each key."""
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -95,7 +95,7 @@ def facts_table(facts: dict[str, Any]) -> Table:
 
 
 def _readable(name: str, value: Any) -> str:
-    """Format a value for people: times and sizes with units, and no brackets of JSON."""
+    """Format a value for people: times and sizes with units, lists and objects without brackets."""
     if isinstance(value, dict):
         return "\n".join(f"{_unitless(key)}: {_readable(key, inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
@@ -114,11 +114,11 @@ def _unitless(name: str) -> str:
 
 
 _UNITS: Final[dict[str, Callable[[float], str]]] = {"_s": span, "_bytes": amount, "_at": clock}
-"""How values are formatted, by the ending of their name."""
+"""The function that formats a value, by the ending of the value's name."""
 
 
 def replicas_table(replicas: list[ReplicaReport]) -> Table:
-    """Return a table of replicas. `*` marks the one that answers."""
+    """Return a table of replicas. `*` marks the replica that answers the request."""
     table = Table(box=None)
     for name in ("replica", "state", "address"):
         table.add_column(name, no_wrap=True)

@@ -1,4 +1,4 @@
-"""Ask a running gateway through its REST interface. It knows what all replicas know."""
+"""Send operators' requests to a running gateway through its REST interface. The gateway answers for all replicas."""
 
 import json
 import re
@@ -17,12 +17,12 @@ from gateway.config.addresses import is_of_this_machine
 _MOST_CANDIDATES: Final = 10
 _TIMEOUT_S: Final = 30.0
 _LONG_TIMEOUT_S: Final = 600.0
-"""The timeout for the end of many sessions, each with its processes."""
+"""The timeout for ending many sessions: the gateway waits for the end of each session's processes."""
 
 
 class RestClient:
-    """Implement `admin.verbs.Operators` by REST. Its methods are made from the table of verbs. The gateway knows the
-    operator by the key, so `by` is not sent."""
+    """Implement `admin.verbs.Operators` by REST requests. The methods are derived from the table of verbs. `by` is not
+    sent, because the gateway knows the operator by the key."""
 
     sees_calls = True
 
@@ -44,7 +44,7 @@ class RestClient:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Operators]:
-        """Open the connection for the time of the block, and yield the model."""
+        """Keep the HTTP client open for the time of the block. Yield the verbs."""
         async with self._client:
             yield self._self
 
@@ -63,7 +63,7 @@ class RestClient:
             raise self._unreachable(error) from None
 
     async def ask(self, verb: Verb, arguments: Mapping[str, Any], body: bytes | None = None) -> Any:
-        """Send the request of a verb, and decode the answer."""
+        """Send the request of a verb. Return the decoded answer."""
         params: dict[str, str] = {}
         for one in verb.takes:
             params |= one.written(arguments.get(one.at))
@@ -80,7 +80,7 @@ class RestClient:
         return answer[verb.answers] if verb.answers else answer
 
     async def _named(self, what: str, prefix: str) -> str:
-        """Return a prefix as part of a path. If it is empty, return that of the only session."""
+        """Return the beginning of an id, quoted for a URL's path. If it is empty, use the only live session."""
         if what == "session" and not prefix:
             found = (await self._self.sessions(SessionQuery(limit=_MOST_CANDIDATES + 1))).sessions
             if not found:

@@ -36,7 +36,7 @@ _VERSION: Final = "2025-11-25"
 _INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
 _SCRIPTS: Final = (".py", ".js", ".mjs", ".cjs", ".ts", ".mts", ".rb")
 _QUESTIONS: Final = tuple(name for name in LISTS if name.count("/") == 1 and not METHODS[name].extension)
-"""Requests for lists. A server touches for them what it touches for any client."""
+"""Methods that request lists. A server uses the same files for them whichever client asks."""
 
 app = typer.Typer(help="Explain the sandboxes of servers.", no_args_is_help=True, add_completion=False)
 
@@ -81,7 +81,8 @@ def learn(
 
 
 def _table_in(file: Path) -> Mapping[str, Any]:
-    """Read the table of earlier runs from a file. Read it before the server runs, because watching may take a day."""
+    """Read the table of earlier runs from a file. Call this before the server runs: after a day of watching, an error
+    would come too late."""
     try:
         found = json.loads(file.read_bytes() or b"{}")
         if not isinstance(found, dict):
@@ -99,7 +100,7 @@ def _table_in(file: Path) -> Mapping[str, Any]:
 
 
 def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSettings]:
-    """Return the server that is meant: one of the given configuration by name, or a command."""
+    """Return the name and settings of the server to run: one of the given configuration, or a command."""
     if config is None:
         return name_of(words), UpstreamSettings(command=words[0], args=tuple(words[1:]))
     entries = load(config).settings.mcpServers
@@ -111,8 +112,8 @@ def _server(words: list[str], config: Path | None) -> tuple[str, UpstreamSetting
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """Return a name for a server with that command: its package, the script or module that an interpreter runs, or the
-    program."""
+    """Derive a server's name from its command: from the package, from the script or module that an interpreter runs, or
+    from the program."""
     program = name = PurePosixPath(argv[0]).name
     if (package := parse(argv)) is not None:
         name = package.program or re.sub(r"(?<=.)@.*", "", package.head[-1]).rpartition("/")[2]
@@ -130,8 +131,8 @@ def _run_by_interpreter(words: Sequence[str]) -> Iterator[str]:
 
 
 def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> list[str]:
-    """Return remarks for the person at the command. `table` is what was learnt. `by_hand`: the server was only asked
-    for its lists. `code` is the exit code of a server that ended by itself; 0 or None for another end."""
+    """Return remarks for the person at the terminal. `table` are the learnt grants. `by_hand`: no client has used the
+    server. `code` is the exit code of a server that ended by itself; 0 or None otherwise."""
     said = []
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -144,7 +145,7 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
 
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
-    """Watch the server. Return what was learnt, and the exit code of a server that ended by itself."""
+    """Run and watch the server. Return the learnt grants, and the exit code if the server ended by itself."""
     from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -168,7 +169,7 @@ async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, in
 
 
 class _Output:
-    """Write the server's output to stdout, where a client reads it."""
+    """Write the server's output to stdout for a client, if `shows`. Call `ended` when the server has ended."""
 
     def __init__(self, ended: Callable[[], None], *, shows: bool) -> None:
         self._ended = ended
@@ -193,7 +194,8 @@ def _put(stream: Any, line: bytes) -> None:
 
 
 def _ask(process: Process) -> None:
-    """Send the requests for lists. Nobody reads the answers; what the server touches is watched."""
+    """Send a handshake and requests for all lists to the server. The answers are ignored; only what the server touches
+    counts."""
     client = {"name": "sandbox-learn", "version": "1"}
     opening = {"protocolVersion": _VERSION, "capabilities": {}, "clientInfo": client}
     _send(process, {"id": 0, "method": "initialize", "params": opening})
@@ -207,7 +209,7 @@ def _send(process: Process, message: dict[str, Any]) -> None:
 
 
 def _copy(loop: asyncio.AbstractEventLoop, process: Process, ended: Callable[[], None]) -> None:
-    """Pass on what a client writes, until it ends."""
+    """Forward the client's bytes from stdin to the server until stdin ends. Runs in a thread."""
     try:
         while data := os.read(sys.stdin.fileno(), 65_536):  # a buffered reader could not be left at the end
             loop.call_soon_threadsafe(process.stdin.write, data)

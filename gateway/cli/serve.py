@@ -110,8 +110,8 @@ def stdio(
 
 
 def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welcome | None":
-    """Configure the log. Return the greeting if a person reads it. Workers are announced by the process that started
-    them."""
+    """Configure the log. Return the greeting if a person reads the log; None otherwise, and in workers: their parent
+    announces the gateway."""
     from gateway.observability.logs import configure_logging
     from gateway.serving.workers import LISTENER
 
@@ -129,6 +129,6 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
 
 
 def _log(notes: Iterable[Note]) -> None:
-    """Log the notes about the configuration that `check` and `doctor` print."""
+    """Log the notes about the configuration, which `check` and `doctor` print."""
     for note in notes:
         logger.log(logging.INFO if note.level == "ignored" else logging.WARNING, "%s", note.line)

@@ -25,12 +25,12 @@ from session_store import AuditEvent
 app = typer.Typer(help="List sessions and end them.", no_args_is_help=True, add_completion=False)
 _out = Terminal()
 _SEEN_BY_GATEWAYS = {"calls", "failed", "in_flight", "parked", "streams", "processes", "failures", "state"}
-"""Fields of a session that only gateways know, not its record."""
+"""Fields of a session that are not in its record: only a running gateway knows them."""
 
 _EMPTY_EVENT = {
     each.name: each.default for each in msgspec.structs.fields(AuditEvent) if each.default is not msgspec.NODEFAULT
 }
-"""Fields that an event may lack, with their defaults. Scripts that read `--json` find all of them."""
+"""Fields that an event may lack, with their defaults. They are added, so that scripts with `--json` find all fields."""
 
 IdArgument = Annotated[
     str,
@@ -43,12 +43,12 @@ EndedArgument = Annotated[
     typer.Argument(metavar="[ID]", help="First characters of the session id, from `list`, unless filters are given."),
 ]
 SHOWN_ENTRIES: Final = 50
-"""How many of the newest entries of a timeline are printed. `--json` has all that are kept."""
+"""The number of the newest timeline entries that are printed. `--json` has all stored entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """Options that select sessions by their values."""
+    """Options that filter sessions by their values."""
 
     principal: Annotated[str, typer.Option(help="All sessions of this principal.")] = ""
     client: Annotated[str, typer.Option(help="All sessions of clients with this name.")] = ""
@@ -60,7 +60,8 @@ class Which:
     failing: Annotated[bool, typer.Option("--failing", help="All sessions with failed calls; needs --url.")] = False
 
     def session_filter(self) -> SessionFilter | None:
-        """Return the filter with the given values; None if none is given. Raises `OperatorError`."""
+        """Return the filter for the given options; None if none is given. Raises `OperatorError` if a value is
+        invalid."""
         values = {name: getattr(self, name) for name in FILTERS}
         return SessionFilter(**values) if any(values.values()) else None
 
@@ -79,16 +80,17 @@ class Listing:
 
     @property
     def is_all(self) -> bool:
-        """Return True if the list leaves no session out, apart from those of other pages."""
+        """Return True if the list starts with the first session and has no filter."""
         return not self.query and not self.after and self.only == "all"
 
     def session_query(self, which: SessionFilter | None) -> SessionQuery:
-        """Return the query. Raises `OperatorError`."""
+        """Return the query for these options and the filter. Raises `OperatorError` if a value is invalid."""
         return SessionQuery(**asdict(self), which=which)
 
 
 def _facts(operators: Operators, row: SessionRow, *without: str) -> dict[str, Any]:
-    """Return the fields of a session that this model of operators knows."""
+    """Return the fields of a session by name. For a store without a gateway, leave out those that only gateways
+    know."""
     left_out = {*without, *(() if operators.sees_calls else _SEEN_BY_GATEWAYS)}
     return {name: value for name, value in msgspec.to_builtins(row).items() if name not in left_out}
 
@@ -176,7 +178,8 @@ async def events(
 
 
 def environment_lines(found: SessionEnvironment) -> Iterator[str]:
-    """Yield lines about why the session sees what it sees, and what each of its servers was given."""
+    """Yield lines about a session: why it sees what it sees, and the folders, sandbox and variables of each of its
+    servers."""
     yield from (visible_line(sentence) for sentence in found.why)
     for server in found.servers:
         yield ""
@@ -200,7 +203,7 @@ def _of_server(server: ServerEnvironment) -> Iterator[str]:
 
 
 def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
-    """Yield the lines above the table of a timeline."""
+    """Yield the lines to print above a timeline's table: that it is empty, or how many entries are shown."""
     if not entries:
         yield "nothing has happened in it yet"
     elif len(entries) > SHOWN_ENTRIES:
@@ -208,7 +211,8 @@ def timeline_lines(entries: Sequence[TimelineRow]) -> Iterator[str]:
 
 
 def timeline_table(entries: Sequence[TimelineRow], now: float | None = None) -> Table:
-    """Return a table of the newest entries, in order of time. Times are local; those of another day have a date."""
+    """Return a table of the newest timeline entries, in order of time. Times are local; those of another day have a
+    date."""
     table = Table(box=None, show_header=False)
     for _ in range(4):
         table.add_column(no_wrap=True)

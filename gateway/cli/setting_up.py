@@ -126,7 +126,8 @@ def init(
 
 
 def _tell_faults(file: Path) -> None:
-    """Print what is still missing: variables that are not set, mostly. Until then these servers are left out."""
+    """Print what is still missing in the file, mostly variables that are not set. Servers with such faults are left
+    out."""
     try:
         load(file, strict=True)
     except ConfigurationError as error:
@@ -135,7 +136,7 @@ def _tell_faults(file: Path) -> None:
 
 
 def _written(found: FoundServers) -> str:
-    """Return the servers as lines of the file."""
+    """Return the found servers as JSON lines with comments, for the new configuration file."""
     lines = []
     for name, entry in found.entries.items():
         if name in found.places:
@@ -187,7 +188,8 @@ def add(
 
 
 def _gateway_of(config: Path) -> GatewaySettings:
-    """Return the settings of the gateway to which a server is added. If they have faults, `run` tells them."""
+    """Return the gateway's settings in the file to which a server is added. If the settings have faults, return the
+    defaults: `run` reports the faults."""
     try:
         found = gathered(config if config.exists() else None, {}, GatewaySettings)
         options = GatewaySettings.model_validate(found.document.get("gateway", {}))
@@ -213,7 +215,7 @@ def _clients(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Options for what a client is told of the gateway."""
+    """Options for the entry by which a client finds the gateway."""
 
     name: Annotated[str, typer.Option(help="What the client calls it.")] = ""
     token: Annotated[
@@ -264,7 +266,7 @@ def connect(
 
 
 def _endpoint(given: str, config: Path | None) -> str:
-    """Return the URL that clients are given: the given one, or where the gateway runs or is to listen."""
+    """Return the URL for clients: the given one, or that of the running or configured gateway."""
     try:
         url = f"{base_url(given or endpoint_here(config))}/mcp"
     except ConfigurationError as error:
@@ -277,7 +279,7 @@ def _endpoint(given: str, config: Path | None) -> str:
 
 
 def _write(found: Snippet) -> None:
-    """Add the entry to the client's file, and say what is left to do."""
+    """Add the entry to the client's file, and print what the person still has to do."""
     if (file := found.file) is None:
         raise error_exit(
             f"{found.title} has no file: run `mcp-session-gateway connect {found.client}`, and use what it prints"
@@ -302,8 +304,9 @@ def _write(found: Snippet) -> None:
 
 
 def _snippet(client: str, url: str, entry: Entry) -> Snippet:
-    """Return how the client connects. If it is to have a session key, it keeps that of its entry for this URL, or gets
-    a new one. A file of the present folder is not asked: whoever wrote it would know the key."""
+    """Return how the client connects. If the client gets a session key, reuse the key in its present entry for this
+    URL, or make a new one. Do not reuse a key from a file in the current folder: whoever wrote the file would know the
+    key."""
     script = Path(sys.executable).with_name("mcp-session-gateway")
     program = (str(script),) if script.is_file() else (sys.executable, "-m", "gateway")
     found = partial(snippet, client, url, name=entry.name, needs_token=entry.token, program=program)
@@ -320,7 +323,7 @@ def _snippet(client: str, url: str, entry: Entry) -> Snippet:
 
 
 def _is_for(url: str, entry: Any) -> bool:
-    """Return True if a value somewhere in the entry is that URL, with or without its path."""
+    """Return True if the entry contains that URL as a value, with or without `/mcp`."""
     if isinstance(entry, Mapping):
         return any(_is_for(url, value) for value in entry.values())
     if isinstance(entry, list):
@@ -329,7 +332,7 @@ def _is_for(url: str, entry: Any) -> bool:
 
 
 def _given(file: Path) -> str:
-    """Return the option that names the file; empty for the file that commands find by themselves."""
+    """Return the option that names the file; empty for the file that commands read by default."""
     return "" if file == FILE else f" --config {shlex.quote(str(file))}"
 
 

@@ -1,4 +1,4 @@
-"""Find what a command of operators asks, a running gateway or a store, and run the command on it."""
+"""Find the running gateway or the store on which an operator's command works, and run the command."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ _NONE: Final = (
 
 @asynccontextmanager
 async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
-    """Open the operators' model of a gateway or a store for the time of the block.
+    """Yield the operators' verbs of a gateway or a store, for the time of the block.
 
     Raises:
         OperatorError, StoreError: no gateway or store is given, or it cannot be used.
@@ -61,12 +61,12 @@ async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
 
 
 def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
-    """Return the gateway to ask: the given URL, or the gateway that this user runs at a terminal of this machine. The
-    key is the one given with a URL, or the one that such a gateway has left. `or_else`: what else the command could be
-    given.
+    """Return URL and key of the gateway to which a command sends requests. If one is not given, take it from the
+    gateway that this user runs at a terminal of this machine. `or_else`: the other options of the command, for the
+    error message.
 
     Raises:
-        OperatorError: no gateway is given, and none or several are found.
+        OperatorError: no URL is given, and this user runs no gateway or several.
     """
     if given.url and given.key:
         return given
@@ -82,8 +82,8 @@ def gateway_at(given: AtGateway, *, or_else: str = "") -> AtGateway:
 
 
 def endpoint_here(config: Path | None) -> str:
-    """Return the URL of clients. It is that of a named configuration, or of this folder or the environment if that sets
-    the port. Otherwise it is that of the gateway that this user runs at a terminal.
+    """Return the URL for clients: that of the named configuration, or of the current folder or environment if it sets
+    the port; otherwise that of the gateway that this user runs at a terminal.
 
     Raises:
         OperatorError: several gateways run here, and none of them is that of this folder.
@@ -107,7 +107,8 @@ def endpoint_here(config: Path | None) -> str:
 
 
 def asks(kind: type[AtGateway], *, is_endless: bool = False) -> Callable[[Work], Callable[..., Any]]:
-    """Make a command of a function that gets the operators' model first. The command has the options of `kind` instead.
+    """Make a command of a function whose first argument is the operators' verbs. The command has the options of `kind`
+    instead.
 
     An error is printed, and ends the command with exit code 2. If it `is_endless`, Ctrl-C ends it with exit code 0.
     """

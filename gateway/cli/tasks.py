@@ -37,7 +37,7 @@ class TaskListing:
     status: Annotated[str, typer.Option(help=f"One of {', '.join(TASK_STATUSES)}.")] = ""
 
     def task_query(self) -> TaskQuery:
-        """Return the query. Raises `OperatorError`."""
+        """Return the query for these options. Raises `OperatorError` if the status is unknown."""
         return TaskQuery(**asdict(self) | {"status": self.status.replace(" ", "_")})  # as `list` prints it
 
 

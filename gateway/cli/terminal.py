@@ -1,7 +1,7 @@
 """Print on the operator's terminal, with control characters in foreign text escaped.
 
-Names, descriptions, URIs and messages come from clients and servers. Control characters in them are shown as escapes,
-and nothing in them is markup: styles are set by `rich.text.Text`.
+Names, descriptions, URIs and messages come from clients and servers. Their control characters are printed as escapes,
+and their text is never taken as markup: only `rich.text.Text` sets styles.
 """
 
 import sys
@@ -19,7 +19,7 @@ _STYLES: Final = {"warning": "bold yellow", "ignored": "dim", "fetching": "dim"}
 
 
 class Terminal(Console):
-    """Print to stdout or stderr. Without a terminal, lines are as long as they need to be."""
+    """A console on stdout or stderr. If stdout is not a terminal, lines are up to 220 characters long."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         bounded = (sys.stderr if stderr else sys.stdout).isatty()
@@ -36,6 +36,6 @@ class Terminal(Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def print_labelled(self, kind: str, message: str) -> None:
-        """Print a line with its kind in front, in colour."""
+        """Print a line that begins with `kind`, in a colour for that kind."""
         style = _STYLES.get(kind, "bold red")
         self.print(Text.assemble((kind, style), " ", visible(message)))

@@ -19,12 +19,13 @@ _NAME: Final = re.compile(r"(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach that address."""
+    """Return True if only this machine can reach the host name or address."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def is_of_this_machine(url: str) -> bool:
-    """Return True if only this machine can reach that URL: no proxy of the environment is to be asked for it."""
+    """Return True if only this machine can reach the URL. Requests to it must not go through a proxy of the
+    environment."""
     try:
         return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
@@ -32,22 +33,22 @@ def is_of_this_machine(url: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of HOST:PORT. An IPv6 address may stand in brackets."""
+    """Return host and port of HOST:PORT. Brackets around an IPv6 address are removed."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def url_here(host: str, port: int) -> str:
-    """Return the URL at which this machine reaches what listens on that address."""
+    """Return the URL by which this machine reaches a socket that listens on `host` and `port`."""
     host = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}"
 
 
 def base_url(given: str) -> str:
-    """Return the URL of a gateway, as a person gives it, without `/mcp` and slashes at its end.
+    """Return the URL of a gateway that a person has given, without slashes and `/mcp` at its end.
 
     Raises:
-        ValueError: no client can use it.
+        ValueError: no client can use the URL.
     """
     url = given.strip().rstrip("/").removesuffix("/mcp")
     fault = "give the address as https://HOST or http://HOST:PORT, without credentials"
@@ -69,14 +70,14 @@ def _checked_address(address: str) -> str:
 
 
 def is_same_place(one: str, other: str) -> bool:
-    """Return True if a socket that listens on one HOST:PORT is in the way of the other."""
+    """Return True if two sockets cannot listen on these two HOST:PORT at the same time."""
     (host, port), (other_host, other_port) = host_and_port(one), host_and_port(other)
     is_same = host == other_host or (is_loopback(host) and is_loopback(other_host))
     return port != 0 and port == other_port and (is_same or bool({host, other_host} & {"0.0.0.0", "::"}))
 
 
 def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> bool:
-    """Return True if the URL of a server is an endpoint of the gateway itself.
+    """Return True if a server's URL is an endpoint of the gateway itself.
 
     The gateway listens on `host` and `port`. `names` are the host names that clients use, mostly at the default port of
     a proxy.
@@ -101,8 +102,8 @@ def bridged_url(argv: Sequence[str]) -> str:
 
 
 async def own_address_towards(url: str) -> str:
-    """Return the address of this machine at which the hosts of a URL see it. Empty: they are this machine, or
-    unknown."""
+    """Return the address of this machine from which it connects to the hosts in a URL. Return an empty string if they
+    are on this machine, or cannot be resolved."""
     for place in urlsplit(url).netloc.rpartition("@")[2].split(","):
         parts = urlsplit(f"//{place}")
         with contextlib.suppress(OSError, ValueError):
@@ -116,15 +117,15 @@ async def own_address_towards(url: str) -> str:
 
 
 ListenAddress = Annotated[str, AfterValidator(_checked_address)]
-"""HOST:PORT to listen on or to be reached at. Empty: none."""
+"""HOST:PORT, to listen on or for others to connect to. Empty: none."""
 
 
 def host_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Return names that requests may ask for: a host name or address, `*.` before a domain, or `*`. In the compared
-    spelling.
+    """Return allowed names for the Host header, in the spelling for comparisons: host names or addresses, `*.` before a
+    domain, or `*`.
 
     Raises:
-        ValueError: one of them would match nothing: it holds a scheme, a port, a path, or a `*` elsewhere.
+        ValueError: a name would match nothing, because it has a scheme, a port, a path, or a `*` elsewhere.
     """
     return tuple(map(_host_name, given))
 

@@ -80,7 +80,7 @@ class ProxySettings(Frozen):
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """Return the headers that name the caller and its rights, in lower case."""
+        """Return the names of the headers for the caller and its rights, in lower case."""
         names = (self.subject_header, self.trust_header, self.workspace_header, self.permissions_header)
         return tuple(name.lower() for name in names if name)
 
@@ -136,20 +136,20 @@ class AuthSettings(Frozen):
 
     @property
     def issuers(self) -> tuple[str, ...]:
-        """Return the issuers of principals, without that of API keys."""
+        """Return the issuers of principals, without the issuer for API keys."""
         proxied = self.proxies is not None and self.proxies.subject_header
         return (*(entry.issuer for entry in self.jwt), *([self.proxies.issuer] if self.proxies and proxied else ()))
 
 
 def _one_or_several(keys: Any) -> Any:
-    """Return digests by name, where one may stand without a list."""
+    """Return lists of digests by key name. A single digest need not be in a list."""
     if not isinstance(keys, dict):
         return keys
     return {name: (given,) if isinstance(given, str) else given for name, given in keys.items()}
 
 
 def _digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return digests by name, none of which is a key."""
+    """Return the digests by key name. Raises `ValueError` if a value is not a digest: it may be the key itself."""
     for name, given in keys.items():
         if not given or not all(_SHA256.fullmatch(digest) for digest in given):
             raise ValueError(f"{name}: must be the SHA-256 of the key as 64 lower-case hex digits, not the key itself")
@@ -157,7 +157,7 @@ def _digests(keys: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 
 
 KeyDigestSettings = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_one_or_several), AfterValidator(_digests)]
-"""Name → SHA-256 digests of keys. One digest may stand without a list."""
+"""SHA-256 digests of keys, by key name. A single digest need not be in a list."""
 
 
 class AuditSettings(Frozen):
@@ -193,7 +193,7 @@ class AuditSettings(Frozen):
 
     @property
     def file(self) -> Path | None:
-        """Return the file that gets the events; None if there is none."""
+        """Return the file to which audit events are written; None if there is none."""
         return next((Path(place) for place in self.to if place.startswith("/")), None)
 
 
@@ -279,5 +279,5 @@ class DiscoverySettings(Frozen):
 
     @property
     def domain(self) -> str:
-        """Return the domain in the identifiers of the catalog."""
+        """Return the domain for the identifiers in the catalog."""
         return self.publisher or urlsplit(self.url).hostname or ""

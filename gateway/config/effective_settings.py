@@ -1,7 +1,7 @@
-"""List the settings in effect, each with its value as text and the place that gives it. Pure: no I/O.
+"""List the settings in effect, each with its value as text and its source (file, variable or default). Pure: no I/O.
 
-No credential is shown: values of environments and headers are hidden, and so is every value with the name or form of
-one.
+No credential is shown. All values of environments and headers are hidden, and so is every value that has the name or
+the form of a credential.
 """
 
 import json
@@ -22,14 +22,15 @@ DEFAULT: Final = "default"
 _BY_PROGRAM: Final = "the program"
 _HIDDEN: Final = "[hidden]"
 _SECRET_VALUES: Final = frozenset({"env", "headers"})
-"""Objects whose values can be credentials, whatever their names are."""
+"""Objects whose values can be credentials, whatever the names in them are."""
 
 _DIGESTS: Final = frozenset({"api_keys", "keys"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSetting:
-    """`name`: with the names of the objects around it. `origin`: the place that gives it, or `DEFAULT`."""
+    """A setting in effect. `name`: its full path, such as `gateway.session.idle_ttl_s`. `origin`: the file, variable or
+    option that gives it, or `DEFAULT`."""
 
     name: str
     value: str
@@ -37,20 +38,20 @@ class EffectiveSetting:
 
     @property
     def is_set(self) -> bool:
-        """Return whether the value is not the default."""
+        """Return whether the setting was given."""
         return self.origin != DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Settings of one object of the configuration."""
+    """The settings of one object in the configuration."""
 
     title: str
     settings: tuple[EffectiveSetting, ...]
 
 
 def effective(settings: Settings) -> list[Section]:
-    """Return all settings: those of `gateway`, then those of its objects, then those of each server that are set."""
+    """Return all settings of `gateway` and of its objects, then, for each server, the settings that are given."""
     origins = settings.gateway.origins
     plain, objects = [], []
     for name, field in GatewaySettings.model_fields.items():
@@ -86,7 +87,8 @@ def _default_of(field: FieldInfo) -> Any:
 
 
 def _of_server(name: str, entry: UpstreamSettings, origins: Origins | None) -> Section:
-    """Return what is set, and nothing else: a server has some thirty settings, and people set three."""
+    """Return the given settings of a server. Defaults are left out: a server has some thirty settings, and people set
+    three."""
     place = (None if origins is None else origins.file) or _BY_PROGRAM
     found = []
     for setting, field in UpstreamSettings.model_fields.items():
@@ -102,7 +104,7 @@ def _is_object(value: Any) -> bool:
 
 
 def shown_value(name: str, value: Any) -> str:
-    """Return a value for people, without credentials."""
+    """Return a value as text for people, without credentials."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -122,7 +124,7 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; of objects inside, what was set."""
+    """Convert a value to JSON types. Of settings objects inside, only the given fields remain."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
@@ -153,7 +155,7 @@ def _redacted(text: str, secrets: set[str]) -> str:
 
 
 def _hidden(value: Any) -> str:
-    """Return what is shown for a credential; a reference to a secret is none, and stays."""
+    """Return the text that replaces a credential. A reference to a secret is returned unchanged."""
     is_reference = isinstance(value, str) and value.startswith("${secret:") and value.endswith("}")
     return value if is_reference and value.count("$") == 1 else _HIDDEN
 

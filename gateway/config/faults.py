@@ -1,4 +1,4 @@
-"""Report on a configuration: errors that stop the start, notes on ignored parts, and suggestions for unknown names."""
+"""Define the errors and notes about a configuration, and suggest known names for unknown ones."""
 
 import difflib
 import re
@@ -9,11 +9,11 @@ from typing import Final, Literal
 
 
 class ConfigurationError(ValueError):
-    """The configuration cannot be used. The message names the place and what to do."""
+    """The configuration cannot be used. The message names the setting, and says what to do."""
 
 
 class ServerFault(ValueError):
-    """A setting of one server contradicts the settings of the gateway. Only that server is left out."""
+    """The settings of one server contradict those of the gateway. Only this server is left out."""
 
     def __init__(self, server: str, message: str) -> None:
         super().__init__(message)
@@ -22,8 +22,8 @@ class ServerFault(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A part of the configuration that has no effect, or is dangerous. `warning`: the gateway does less than the file
-    asks for, or more than is safe. `do`: the advice; empty: correct or remove that part."""
+    """A part of the configuration that has no effect, or is dangerous. `level` is `warning` if the gateway does less
+    than the file asks for, or more than is safe. `do`: the advice; empty: correct or remove that part."""
 
     level: Literal["ignored", "warning"]
     text: str
@@ -41,20 +41,20 @@ def missing_extra(setting: str, extra: str) -> ConfigurationError:
 
 
 def located(message: str, file: Path | None) -> str:
-    """Return the message with the file at the front of each line that names a server's setting, and no place yet."""
+    """Return the message with the file's name before each line that begins with a server's setting."""
     lines = message.splitlines()
     return "\n".join(f"{file}: {line}" if file and line.startswith("mcpServers.") else line for line in lines)
 
 
 _CUTOFF: Final = 0.8
-"""`arg` and `args`, `gatway` and `gateway` are more alike than this; `tags` and `args` are not. Names with the same
-letters (`prot`) count as well."""
+"""The least similarity of names that are suggested. `arg` and `args`, `gatway` and `gateway` are more similar; `tags`
+and `args` are not. Names with the same letters (`prot`) are always similar."""
 _WORDS: Final = {"arguments": "args", "cmd": "command", "uri": "url"}
-"""Other words for the same thing, which are not alike."""
+"""Synonyms of settings' names that are not similar to them."""
 
 
 def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
-    """Return the known name that resembles an unknown one most; an empty string if none does."""
+    """Return the known name that is most similar to an unknown one; an empty string if none is similar."""
     folded: dict[str, str] = {}
     for each in known:
         folded.setdefault(_folded(each), each)  # the first of names that differ in case and separators only
@@ -66,7 +66,8 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: a suggestion, or an empty string."""
+    """Return a suggestion for the end of a message about an unknown name; an empty string if no known name is
+    similar."""
     found = meant(name, known)
     return f"; did you mean {found}?" if found else ""
 

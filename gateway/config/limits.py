@@ -9,7 +9,7 @@ from transports.inbound.limits import Limits, room_for_connections
 
 
 def _null(value: Any) -> Any:
-    """Return None for the text `null`: variables have no other."""
+    """Return None for the text `null`, by which environment variables express it."""
     return None if value == "null" else value
 
 
@@ -73,19 +73,19 @@ class LimitSettings(Frozen):
 
     @property
     def in_flight_bytes(self) -> int:
-        """Return the maximum total size of the bodies of one session's calls in flight. To reach it, a client must send
-        several of the largest at once."""
+        """Return the maximum total size of the bodies of one session's calls in flight. Only a client with several of
+        the largest calls at once reaches it."""
         return 8 * self.body_bytes
 
     @property
     def noise_timeout_s(self) -> float:
-        """Return the time from the first line on stdout of a starting server that is no MCP message to its first
-        answer: a banner does no harm, and a program that is no MCP server is recognized soon."""
+        """Return the seconds that a starting server has for its first answer after a line on stdout that is not MCP. So
+        a banner does no harm, and a program that is no MCP server is recognized soon."""
         return self.start_timeout_s / 6
 
     @property
     def before_authentication(self) -> Limits:
-        """Return the limits of connections and requests, for the listeners."""
+        """Return the limits that the listeners apply to connections and requests before callers are authenticated."""
         connections = self.connections or room_for_connections()
         return Limits(
             head_timeout_s=self.client_timeout_s / 3,
@@ -99,7 +99,8 @@ class LimitSettings(Frozen):
 
 
 _LEAST_WORKING_TTL_S: Final = 60.0
-"""How long the record of a working task is kept at least without a renewal, however short outcomes are kept."""
+"""The least seconds for which the record of a working task is kept without a renewal, even if outcomes are kept
+shorter."""
 
 
 class TaskSettings(Frozen):
@@ -147,21 +148,21 @@ class TaskSettings(Frozen):
         return max(1_000, 10 * self.max_per_session)
 
     def outcome_ttl_s(self, asked_s: float) -> float:
-        """Return how long the outcome of a task is kept, in seconds, if its client has asked for
-        `asked_s` (0: for nothing)."""
+        """Return the seconds for which a task's outcome is kept. `asked_s` are the seconds that its client has asked
+        for; 0: the client has not asked."""
         return asked_s or self.ttl_s
 
     def working_ttl_s(self, kept_s: float) -> float:
-        """Return how long the record of a working task is kept without a renewal, in seconds, if its outcome is kept
-        for `kept_s`."""
+        """Return the seconds for which the record of a working task is kept without a renewal. `kept_s`: the seconds
+        for which its outcome will be kept."""
         return max(kept_s, _LEAST_WORKING_TTL_S)
 
     def is_at_once(self, server: str, tool: str) -> bool:
-        """Return whether each call of the tool becomes a task at once."""
+        """Return whether every call of the tool immediately becomes a task."""
         return _names(self.at_once, server, tool)
 
     def is_offered(self, server: str, tool: str) -> bool:
-        """Return whether clients of 2025-11-25 are told that the tool may be called as a task."""
+        """Return whether the lists for clients of 2025-11-25 say that the tool may be called as a task."""
         return _names(self.offered, server, tool)
 
 

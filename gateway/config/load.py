@@ -1,6 +1,6 @@
-"""Merge the settings of the file, the environment and the command line; the later ones win.
+"""Merge the settings from the file, the environment and the command line; later ones win.
 
-Remember which place gave each setting, for messages. Find variables `MCP_GATEWAY_…` that are no setting: misspelt
+Record which place gives each setting, for messages. Find variables `MCP_GATEWAY_…` that are not settings: misspelt
 names, and names of other programs.
 """
 
@@ -62,20 +62,20 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.tasks.poll_ms": "clients are asked to poll 2.5 times in gateway.tasks.after_s",
     "gateway.tasks.tools": "clients use the requests tasks/* of the protocol",
 }
-"""Settings of earlier versions, and what holds now. `*` is any name."""
+"""Removed settings, each with what applies in its place. `*` stands for any name."""
 OTHER_NAMES: Final = frozenset(
     {"ADMIN_KEY", "API_KEY", "CREDENTIAL", "KEYS", "KEYS_FILE", "TOKEN", "URL"}
     | {"WORKER_COUNT", "WORKER_ENVIRONMENT", "WORKER_LIFELINE", "WORKER_LISTENER", "WORKER_NUMBER", "WORKER_READY"}
     | {"WORKER_SIBLINGS"}
 )
-"""Names after the prefix that are read, but are not settings of `gateway`."""
+"""Names of variables, without the prefix, that the gateway reads, but that are not settings of `gateway`."""
 
 
 def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[list[str], tuple[Note, ...]]:
-    """Return faults for names that resemble a setting of `model`, and a note for each other unknown name.
+    """Return faults for variables whose names are similar to a setting of `model`, and notes for other unknown ones.
 
-    Others use the prefix as well: Kubernetes sets `MCP_GATEWAY_SERVICE_HOST` for a service named `mcp-gateway`. A name
-    that resembles a setting is a fault, because its value would silently have no effect.
+    Other programs also use the prefix: Kubernetes sets `MCP_GATEWAY_SERVICE_HOST` for a service named `mcp-gateway`. A
+    similar name is a fault, because its value would silently have no effect.
     """
     known = {name.upper(): name.upper() for name in (*model.model_fields, *OTHER_NAMES)}
     gone = {setting.removeprefix("gateway.").replace(".", "__").upper(): now for setting, now in GONE.items()}
@@ -98,7 +98,7 @@ def unknown_variables(environ: Iterable[str], model: type[BaseModel]) -> tuple[l
 
 
 def _paths(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the settings inside the settings of `model`, as variables name them."""
+    """Yield the names of variables for the nested settings of `model`, without the prefix."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -106,10 +106,10 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
 
 
 def variables(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what the environment gives of the settings of `model`, not validated yet.
+    """Return the settings of `model` that environment variables give, not validated yet.
 
     `MCP_GATEWAY_PORT` gives a setting, `MCP_GATEWAY_SESSION__IDLE_TTL_S` a field of an object. Lists and objects are
-    JSON. An empty variable gives nothing.
+    JSON. An empty variable counts as not set.
     """
     given: dict[str, Any] = {}
     for variable in sorted(os.environ, key=str.upper):  # an object comes before its fields, which win
@@ -128,7 +128,8 @@ def variables(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _is_in_text(given: Any, path: list[str]) -> bool:
-    """Return True if another variable has given something else than an object for one that `path` leads through."""
+    """Return True if `path` leads through a setting for which another variable has given a value that is not an
+    object."""
     for name in path[:-1]:
         given = given.get(name, {})
         if not isinstance(given, dict):
@@ -141,11 +142,12 @@ def _is_object(kind: Any) -> bool:
 
 
 _OPTIONS: Final = {"allowed_hosts": "allowed-host", "policy.eval_tools": "allow-eval"}
-"""Settings whose option on the command line has another name."""
+"""Options on the command line whose names differ from their settings."""
 
 
 class Origins:
-    """The places that give settings of `gateway`, and what each of them gives."""
+    """The places that give settings of `gateway` (file, environment, command line), and the settings that each
+    gives."""
 
     def __init__(
         self,
@@ -160,13 +162,14 @@ class Origins:
         self._servers = servers or {}
 
     def in_words(self, loc: tuple[int | str, ...]) -> str:
-        """Return where the file has what validation calls `loc`: hosts have their servers in different tables."""
+        """Return the path in the file of a setting that validation calls `loc`. Hosts have their servers under
+        different keys."""
         if loc[:1] == ("mcpServers",) and loc[1:2] and loc[1] in self._servers:
             return ".".join((self._servers[str(loc[1])], *map(str, loc[2:])))
         return ".".join(map(str, loc))
 
     def of(self, setting: str) -> str:
-        """Return every place that gives it, or a part of it, in words."""
+        """Return in words all places that give a setting or a part of it."""
         return " and ".join(self.places_of(setting))
 
     @property
@@ -175,14 +178,15 @@ class Origins:
         return self._file
 
     def places_of(self, setting: str) -> tuple[str, ...]:
-        """Return the places that give it, the winning one last."""
+        """Return the places that give a setting or a part of it; the one that wins is the last."""
         variable = f"the variable MCP_GATEWAY_{setting.upper().replace('.', '__')}"
         option = f"--{_OPTIONS.get(setting, setting)} on the command line"
         named = (self._file, variable, option)
         return tuple(name for name, given in zip(named, self._places, strict=True) if _has(given, setting))
 
     def of_fault(self, loc: tuple[int | str, ...]) -> str:
-        """Return the place to mend a fault that validation found at `loc`. Empty: there is no file."""
+        """Return the place at which to correct a fault that validation found at `loc`. If only defaults are involved,
+        return the file; empty if there is none."""
         names = [str(part) for part in loc[1:]] if loc[:1] == ("gateway",) else []
         for end in range(len(names), 0, -1):
             found = self.places_of(".".join(names[:end]))
@@ -201,8 +205,8 @@ def _has(given: Any, setting: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The document that all places make together, not validated yet, where it came from, and what has no effect.
-    `faulty` has the entries of its servers that are known not to be usable."""
+    """The merged document of all places, not validated yet. `origins`: which place gave what. `notes`: what has no
+    effect. `faulty`: the servers' entries that are known to be unusable."""
 
     document: dict[str, Any]
     origins: Origins
@@ -211,9 +215,9 @@ class Gathered:
 
 
 def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel]) -> Gathered:
-    """Put file, environment and command line together.
+    """Merge file, environment and command line into one document.
 
-    `model` has the settings of `gateway`: their names are those of the variables.
+    `model` has the settings of `gateway`, which give the variables their names.
 
     Raises:
         ConfigurationError: the file cannot be read, or a name in it or in the environment is misspelt.
@@ -238,7 +242,7 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
 
 
 def _with_store(gateway: dict[str, Any], origins: Origins) -> dict[str, Any]:
-    """Return the settings with the store's URL, read from its file if it is in one."""
+    """Return the settings with the store's URL, which may be in the file `store_file`."""
     file = gateway.get("store_file")
     if not file or not isinstance(file, str):
         return gateway
@@ -259,7 +263,7 @@ def _maybe_json(text: str) -> Any:
 
 
 _SHORT: Final = {"sandbox": sandbox_table, "direct": profile_table, "sandboxed": profile_table}
-"""Objects that may be given as a word or a list, each with the function that returns the object for it."""
+"""Objects that may be given as a word or a list, each with the function that converts that to the object."""
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -273,13 +277,13 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def explained(error: ValidationError, origins: Origins, model: type[BaseModel]) -> str:
-    """Return one line per fault: where, what. `model` is the model of the whole document."""
+    """Return a message with one line for each fault: where it is, and what it is. `model` is the model of the whole
+    document."""
     return "\n".join(line for _, line in fault_lines(error, origins, model))
 
 
 def fault_lines(error: ValidationError, origins: Origins, model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield each fault as the server that it is about, and the line for people. The server is empty for a fault of
-    the whole configuration."""
+    """Yield for each fault the name of its server (empty: the fault is not of one server), and the line for people."""
     for fault in error.errors(include_url=False, include_input=False):
         where = origins.in_words(fault["loc"])
         what = fault["msg"].removeprefix("Value error, ")
@@ -321,7 +325,7 @@ _SHAPES: Final = {
     **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), ("list", '["a", "b"]')),
     **dict.fromkeys(("dict_type", "model_type"), ("object", '{"name": "value"}')),
 }
-"""What a value should be, and an example of it in JSON, by the type of pydantic's fault."""
+"""The expected type of a value and an example in JSON, by the type of pydantic's error."""
 _NUMBER_FAULTS: Final = frozenset({"float_type", "float_parsing"})
 _UNITS: Final = {"_s": " of seconds", "_ms": " of milliseconds"}
 
@@ -331,7 +335,7 @@ def _unit(setting: str) -> str:
 
 
 def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Return the settings that the object at `loc` may have."""
+    """Return the names of the settings that the object at `loc` may have."""
     models = [model]
     for part in loc:
         fields = [each.model_fields[str(part)].annotation for each in models if str(part) in each.model_fields]
@@ -341,7 +345,7 @@ def _names_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the settings inside a setting of that kind."""
+    """Yield the models of settings that a type annotation contains."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):

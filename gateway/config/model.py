@@ -1,7 +1,7 @@
 """Define the base class of all settings, and match names against shell patterns and regular expressions.
 
-Pure: no I/O. Operators' patterns are matched against text of clients and servers. So RE2 matches both kinds, in time
-linear in the text for every pattern. It has no look-around and no backreferences.
+Pure: no I/O. Operators' patterns are matched against text from clients and servers. So RE2 is used for both kinds: its
+time is linear in the text for every pattern. It has no look-around and no backreferences.
 """
 
 import functools
@@ -14,15 +14,15 @@ import re2
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _MEMORY: Final = 8 << 20
-"""Of one expression at work; with less than it would like, RE2 is slower, and still linear."""
+"""The memory of one RE2 expression, in bytes. An expression that needs more is slower, but still linear."""
 _MOST: Final = 4_096
 
 
 def expression(*words: str) -> Any:
-    """Return what finds any of these regular expressions in UTF-8, whatever the case.
+    """Return a compiled RE2 expression that finds any of these regular expressions in UTF-8 text, ignoring case.
 
     Raises:
-        ValueError: one of them cannot be used; which, and why.
+        ValueError: an expression is invalid; the message says which, and why.
     """
     for word in words:
         _compiled(word, ignore_case=True)
@@ -31,31 +31,31 @@ def expression(*words: str) -> Any:
 
 @functools.lru_cache(maxsize=_MOST)  # by what the configuration says
 def whole(word: str) -> Any:
-    """Return a regular expression for a whole text in UTF-8 (`fullmatch`).
+    """Return a compiled RE2 expression, to be matched with a whole UTF-8 text (`fullmatch`).
 
     Raises:
-        ValueError: the expression cannot be used.
+        ValueError: the expression is invalid.
     """
     return _compiled(word, ignore_case=False)
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name is among those that a pattern means: `*`, `?`, `[abc]`, `[!abc]`, as in shells.
+    """Return whether a name matches a shell pattern with `*`, `?`, `[abc]` and `[!abc]`.
 
     Raises:
-        ValueError: the pattern cannot be used.
+        ValueError: the pattern is invalid.
     """
     return _glob(pattern).fullmatch(name.encode("utf-8", "replace")) is not None
 
 
 def any_matches(patterns: Iterable[str], name: str) -> bool:
-    """Return True if one of the patterns matches."""
+    """Return True if the name matches one of the shell patterns."""
     return any(matches(pattern, name) for pattern in patterns)
 
 
 def sample_of(pattern: str) -> str:
-    """Return a name that the pattern matches. `*` and `?` stand for themselves, so that wider patterns match the name
-    too."""
+    """Return a name that matches the pattern. It contains the characters `*` and `?` themselves, so that it also
+    matches broader patterns."""
     return "".join(
         piece if len(piece) == 1 else next((one for one in piece[1:-1] + ascii_letters if matches(piece, one)), "_")
         for piece in _pieces(pattern)
@@ -63,7 +63,7 @@ def sample_of(pattern: str) -> str:
 
 
 def usable(pattern: str) -> str:
-    """Return the pattern, if names can be compared with it. Raises `ValueError`."""
+    """Return the shell pattern. Raises `ValueError` if it is invalid."""
     _glob(pattern)
     return pattern
 
@@ -106,22 +106,22 @@ Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 Trust = Literal["direct", "sandboxed"]
 
 Pattern = Annotated[str, AfterValidator(usable)]
-"""As in shells: `*`, `?`, `[abc]`, `[!abc]`."""
+"""A shell pattern with `*`, `?`, `[abc]` and `[!abc]`."""
 
 
 class Frozen(BaseModel):
-    """A part of the settings."""
+    """The base class of all settings: immutable, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 §5.1
 _OF_EACH_REQUEST: Final = frozenset({"content-length", "traceparent"})
-"""Requests that differ in these alone are taken for alike (`transports.inbound.head_cache`)."""
+"""Headers that a cache of requests ignores when it compares requests (`transports.inbound.head_cache`)."""
 
 
 def fault_of_header(name: str) -> str:
-    """Return why a header cannot say anything of a client; empty if it can."""
+    """Return why a header cannot be a source of facts about a client; empty if it can."""
     if not _HEADER.fullmatch(name):
         return f"{name!r} is not a header name"
     return f"{name} is different in each request" if name.lower() in _OF_EACH_REQUEST else ""

@@ -65,12 +65,12 @@ class RateSettings(Frozen):
 
     @property
     def at_once(self) -> int:
-        """Return the number of requests that may come at once."""
+        """Return the number of requests that may come at once, with its default."""
         return max(20, ceil(self.per_s)) if self.burst is None else self.burst
 
 
 def _off(value: Any) -> Any:
-    """Return None for 0 and "off", which switch a limit off."""
+    """Return None for 0, "off" and an empty text, which switch a limit off."""
     return None if value in (0, "0", "off", "") else value
 
 
@@ -145,10 +145,11 @@ class PolicySettings(Frozen):
 
     @property
     def makes_read_only(self) -> bool:
-        """Return whether there can be read-only sessions."""
+        """Return whether some sessions are read-only."""
         return bool(self.read_only) or any(rule.read_only for rule in self.rules)
 
     @property
     def hides_unusable(self) -> bool:
-        """Return whether tools with unusable schemas are hidden. If arguments are not checked, no schema is needed."""
+        """Return whether tools with unusable schemas are hidden. They are not if arguments are not checked against
+        schemas."""
         return bool(self.check_arguments) and self.unusable_schemas == "refuse"

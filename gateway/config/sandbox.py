@@ -1,8 +1,8 @@
 """Define the settings of sandboxes (what a server's processes may touch) and of packages that sandboxed servers use.
 
-A sandbox is put together from layers, the nearest first: what the server's table has for the session's trust, the
-rest of that table, then the same two of `gateway.sandbox`. The nearest layer that sets a profile, a limit, `watch` or
-`required` decides it. Grants of all layers add up.
+A sandbox is merged from layers, the nearest first: the part of the server's table for the session's trust, the rest of
+this table, then the same two of `gateway.sandbox`. A profile, a limit, `watch` and `required` each come from the
+nearest layer that sets them. Grants of all layers add up.
 """
 
 import os
@@ -104,7 +104,8 @@ class SandboxSettings(Frozen):
 
 
 def profile_table(value: Any) -> Any:
-    """Return the table for a profile's name alone, or a launcher alone."""
+    """Return a table for a value that is only the name of a profile, or only a launcher. Return other values
+    unchanged."""
     if isinstance(value, str):
         return {"profile": value}
     return {"launcher": value} if isinstance(value, list | tuple) else value
@@ -123,8 +124,8 @@ class SandboxTable(SandboxSettings):
 
 
 def sandbox_table(value: Any) -> Any:
-    """Return the table for a profile's name, which is for all sessions, or a list, which is a launcher for sessions
-    that are not of direct trust."""
+    """Return a table for a short value: a profile's name, which is for all sessions; or a list, which is a launcher for
+    all sessions without direct trust."""
     if isinstance(value, list | tuple):
         return {"sandboxed": {"launcher": value}} if value else {}
     return profile_table(value)
@@ -135,15 +136,14 @@ SandboxByTrust = Annotated[SandboxTable, BeforeValidator(sandbox_table)]
 
 
 def is_of_another_host(value: Any) -> bool:
-    """Return whether a table named `sandbox` is in the words of VS Code."""
+    """Return whether an object named `sandbox` has the fields of VS Code's setting, not those of the gateway's."""
     return isinstance(value, Mapping) and bool(_OF_OTHER_HOSTS & value.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """The sandbox of one server for sessions of one trust. `chosen_by` is the setting that chose the profile. A limit
-    of 0 is none; `total_is_set`: a setting has `total_memory_mb`. In grants, the entry of the nearest layer comes
-    first."""
+    """The merged sandbox of one server for sessions of one trust. `chosen_by` is the setting that chose the profile. A
+    limit of 0 means none. `total_is_set`: a setting gives `total_memory_mb`. Grants of the nearest layer come first."""
 
     profile: Profile = "off"
     chosen_by: str = ""
@@ -165,21 +165,22 @@ class Sandbox:
 
     @property
     def has_walls(self) -> bool:
-        """False if the server is started as without a sandbox, with or without a launcher."""
+        """Return whether the gateway restricts the server's processes by the kernel. A launcher does not count."""
         return self.profile != "off"
 
     @property
     def prlimit(self) -> tuple[str, ...]:
-        """Return the words before a command that limit its process if it has no walls (prlimit(1)); empty: no limits.
-        `processes` is not among them, because the kernel would count all processes of the user."""
+        """Return the words before the command of a process without walls that set its limits (prlimit(1)); empty if
+        there are none. `processes` is not set, because the kernel would count all processes of the user."""
         limits = {"as": self.memory_mb << 20, "cpu": self.cpu_s, "nofile": self.files}
         given = tuple(f"--{name}={value}" for name, value in limits.items() if value)
         return ("prlimit", *given, "--") if given and not self.has_walls else ()
 
 
 def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: str, command: str = "") -> Sandbox:
-    """Return the sandbox of a server for sessions of that trust. `where` is the setting of `own`, and `everywhere` that
-    of all servers. `command` is the server's: a container engine has the profile `off` unless `own` names another."""
+    """Return the merged sandbox of a server for sessions of that trust. `where` is the setting with the table `own`.
+    `everywhere` is the table for all servers. `command` is the server's command: a container engine has the profile
+    `off` unless `own` names another one."""
     key: Trust = "direct" if trust == "direct" else "sandboxed"
     settings = [_layers(f"{where}.sandbox", own, key), _layers("gateway.sandbox", everywhere, key)]
     profile, chosen_by, launcher = _chosen(settings, command)
@@ -200,13 +201,14 @@ def sandbox_of(where: str, own: SandboxTable, everywhere: SandboxTable, trust: s
 
 
 def _layers(where: str, table: SandboxTable, trust: Trust) -> dict[str, SandboxSettings]:
-    """Return what one setting has for that trust, the nearest first, by its place."""
+    """Return the layers of one table for that trust, the nearest first, by the name of their setting."""
     inner: SandboxSettings | None = getattr(table, trust)
     return ({} if inner is None else {f"{where}.{trust}": inner}) | {where: table}
 
 
 def _chosen(settings: list[dict[str, SandboxSettings]], command: str) -> tuple[Profile, str, tuple[str, ...]]:
-    """Return the profile, what chose it, and the launcher: all by the nearest setting that has one of them."""
+    """Return the profile, the setting that chose it, and the launcher. The nearest table with a profile or a launcher
+    gives them."""
     for layers in settings:
         launcher, launched_by = next(((one.launcher, at) for at, one in layers.items() if one.launcher), ((), ""))
         for where, table in layers.items():
@@ -233,7 +235,7 @@ class PackageSettings(Frozen):
 
     @property
     def path(self) -> Path:
-        """Return the folder, with the default if none is set."""
+        """Return the absolute path of the folder; if none is set, the default."""
         if self.folder:
             return Path(self.folder).expanduser().absolute()
         own = os.environ.get("XDG_CACHE_HOME", "")
@@ -244,8 +246,8 @@ class PackageSettings(Frozen):
 
 
 def _is_usable(folder: Path) -> bool:
-    """Return whether this process can make files below it, once the folder is made. A service's user often has no
-    home."""
+    """Return whether this process can create files in the folder, after creating the folder if it is missing. Users of
+    services often have no home folder."""
     for one in (folder, *folder.parents):
         if one.exists():
             return one.is_dir() and os.access(one, os.W_OK | os.X_OK)

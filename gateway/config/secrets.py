@@ -1,4 +1,4 @@
-"""Define and read the secrets of servers, the keys of the gateway, and its certificates."""
+"""Define the settings of servers' secrets, the gateway's keys, and the certificates between gateways, and read them."""
 
 import contextlib
 import logging
@@ -54,7 +54,7 @@ class SecretSettings(Frozen):
         return self.has("{subject}")
 
     def has(self, placeholder: str) -> bool:
-        """Return whether it stands somewhere in the source."""
+        """Return whether the placeholder occurs in the secret's source."""
         return any(placeholder in part for part in (self.file, self.env, *self.command))
 
 
@@ -62,14 +62,15 @@ _MOST_BYTES: Final = 64 << 10
 
 
 class UnusableSecret(ValueError):
-    """The file holds no secret. The message says which and why, and nothing of what it holds."""
+    """A file does not contain a secret. The message says which file and why, and quotes nothing from it."""
 
 
 def secret_in(file: Path, named_by: str) -> str:
-    """Return what stands in the file, without the line's end.
+    """Return the text of a file, without white space around it. `named_by` is the setting that names the file, for
+    messages.
 
     Raises:
-        UnusableSecret: it cannot be read, is empty, or is no text.
+        UnusableSecret: the file cannot be read, is empty or too large, or is not UTF-8 text.
     """
     try:
         with file.open("rb") as opened:
@@ -86,8 +87,8 @@ def secret_in(file: Path, named_by: str) -> str:
 
 
 def others_can_read(file: Path) -> bool:
-    """Return True if the file's group or others may read it. False if the file is inaccessible: `secret_in` reports
-    that."""
+    """Return True if the file's permissions let its group or others read it; False also if the file is inaccessible
+    (`secret_in` reports that)."""
     try:
         return bool(file.stat().st_mode & 0o044)
     except OSError:
@@ -100,11 +101,11 @@ KEYS_FILE = "MCP_GATEWAY_KEYS_FILE"
 
 
 def key_ring(store: str) -> KeyRing:
-    """Return the operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. Without
-    them, the keys that the backend of the URL `store` provides.
+    """Return the operator's keys from `MCP_GATEWAY_KEYS`, or from the file that `MCP_GATEWAY_KEYS_FILE` names. If
+    neither is set, return the keys of the store's backend. `store` is the store's URL.
 
     Raises:
-        ConfigurationError: the keys cannot be used, or are missing where several gateways have to share them.
+        ConfigurationError: the keys cannot be used, or are missing and several gateways have to share them.
     """
     ring = given_keys()
     if ring is not None:
@@ -122,7 +123,7 @@ def key_ring(store: str) -> KeyRing:
 
 
 def given_keys() -> KeyRing | None:
-    """Return the keys that the environment gives; None if it gives none.
+    """Return the keys that environment variables give; None if none of them is set.
 
     Raises:
         ConfigurationError: the keys cannot be used.
@@ -144,7 +145,7 @@ def given_keys() -> KeyRing | None:
 
 
 def key_file() -> Path | None:
-    """Return the file that the operator keeps the keys in, if they do."""
+    """Return the file of the operator's keys (`MCP_GATEWAY_KEYS_FILE`); None if it is not set."""
     given = os.environ.get(KEYS_FILE, "")
     return Path(given) if given else None
 
@@ -168,8 +169,8 @@ class PeerTlsSettings(Frozen):
 
 
 def peer_tls(settings: PeerTlsSettings) -> PeerTls | None:
-    """Return the contexts of both sides. Names in certificates are not compared: who answers proves which replica it
-    is, with the keys. None: no TLS.
+    """Return the TLS contexts for both sides of connections between gateways; None: no TLS. Host names in certificates
+    are not checked, because gateways prove with their keys which replica they are.
 
     Raises:
         ConfigurationError: a file cannot be used.
@@ -193,7 +194,7 @@ def peer_tls(settings: PeerTlsSettings) -> PeerTls | None:
 
 @contextlib.contextmanager
 def _usable(files: str, what: str) -> Iterator[None]:
-    """Name the files in an error, which Python leaves out."""
+    """Raise errors of the block as `ConfigurationError` with the files' names, which Python's messages lack."""
     try:
         yield
     except OSError as error:  # of which ssl.SSLError is one

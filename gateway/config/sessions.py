@@ -184,7 +184,7 @@ def _variables(names: dict[str, Any]) -> dict[str, Any]:
 EnvironmentMap = Annotated[
     dict[str, Annotated[EnvironmentValue, BeforeValidator(_as_value)]], AfterValidator(_variables)
 ]
-"""Environment variable → field of the context, as a name or as an object."""
+"""Environment variables, each with the field of the context that it gets: the field's name, or an object."""
 
 
 class FieldSettings(Frozen):
@@ -278,7 +278,7 @@ class ContextSettings(Frozen):
 
 
 def is_usable_workspace(workspace: str, pattern: str) -> bool:
-    """Return whether servers may get that workspace in an environment variable. `pattern` is `workspace_pattern`."""
+    """Return whether a workspace may be put into servers' environment variables. `pattern` is `workspace_pattern`."""
     if pattern:
         return whole(pattern).fullmatch(workspace.encode("utf-8", "replace")) is not None
     if _SLUG.fullmatch(workspace):
@@ -287,8 +287,8 @@ def is_usable_workspace(workspace: str, pattern: str) -> bool:
 
 
 def environment_of(everywhere: EnvironmentMap | None, own: EnvironmentMap | None) -> Mapping[str, EnvironmentValue]:
-    """Return the variables of a server: `everywhere` are those of all servers, `own` those of the server's
-    `context_env`."""
+    """Return the variables with fields of the context that a server gets. `everywhere` are those of all servers, `own`
+    those in the server's `context_env`."""
     defaults = {
         name: EnvironmentValue(field=field, announced=field == "workspace")
         for name, field in DEFAULT_CONTEXT_ENV.items()

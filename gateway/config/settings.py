@@ -1,7 +1,7 @@
-"""Define all settings of an operator, and load them: frozen, validated, with units in their names.
+"""Define all settings of an operator, and load them: immutable, validated, with units in their names.
 
-A configuration is one JSON or TOML file: the `mcpServers` object people already have for their desktop clients, and a
-`gateway` object beside it. `MCP_GATEWAY_…` environment variables win over the file (`__` goes one level down).
+A configuration is one JSON or TOML file: the object `mcpServers`, as in the files of desktop clients, and an object
+`gateway` beside it. Environment variables `MCP_GATEWAY_…` win over the file (`__` goes one level down).
 """
 
 import logging
@@ -152,7 +152,7 @@ class GatewaySettings(Frozen):
 
     @property
     def origins(self) -> Origins | None:
-        """Return the places that gave these settings; None if a program made them."""
+        """Return which places (file, environment, command line) gave these settings; None if a program made them."""
         return self._origins
 
     @model_validator(mode="after")
@@ -172,22 +172,23 @@ class GatewaySettings(Frozen):
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Return the names of the settings that require a credential of callers."""
+        """Return the names of the settings by which callers need a credential; empty if they need none."""
         proxied = self.auth.proxies is not None and bool(self.auth.proxies.subject_header)
         given = {"api_keys": self.api_keys, "auth.jwt": self.auth.jwt, "auth.proxies": proxied}
         return tuple(name for name, value in given.items() if value)
 
     @property
     def is_of_one_person(self) -> bool:
-        """Return whether only this machine reaches the gateway, and clients need no credential."""
+        """Return whether only this machine can reach the gateway, and clients need no credential."""
         return is_loopback(self.host) and not self.credentials
 
     @property
     def rated_policy(self) -> PolicySettings:
-        """Return the policy with the rates that apply.
+        """Return the policy with the rate limits that apply.
 
-        They are those of the settings. But a gateway of one person has no default rate of calls: only this machine
-        reaches it and its store, callers need no credential, and no proxy, host name or other gateway is configured.
+        A gateway of one person has no default limits for calls, only limits that are set. It is one if only this
+        machine reaches it and its store, callers need no credential, and no proxy, host name or other gateway is
+        configured.
         """
         is_local = is_loopback(urlsplit(self.store).hostname or "localhost")
         others = self.auth.proxies or self.allowed_hosts or self.advertise or self.internal
@@ -250,18 +251,18 @@ class GatewaySettings(Frozen):
 
     @property
     def issuers(self) -> tuple[str, ...]:
-        """Return the issuers of principals. API keys count as one."""
+        """Return the issuers of principals. API keys have an issuer, too."""
         return (*([API_KEY_ISSUER] if self.api_keys else ()), *self.auth.issuers)
 
     @property
     def shortest_ttl_s(self) -> float:
-        """Return the shortest time for which any session lives without use."""
+        """Return the shortest time in seconds after which an unused session of any kind expires."""
         times = [rule.idle_ttl_s for rule in self.policy.rules if rule.idle_ttl_s is not None]
         return min([self.session.unconfirmed_ttl_s, self.session.idle_ttl_s, *times])
 
     @property
     def longest_age_s(self) -> float:
-        """Return the maximum age of any session."""
+        """Return the longest maximum age of any session, in seconds."""
         times = [rule.max_age_s for rule in self.policy.rules if rule.max_age_s is not None]
         return max([self.session.max_age_s, *times])
 
@@ -303,10 +304,11 @@ class Settings(Frozen):
 
     @classmethod
     def load(cls, path: Path | None = None) -> "Settings":
-        """Read a file, if one is given, and the variables `MCP_GATEWAY_…` over it. `Settings()` reads neither.
+        """Read settings from a file, if one is given, and from variables `MCP_GATEWAY_…`, which win. `Settings()` reads
+        neither.
 
         Raises:
-            ConfigurationError: one line per fault: where, what, and what to do.
+            ConfigurationError: one line for each fault: where, what, and what to do.
         """
         loaded = load(path, strict=True)
         for note in loaded.notes:
@@ -315,7 +317,8 @@ class Settings(Frozen):
 
     @property
     def unread_variables(self) -> list[str]:
-        """Return the variables that give a setting, if these settings were made without reading the environment."""
+        """Return the environment variables that would give settings, if these settings were made without reading
+        them."""
         if self.gateway.origins is not None:
             return []
         names = {f"{PREFIX}{name.upper()}" for name in GatewaySettings.model_fields}
@@ -338,7 +341,7 @@ class Settings(Frozen):
         return self
 
     def _undeclared(self, values: Mapping[str, str]) -> str | None:
-        """Return the first secret that the values name and `gateway.secrets` lacks."""
+        """Return the first secret in the values that is missing in `gateway.secrets`; None if none is."""
         named = (secret for value in values.values() for secret in re.findall(r"\$\{secret:([^}]*)\}", value))
         return next((secret for secret in named if secret not in self.gateway.secrets), None)
 
@@ -401,13 +404,13 @@ class Settings(Frozen):
         return self
 
     def environment_of(self, entry: UpstreamSettings) -> Mapping[str, EnvironmentValue]:
-        """Return the fields of the context that the children of a server get, by variable."""
+        """Return the variables that a server's processes get, each with its field of the context."""
         return environment_of(self.gateway.context.env, entry.context_env)
 
     @property
     def workspaces_become_variables(self) -> bool:
-        """Return whether any server gets the workspace of its session in an environment variable. A server that is left
-        out counts as one: durable sessions are still there when it is mended."""
+        """Return whether a server gets the workspace of a session in an environment variable. A server that is left out
+        counts: its entry may be corrected while sessions still exist."""
         return bool(self.left_out) or self._some_server_gets_workspaces
 
     @property
@@ -417,7 +420,7 @@ class Settings(Frozen):
 
     @property
     def left_out(self) -> dict[str, tuple[str, ...]]:
-        """Return the servers that are not served because of faults in their entries, each with its faults."""
+        """Return the servers that are not served because their entries have faults, each with the faults."""
         return {name: entry.faults for name, entry in self.mcpServers.items() if entry.faults}
 
     @model_validator(mode="after")
@@ -432,7 +435,7 @@ class Settings(Frozen):
 
 
 def is_server_name(name: str) -> bool:
-    """Return whether a server can have that name."""
+    """Return whether a server may have that name."""
     return bool(_NAME.fullmatch(name)) and "__" not in name
 
 
@@ -442,21 +445,22 @@ def _no_field(where: str, field: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The settings, and notes about what in the file and the environment has no effect or is dangerous."""
+    """Settings that were loaded, and notes about parts of file and environment that have no effect or are dangerous."""
 
     settings: Settings
     notes: tuple[Note, ...]
 
 
 def load(path: Path | None = None, overrides: dict[str, Any] | None = None, *, strict: bool = False) -> Loaded:
-    """Read the file (JSON, or TOML by its ending), the environment over it, and `overrides` (of `gateway`) over both.
+    """Load the settings from the file (JSON, or TOML by its ending), the environment and `overrides`; later ones win.
+    `overrides` are settings of `gateway`.
 
     A server whose entry has a fault is left out (`Settings.left_out`). With `strict`, it is an error. An entry by which
     a host reaches this gateway is no server: it is dropped, unless nothing else is in the file.
 
     Raises:
-        ConfigurationError: one line per fault: where, what, and what to do. The settings of `gateway` have a fault, or
-            no server is left.
+        ConfigurationError: one line for each fault: where, what, and what to do. The settings of `gateway` have a
+            fault, or no server is left.
     """
     found = _without_own(gathered(path, overrides or {}, GatewaySettings))
     settings = _validated(found)
@@ -494,7 +498,7 @@ def _is_own(entry: Mapping[str, Any], options: GatewaySettings) -> bool:
 
 
 def _validated(found: Gathered) -> Settings:
-    """Validate the document. Each round leaves out the servers in which the one before has found faults.
+    """Validate the document. If servers have faults, leave them out and validate again.
 
     Raises:
         ConfigurationError: there is a fault that is not of one server.
@@ -520,7 +524,8 @@ def _validated(found: Gathered) -> Settings:
 
 
 def _unblocked(settings: Settings) -> Iterator[Note]:
-    """Yield warnings about tools that evaluate whatever their arguments hold."""
+    """If eval tools are enabled, yield a warning for each such tool without blocked expressions, or if there is no such
+    tool."""
     if not settings.gateway.policy.eval_tools:
         return
     is_any = False

@@ -14,15 +14,15 @@ from gateway.config.sessions import EnvironmentMap
 from gateway.protocol.methods import METHODS, SERVER_METHODS
 
 _SETTING_OF: Final = {"tools": "tools", "prompts": "prompts", "resources": "resource_uris"}
-"""The setting that restricts MCP's own methods, by the kind of what they are about."""
+"""The setting that restricts MCP's own methods, by the kind of item that they are about."""
 
 
 _VISIBILITY: Final = ("direct_only", "permissions")
-"""The settings that say who sees a server."""
+"""The settings that decide who sees a server."""
 
 
 def _text(value: Any) -> Any:
-    """Return a number or a boolean as an environment variable has it; people write both into files."""
+    """Return a number or a boolean as the text of an environment variable. People write both into files."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
@@ -149,8 +149,8 @@ class UpstreamSettings(BaseModel):
 
     @classmethod
     def unusable(cls, given: Any, faults: Iterable[str]) -> Self:
-        """Return the entry of a server that is not served because of its faults. Of what the file gives, only
-        `direct_only` and `permissions` count. If these cannot be read, no session is told of the server."""
+        """Return the entry of a server that is not served because of its faults. Only `direct_only` and `permissions`
+        of the given entry are kept. If they are invalid, the server is hidden from all sessions."""
         names = given.keys() if isinstance(given, dict) else ()
         seen = {name: given[name] for name in _VISIBILITY if name in names}
         is_hidden = any(name not in cls.model_fields and meant(str(name), _VISIBILITY) for name in names)
@@ -161,7 +161,7 @@ class UpstreamSettings(BaseModel):
         return entry._with_faults(faults, is_hidden=is_hidden)
 
     def without_server(self, fault: str) -> Self:
-        """Return the entry as that of a server that is left out, because what it names cannot be used."""
+        """Return this entry marked as left out, because the command, URL or object in it cannot be used."""
         return self._with_faults([fault], is_hidden=False)
 
     def _with_faults(self, faults: Iterable[str], *, is_hidden: bool) -> Self:
@@ -181,7 +181,7 @@ class UpstreamSettings(BaseModel):
 
     @property
     def is_hidden(self) -> bool:
-        """Return True if no session may be told of the server, because it cannot be read who may."""
+        """Return True if no session may see the server, because the settings that say who may are invalid."""
         return self._is_hidden
 
     @model_validator(mode="before")
@@ -257,12 +257,12 @@ class UpstreamSettings(BaseModel):
 
     @property
     def kind(self) -> Literal["command", "url", "object"]:
-        """Return what the server is: a process, behind a URL, or an object in this process."""
+        """Return the kind of the server: started by a command, behind a URL, or an object in this process."""
         return "command" if self.command else "url" if self.url else "object"
 
     @property
     def has_own_process(self) -> bool:
-        """Return True if each session has a process of its own at the server."""
+        """Return True if each session has its own process of the server."""
         return self.kind == "command" and not self.shared
 
     @property

@@ -1,6 +1,6 @@
-"""Read what a client announces about its session: its workspace, and the operator's fields that it may set. Pure.
+"""Read the workspace and the context fields that a client announces for its session. Pure.
 
-An announcement informs and never grants (docs/adr/0013-provenance.md).
+An announcement is information and grants nothing (docs/adr/0013-provenance.md).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,25 +19,25 @@ from transports.jsonrpc import Object, encode
 
 
 class Announced(msgspec.Struct, frozen=True):
-    """The announced workspace (empty: none), and the announced fields with their values."""
+    """The workspace that a client announces (empty if none), and its announced fields as names and values."""
 
     workspace: str = ""
     fields: tuple[tuple[str, str], ...] = ()
 
 
 class MetaPath:
-    """Find a value in `_meta` by a path into nested objects, or by one key with dots. The nested value wins. An empty
-    path finds nothing."""
+    """Find a value in `_meta` by a dotted path: either in nested objects, or under one key that contains the dots. The
+    nested value has priority. An empty path finds nothing."""
 
     def __init__(self, path: str) -> None:
         self._key = path
         self._parts = tuple(path.split("."))
 
     def text(self, meta: Mapping[str, Any]) -> str:
-        """Return the text at that place; empty if there is none.
+        """Return the string at the path; empty if there is none.
 
         Raises:
-            Refused: 400, it is not a string.
+            Refused: 400, the value is not a string.
         """
         if not self._key or (self._parts[0] not in meta and self._key not in meta):
             return ""
@@ -47,8 +47,8 @@ class MetaPath:
         return self._checked(nested) or self._checked(meta.get(self._key))
 
     def without(self, meta: Object, is_wrong: Callable[[Any], bool]) -> Object:
-        """Return a `_meta` without values at that place, nested or by one key, for which `is_wrong` is true. Entries of
-        `_meta` are raw JSON."""
+        """Return `meta` without the values at the path, nested or under one key, for which `is_wrong` returns True.
+        Entries of `_meta` are raw JSON."""
         if self._key and self._key in meta and is_wrong(msgspec.json.decode(meta[self._key])):
             meta = {name: raw for name, raw in meta.items() if name != self._key}
         first, rest = self._parts[0], self._parts[1:]
@@ -68,8 +68,8 @@ class MetaPath:
 
 
 class Announcements:
-    """Read the announcements in requests. `workspace_path` is the place of the workspace in `_meta`. `session_key`
-    returns the session key of a request."""
+    """Read the announcements in requests. `workspace_path`: the path of the workspace in `_meta`. `session_key` returns
+    the session key of a request; None if it has none."""
 
     def __init__(
         self, workspace_path: str, settings: ContextSettings, session_key: Callable[[Request], str | None]
@@ -84,11 +84,11 @@ class Announcements:
         }
 
     def of(self, request: Request, *, is_anonymous: bool = False) -> Announced:
-        """Return the announcements of a request. The session key of an anonymous client is no field: whoever knows it
-        has the session.
+        """Return the announcements in a request. A context field may be the session key, but not that of an anonymous
+        client, because whoever knows that key has the session.
 
         Raises:
-            Refused: 400, an announced value cannot be used.
+            Refused: 400, an announced value is not allowed.
         """
         fields = tuple((name, text) for name, path in self._in_meta.items() if (text := path.text(request.meta)))
         if self._in_headers:
@@ -101,18 +101,17 @@ class Announcements:
         return Announced(self.workspace(request.meta), fields)
 
     def workspace(self, meta: Mapping[str, Any]) -> str:
-        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`; empty without one.
+        """Return the workspace that `_meta` announces, mapped by the operator's `workspace_ids`; empty if none.
 
         Raises:
-            Refused: 400, it is not a string, or too long.
+            Refused: 400, the workspace is not a string, or too long.
         """
         announced = self._path.text(meta)
         return self._id_of(announced) if announced else ""
 
     def agreed(self, meta: Object, context: Context) -> Object:
-        """Return a `_meta` for servers, without an announced workspace that differs from the context's. A server that
-        reads it would work in a workspace that is not the session's. If no workspace is known, the announcement
-        stays."""
+        """Return the `_meta` to send to servers. An announced workspace that differs from the context's is removed,
+        because a server could read it and work in the wrong workspace. If the session has no workspace, it stays."""
         if not context.workspace and context.provenance.workspace == "announced":
             return meta
         return self._path.without(meta, lambda said: bool(said) and not self._is_of(context, said))

@@ -1,4 +1,4 @@
-"""Make the environment variables of one server's children: fields of the session, the operator's rules, and secrets."""
+"""Build the environment variables of one server's child processes, from the session, the rules, and secrets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from transports.upstream_port import UpstreamUnavailable
 
 
 class ChildEnvironment:
-    """Make the environment of children.
+    """Build the environment of one server's child processes.
 
-    `server` is its name, `names` has a session field for each variable, `own` is the server's `env`. Values of `env`
-    without a secret are not made here: the transport sets them for all children.
+    `server`: the server's name. `names`: the session field for each variable. `own`: the setting `env` of the server.
+    Values of `env` without a secret are not added here: the transport sets them for all children.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class ChildEnvironment:
         return self._rules.variables(session.principal, session.context, self._server, self._own)
 
     def facts(self, session: Session, correlation: str) -> dict[str, Any]:
-        """Return the facts of a session that a child gets as JSON, for `current_session`."""
+        """Return the facts of a session that a child process gets as JSON, and reads with `current_session`."""
         return self._facts.all_of(session, correlation)
 
     def comparable(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables without the correlation id, to compare the variables of two requests of one session."""
+        """Return the variables without the correlation id, so that two processes' environments can be compared."""
         return {name: value for name, value in variables.items() if name not in self._of_request}

@@ -1,4 +1,5 @@
-"""Make the resources that a link gets from its session: environment variables, tool session, socket to the state."""
+"""Build the resources that a link gets from its session: environment variables, the session object for tools, and a
+socket through which a child process reads and writes the session's state."""
 
 import json
 import secrets
@@ -30,9 +31,9 @@ NO_RESOURCES: Final = LinkResources()
 
 
 class LinkResourceProvider:
-    """Make the resources of links. Only the user of this process can enter the folders of sockets and sessions.
+    """Build the resources of links. Only the user of this process can enter the folders of sockets and sessions.
 
-    `tools` makes the session object that tools see, from the session's record.
+    `tools` makes the session object that tools get, from the session's record.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class LinkResourceProvider:
         return LinkResources(given=given, session=tools)
 
     def state_of(self, session: Session, secret: str = "") -> StateAccess:
-        """Return access to the state of a session. `secret` is the text that a child process has to send for it."""
+        """Return access to the state of a session. `secret`: the bearer token that a child process must send."""
         return StateAccess(session=self._tools(session), store=self._state, secret=secret)
 
     async def for_child(
@@ -61,11 +62,11 @@ class LinkResourceProvider:
         launcher: Sequence[str] = (),
         named: Iterable[str] = (),
     ) -> LinkResources:
-        """Return the resources of a link to a child process, with a socket of its own to the session's state. Make the
-        session's folder if a variable or the launcher has its path.
+        """Return the resources of a link to a child process, with a socket of its own to the session's state. Create
+        the session's folder if a variable or the launcher contains its path.
 
-        `launcher` is the command that starts the child; its placeholders are filled in here. It gets the names of the
-        variables of `env` and `named`, never their values.
+        `launcher`: the command that starts the child; its placeholders are filled in here. It gets only the names of
+        the variables in `env` and `named`, never their values.
 
         Raises:
             UpstreamUnavailable: the socket or the folder cannot be made.
@@ -90,7 +91,7 @@ class LinkResourceProvider:
         )
 
     def _with_folder(self, session_id: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Make the session's folder. Return a function that closes the link's resources and releases the folder."""
+        """Create the session's folder. Return a function that calls `close` and releases the folder."""
         try:
             self.folders.use(session_id)
         except OSError:
@@ -105,8 +106,8 @@ class LinkResourceProvider:
 
 
 def _filled(launcher: Sequence[str], values: Mapping[str, str], variables: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of a launcher's command. A part with `{variable}` is repeated with the name of each variable:
-    values would be visible in lists of processes."""
+    """Yield the parts of a launcher's command with placeholders replaced. A part with `{variable}` is repeated with the
+    name of each variable: values would be visible in lists of processes."""
     for part in launcher:
         for placeholder, value in values.items():
             part = part.replace(placeholder, value)

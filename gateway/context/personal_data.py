@@ -1,7 +1,7 @@
 """Redact personal data in text: e-mail addresses, telephone numbers, numbers of payment cards. Pure.
 
-Data is found by its form alone, which proves neither that text is personal nor that it is not. So an operator has to
-ask for it (`session.scrub_metadata`).
+Data is found by its form alone, so other text may be redacted, and some personal data missed. So it is off by default
+(`session.scrub_metadata`).
 """
 
 import re
@@ -30,8 +30,7 @@ _PHONE: Final = (
 
 
 def _without_cards(found: Any) -> str:
-    """Return groups of digits, with card numbers redacted. If groups may belong to two numbers, redact both: nobody can
-    tell which one is the card's."""
+    """Return groups of digits with card numbers redacted. If two possible card numbers overlap, redact both."""
     text, kept, at = str(found.group(0)), list[str](), 0
     for begin, end in _cards(text):
         if begin >= at:
@@ -41,8 +40,8 @@ def _without_cards(found: Any) -> str:
 
 
 def _cards(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the begin and end of each card number: whole groups, whose last digit checks the others (ISO/IEC 7812-1,
-    Luhn). Other long numbers seldom pass this check."""
+    """Yield the start and end of each card number: whole groups of digits with a valid check digit (ISO/IEC 7812-1,
+    Luhn). Other long numbers rarely pass this check."""
     groups = [(group.start(), group[0]) for group in _GROUP.finditer(text)]
     for first, (begin, group) in enumerate(groups):
         if group[0] not in _FIRST_DIGITS:

@@ -34,7 +34,7 @@ _MAX_CACHED: Final = 1_024
 
 
 def is_template(value: str) -> bool:
-    """Return whether a value contains the placeholder of a secret."""
+    """Return True if a value contains the placeholder of a secret."""
     return _TEMPLATE.search(value) is not None
 
 
@@ -44,9 +44,9 @@ def secrets_in(value: str) -> tuple[str, ...]:
 
 
 class PrincipalSecrets:
-    """Fill in the secrets of a principal, which is (issuer, subject): two issuers may use the same subject.
+    """Fill in the secrets of a principal, by its issuer and subject: two issuers may use the same subject.
 
-    The output of a command is cached for `CACHED_S`. `issuers` are all issuers that can name a principal.
+    The output of a command is cached for `CACHED_S` seconds. `issuers`: all issuers that can name a principal.
     """
 
     def __init__(self, secrets: Mapping[str, SecretSettings], issuers: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class PrincipalSecrets:
         """Return the values, with their placeholders replaced by the principal's secrets.
 
         Raises:
-            UpstreamUnavailable: the principal has no such secret. The message has its name, never its value.
+            UpstreamUnavailable: the principal lacks a secret. The message has the secret's name, never its value.
         """
         return {name: await self._filled(value, principal) for name, value in values.items()}
 
@@ -87,7 +87,8 @@ class PrincipalSecrets:
         return found
 
     def _is_for(self, settings: SecretSettings, principal: Principal) -> bool:
-        """Return whether a principal may have that secret, and its subject can stand in the secret's source."""
+        """Return True if a principal may use a secret. If the secret's source contains the subject, it must be safe to
+        insert there, and unique among the issuers."""
         if settings.issuer and settings.issuer != principal.issuer:
             return False
         if not settings.is_personal:

@@ -1,7 +1,7 @@
-"""Make session assertions for HTTP servers: short-lived signed tokens that no client can make.
+"""Sign session assertions: short-lived tokens that prove the facts of a session to an HTTP server.
 
-A JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), valid for a minute. The public keys are at
-`/.well-known/jwks.json` (RFC 7517). The same token gives access to the session's state over HTTPS.
+An assertion is a JWT (RFC 7519) signed with EdDSA (RFC 8037), for one server (`aud`), valid for a minute. The public
+keys are at `/.well-known/jwks.json` (RFC 7517). An assertion also gives access to the session's state over HTTPS.
 """
 
 import base64
@@ -26,7 +26,7 @@ _MAX_CACHED_BYTES: Final = 16 << 20
 
 
 class Assertions:
-    """Make and verify assertions. The first key of the ring signs, all keys verify. `issuer` is their claim `iss`.
+    """Sign and verify assertions. The first key of the ring signs, all keys verify. `issuer` is the claim `iss`.
     `fields` returns further claims."""
 
     def __init__(
@@ -46,7 +46,8 @@ class Assertions:
         self._cached_bytes = 0
 
     def of(self, session: Session, audience: str) -> str:
-        """Return the assertion of a session for the server at the URL `audience`, renewed long before it expires."""
+        """Return an assertion of a session for the server at the URL `audience`. It is cached, and renewed long before
+        it expires."""
         now = self._clock()
         key = (session.id, session.version, audience)
         at, token = self._cached.get(key, (0.0, ""))

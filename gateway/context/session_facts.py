@@ -1,4 +1,4 @@
-"""Make the facts of a session that servers and clients get, and define their names. Pure: no I/O."""
+"""Build the facts of a session that are sent to servers and clients, and define their names. Pure: no I/O."""
 
 import contextlib
 import os
@@ -67,12 +67,12 @@ def workspace_source(context: Context) -> str:
 
 
 def facts_of(session: Session, correlation: str) -> dict[str, str]:
-    """Return the facts that servers are told of every session, by the names that the configuration uses."""
+    """Return the facts that servers get about every session, by the names that the configuration uses."""
     return {name: fact(session) for name, fact in _FACTS.items()} | {CORRELATION_ID: correlation}
 
 
 def built_in(session: Session, name: str) -> str:
-    """Return the fact with that name, which every session has."""
+    """Return the value of a built-in fact, which every session has."""
     return (_FACTS.get(name) or _FURTHER[name])(session)
 
 
@@ -90,12 +90,12 @@ _FURTHER: Final[Mapping[str, Callable[[Session], str]]] = {
     "principal.subject": lambda session: session.principal.subject,
     "endpoint": lambda session: session.endpoint,
 }
-"""Facts that servers are told only where the configuration names them."""
+"""Facts that servers get only where the configuration names them."""
 
 
 def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = MappingProxyType({})) -> msgspec.Raw:
-    """Return the facts of a session that servers get in `_meta`, under `CONTEXT_KEY`, as JSON. `more` are further
-    members."""
+    """Return, as JSON, the facts of a session that are sent to servers in `_meta` under `CONTEXT_KEY`. `more`: further
+    members to add."""
     context = session.context
     facts: dict[str, Any] = {
         "session_id": session.id,
@@ -112,14 +112,15 @@ def context_meta(session: Session, correlation: str, more: Mapping[str, Any] = M
 
 
 def trace_meta(session: Session | None, correlation: str) -> Object:
-    """Return the entry of a result's `_meta` with which clients can find the request in logs."""
+    """Return the entry for a result's `_meta` that helps to find the request in logs: session id (shortened) and
+    correlation id."""
     facts = {} if session is None else {"session": redact(session.id)}
     return {TRACE_KEY: msgspec.Raw(encode({**facts, CORRELATION_KEY: correlation}))}
 
 
 def traced_error(error: bytes, correlation: str) -> bytes:
-    """Return a server's error object, with the correlation id added to its `data`. It stays unchanged if `data` has an
-    id, or is neither an object nor null."""
+    """Return a server's error object with the correlation id added to its `data`. Return it unchanged if `data` already
+    has an id, or is neither an object nor null."""
     try:
         found = msgspec.json.decode(error, type=Object)
         data = msgspec.json.decode(found["data"], type=Object | None) if "data" in found else {}
@@ -132,7 +133,7 @@ def traced_error(error: bytes, correlation: str) -> bytes:
 
 
 def with_meta(result: Object, additions: Mapping[str, msgspec.Raw]) -> Object:
-    """Return a result with these entries added to its `_meta`."""
+    """Return a result with `additions` added to its `_meta`."""
     meta = meta_of(result)
     return result | {"_meta": msgspec.Raw(encode({**meta, **additions}))}
 
@@ -152,11 +153,11 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SessionFacts:
-    """Give the fields of sessions to servers, logs and the audit trail, by the names that the configuration uses.
-    `metadata` has the templates of the metadata that new sessions get. `trusts_announced`: a workspace that a client
-    announces counts as one from the configuration.
+    """Select the fields of a session that servers, logs and the audit trail get, by the names that the configuration
+    uses. `metadata`: the templates of the metadata of new sessions. `trusts_announced`: an announced workspace counts
+    like one from the configuration.
 
-    Values from the session's metadata are read each time, because metadata changes while a session lives. All other
+    Values from the session's metadata are read each time, because metadata can change while a session lives. All other
     values are decided when a session opens, or when its credential changes.
     """
 
@@ -176,12 +177,12 @@ class SessionFacts:
         return tuple(name for name, field in self._fields.items() if where in field.to)
 
     def value(self, session: Session, name: str) -> str:
-        """Return the value of a field, built-in or the operator's; empty if the session has none."""
+        """Return the value of a field, built-in or defined by the operator; empty if the session has none."""
         field = self._fields.get(name)
         return built_in(session, name) if field is None else self._added(session, name, field)[0]
 
     def _added(self, session: Session, name: str, field: FieldSettings) -> tuple[str, Source]:
-        """Return the value of one of the operator's fields, and its source."""
+        """Return the value of a field that the operator has defined, and the value's source."""
         if field.metadata:
             found = session.metadata.get(field.metadata, "")[:FIELD_CHARS]
             return (found, self._source_of_metadata(field.metadata)) if found else (field.value, "configured")
@@ -189,18 +190,19 @@ class SessionFacts:
         return ("", "configured") if given is None else (given.value, given.source)
 
     def _source_of_metadata(self, name: str) -> Source:
-        """Return the source of a metadata value: the operator, unless its template contains values that the client
-        announces."""
+        """Return the source of a metadata value: "announced" if its template contains values that the client chooses,
+        else "configured"."""
         template = self._templates.get(name, "")
         return "announced" if "{agent" in template or "{workspace" in template else "configured"
 
     def environment(
         self, session: Session, names: Mapping[str, EnvironmentValue], more: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return the environment variables of a session's child process. A missing value is an empty text.
+        """Return the environment variables for a session's child process. A missing value is an empty string.
 
-        `more` has the fields that are not the session's: correlation id, folder. Characters that an environment cannot
-        hold are removed: clients choose some values.
+        `names`: the field for each variable. `more`: the values of fields that are not in the session's record
+        (correlation id, folder). Characters that an environment variable cannot have are removed, because clients
+        choose some values.
         """
         values = {variable: self._variable(session, wanted, more) for variable, wanted in names.items()}
         return {name: value.replace("\0", "").encode("utf-8", "replace").decode() for name, value in values.items()}
@@ -214,13 +216,13 @@ class SessionFacts:
         return found or wanted.default
 
     def _has_announced_workspace(self, session: Session, name: str) -> bool:
-        """Return whether a field has a workspace that the client only announced: as it is, or within metadata."""
+        """Return True if a field contains a workspace that the client has only announced, also as part of metadata."""
         field = self._fields.get(name)
         is_workspace = name == "workspace" if field is None else "{workspace" in self._templates.get(field.metadata, "")
         return is_workspace and session.context.provenance.workspace == "announced"
 
     def all_of(self, session: Session, correlation: str) -> dict[str, Any]:
-        """Return the facts that a child gets as JSON."""
+        """Return all facts of a session, which a child process gets as JSON."""
         return {
             **facts_of(session, correlation),
             **self.told_to_servers(session),
@@ -232,11 +234,13 @@ class SessionFacts:
         }
 
     def meta(self, session: Session, correlation: str) -> msgspec.Raw:
-        """Return the facts of a session that servers get in `_meta`, with the operator's fields (`context_meta`)."""
+        """Return, as JSON, the facts of a session that are sent to servers in `_meta`, with the fields that the
+        operator has defined (`context_meta`)."""
         return context_meta(session, correlation, self.told_to_servers(session))
 
     def told_to_servers(self, session: Session) -> dict[str, dict[str, str]]:
-        """Return the operator's fields that servers are told, as members of `_meta` or as claims of an assertion."""
+        """Return the operator's fields that servers get, and the source of each: members of `_meta`, or claims of an
+        assertion."""
         if not self._in_meta:
             return {}
         found = {name: self._added(session, name, self._fields[name]) for name in self._in_meta}

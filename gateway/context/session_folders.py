@@ -1,8 +1,8 @@
-"""Make folders of this process and of its sessions, which only the user of this process can enter.
+"""Create temporary folders for this process and its sessions, which only the user of this process can enter.
 
-A session has a folder for all its servers, and one for each server that runs in a sandbox. They end with the session on
-this replica. A process that was killed leaves its folders behind. The next one on the machine finds that nobody holds
-their lock, and removes them.
+A session has one folder for all its servers, and one for each server that runs in a sandbox. They are removed when the
+session ends on this replica. A gateway process that was killed leaves its folders behind: the next one on the machine
+finds that their lock is free, and removes them.
 """
 
 import asyncio
@@ -25,16 +25,17 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _LONGEST_BASE: Final = 50
-"""Longest path of a temporary folder, in characters. A Unix socket's path has 107 bytes at most (Linux, unix(7))."""
+"""Longest path of the system's temporary folder that is used, in characters. The path of a Unix socket has 107 bytes at
+most (Linux, unix(7))."""
 _PRIVATE: Final = 0o700
 _THREADS: Final = 2
-"""Threads that only remove folders: a server may leave millions of files."""
+"""Number of threads that remove folders. They do nothing else, because a server may leave millions of files."""
 _AT_ONCE: Final = 1_000
-"""Maximum number of entries of a folder that are read before they are removed."""
+"""Maximum number of folder entries that are listed at once, before these are removed."""
 
 
 class SessionFolders:
-    """Keep the folders of one process: `sockets`, and those of the sessions that need them."""
+    """The temporary folders of one gateway process: one for sockets, and those of its sessions."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -47,10 +48,10 @@ class SessionFolders:
         self._threads = ThreadPoolExecutor(_THREADS, "session-folders")
 
     def _opened(self) -> Path:
-        """Return the folder of this process, made if there is none.
+        """Return the folder of this process; create it if there is none.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be created.
         """
         if self._folder is None:
             base = tempfile.gettempdir()
@@ -61,9 +62,9 @@ class SessionFolders:
         return self._folder
 
     def _take(self, root: Path, name: str) -> bool:
-        """Make and lock the folder of this process. Return False if another process removes folders at this moment.
+        """Create and lock the folder of this process. Return False if another process has locked it to remove folders.
 
-        The lock comes first, because a folder without a lock belongs to nobody.
+        The lock is taken first, because other processes remove a folder whose lock is free.
         """
         path = root / f"{name}.lock"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -82,21 +83,23 @@ class SessionFolders:
 
     @property
     def sockets(self) -> Path:
-        """Return the folder of the sockets. Raises `OSError` if it cannot be made."""
+        """Return the folder for sockets. Raises `OSError` if it cannot be created."""
         return self._opened() / "s"
 
     def path(self, session_id: str) -> Path:
-        """Return the path of a session's folder, which may not exist. Raises `OSError` if no folder can be made."""
+        """Return the path of a session's folder, which may not exist yet. Raises `OSError` if no folder can be
+        created."""
         return self._opened() / "t" / hashlib.blake2b(session_id.encode(), digest_size=12).hexdigest()
 
     def use(self, session_id: str) -> None:
-        """Make the folder of a session, if there is none, and count one more link that uses it. Raises `OSError`."""
+        """Create the folder of a session if there is none, and count one more link that uses it. Raises `OSError`."""
         self.path(session_id).mkdir(mode=_PRIVATE, exist_ok=True)
         self._count(session_id)
 
     def use_own(self, session_id: str, server: str) -> Path:
-        """Make the folder that only one server uses in a session, with `home` and `tmp` in it. Count one more link that
-        uses it. An empty session id stands for processes that belong to no session. Raises `OSError`."""
+        """Return the folder that only one server uses in a session, with `home` and `tmp` in it; create it if there is
+        none. Count one more link that uses it. The session id is empty for processes that belong to no session. Raises
+        `OSError`."""
         folders = self._own.setdefault(session_id, {})
         own = folders.get(server)
         if own is None:
@@ -113,7 +116,8 @@ class SessionFolders:
         self._uses[session_id] += 1
 
     def release(self, session_id: str) -> None:
-        """Note that a link of the session has ended. After the last link of a forgotten session, remove its folders."""
+        """Record that a link of the session has ended. After the last link of a session that was passed to `forget`,
+        remove the session's folders."""
         self._uses[session_id] -= 1
         if self._uses[session_id] <= 0:
             del self._uses[session_id]
@@ -165,7 +169,8 @@ class SessionFolders:
 
 
 def _root(base: Path) -> Path:
-    """Return the folder of all processes of this user; a new one, if others have made that one or may enter it."""
+    """Return the folder for all gateway processes of this user. If another user has created it or may enter it, return
+    a new folder instead."""
     root = base / f"mcp-session-gateway-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=_PRIVATE)
@@ -177,7 +182,7 @@ def _root(base: Path) -> Path:
 
 
 def _is_held(lock: int, path: Path) -> bool:
-    """Try to take the lock. Return whether this process holds it now, and its file is still at the path."""
+    """Try to lock a file. Return True if this process now has the lock, and the file is still at the path."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(lock).st_ino == path.stat().st_ino
@@ -186,7 +191,7 @@ def _is_held(lock: int, path: Path) -> bool:
 
 
 def _delete_if_free(path: Path) -> None:
-    """Delete a process's folder and its lock, unless the process still runs."""
+    """Delete a gateway process's folder and its lock file, unless the process still runs."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -201,7 +206,7 @@ def _delete_if_free(path: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder, with all that servers have put into it. No server uses it any more."""
+    """Delete a folder with all files that servers have left in it. No server may use the folder any more."""
     try:
         _empty(folder)
         folder.rmdir()
@@ -212,11 +217,11 @@ def _delete(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the contents of a folder. Move each subfolder into one common folder before it is emptied, and restore
-    permissions that a server took away. So no path is too long, and few descriptors are open, at any depth.
+    """Remove the contents of a folder. Restore permissions that a server took away. Each subfolder is moved into one
+    common folder before it is emptied, so that no path becomes too long and few file descriptors are open.
 
     Raises:
-        OSError: something could not be removed.
+        OSError: an entry could not be removed.
     """
     folder.chmod(_PRIVATE)
     together, numbers = folder / secrets.token_hex(6), count()

@@ -1,7 +1,7 @@
 """Serve the state of one session over HTTP, to code outside the gateway's process.
 
-The session is that of the connection (a child's socket) or of the assertion in the request (an HTTP server). A request
-cannot name a session.
+The connection (a child process's socket) or the assertion in the request (an HTTP server) decides which session it is.
+A request cannot name a session.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ from transports.inbound.unix_app_server import PEER_PID
 from transports.upstream.process_tree import is_below, parent
 
 _START_S: Final = 10.0
-"""Timeout for the report of a server's start, if one of its processes has connected before it."""
+"""Seconds that a connection of a server's process waits until the start of the server is reported (`started`)."""
 
 _MOST_LEVELS: Final = 256
-"""A process that is farther below a server is refused: to look farther up would hold up the event loop."""
+"""A process that is more levels below the server is refused: a longer search would block the event loop."""
 
 
 class ProcessTree:
-    """Decide which processes belong to a server that is about to start. All of them have the server's reaper as an
-    ancestor: the reaper adopts those that leave their parent."""
+    """Decide which processes belong to a server that is about to start. All of them are descendants of the server's
+    reaper, which adopts those whose parent has ended."""
 
     def __init__(self) -> None:
         self._top: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     def started(self, pid: int | None) -> None:
-        """Note the process id of the server. None: processes that are not below it may do its work, as with a client of
-        a container engine."""
+        """Record the pid of the server's process. None: processes that are not its descendants may do the server's
+        work, as with the client of a container engine."""
         if not self._top.done():
             self._top.set_result(None if pid is None else parent(pid) or 0)
 
     async def has(self, pid: int) -> bool:
-        """Return whether a process is the server's, or its reaper, which connects for a walled server. If the server's
-        processes are not known, return True for all."""
+        """Return True if a process belongs to the server, or is its reaper, which connects for a sandboxed server. If
+        the server's processes are not known, return True for every process."""
         try:
             top = await asyncio.wait_for(asyncio.shield(self._top), _START_S)
         except TimeoutError:
@@ -59,8 +59,8 @@ _MOST_BODY: Final = 2 * MAX_VALUE_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAccess:
-    """The session that one connection may access. Only the session's child knows `secret`. `processes` are those that
-    may use the connection; None: all may."""
+    """The session that one connection may access. `secret`: known only to the session's child process. `processes`: the
+    processes that may use the connection; None if all may."""
 
     session: ToolSession
     store: StateStore
@@ -69,12 +69,12 @@ class StateAccess:
 
 
 Allowing = Callable[[Request], Awaitable[StateAccess]]
-"""A function that returns the session that a request may access. Raises `HTTPException`."""
+"""Type of a function that returns the session that a request may access. Raises `HTTPException`."""
 
 
 async def by_connection(request: Request) -> StateAccess:
-    """Return the session of the socket on which the request arrived. Raises `HTTPException`: 401 without the socket's
-    secret, 403 if the request is not from a process of the socket's server."""
+    """Return the session of the socket on which the request arrived. Raises `HTTPException`: 401 if the request lacks
+    the socket's secret, 403 if it comes from a process that does not belong to the socket's server."""
     access: StateAccess = request.scope["state"]["access"]
     given = request.headers.get("authorization", "").encode()
     if not hmac.compare_digest(given, f"Bearer {access.secret}".encode()):
@@ -200,7 +200,8 @@ async def _increment(request: Request, access: StateAccess) -> Response:
 
 
 async def _compare_and_set(request: Request, access: StateAccess) -> Response:
-    """Set a key if it has the expected value. Without `expected` or `value`, there is no such key before or after."""
+    """Set a key to `value` if it has the value `expected`. Without `expected`, the key must not exist; without `value`,
+    the key is deleted."""
     key = request.path_params["key"]
     change = _object(await _body(request), "expected", "value")
     expected, value = (to_json(key, change[n]) if n in change else None for n in ("expected", "value"))

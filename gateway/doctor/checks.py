@@ -1,4 +1,4 @@
-"""Run all checks of the doctor in their order. A new check is a module of its own, and a line here."""
+"""Run all checks of the doctor in order. A new check is a module of its own, and is called here."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -35,10 +35,11 @@ async def check_everything(
     key: str = "",
     admin_url: str = "",
 ) -> AsyncIterator[Finding]:
-    """Check the configuration and what it needs, and a running gateway from outside, if `url` or `admin_url` names one.
+    """Check the configuration and what a gateway needs for it. If `url` or `admin_url` is given, also check the running
+    gateway there over the network.
 
     `overrides` are settings of `gateway` that win over the configuration's. `url` is that of clients, `token` a
-    client's credential, `key` an operator's. `admin_url`: where operators are served, if not at `url`.
+    client's credential, `key` an operator's. `admin_url`: the URL of the operators' listener, if it is not `url`.
     """
     try:
         loaded = load(config, overrides)
@@ -59,7 +60,7 @@ async def check_everything(
 
 
 def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
-    """Report what the configuration has, and which of its settings have no effect."""
+    """Report the number of servers in the configuration, and the parts that have no effect."""
     servers = len(loaded.settings.mcpServers)
     yield ok("configuration", f"{config or 'the environment'}: {servers} server{'s' * (servers != 1)}")
     if config is not None and not servers:
@@ -74,7 +75,7 @@ def _configuration(config: Path | None, loaded: Loaded) -> Iterator[Finding]:
 
 
 async def check_settings(settings: Settings, config: Path | None = None) -> AsyncIterator[Finding]:
-    """Check what a gateway with these settings needs. `config` is the file that they come from."""
+    """Check what a gateway with these settings needs. `config` is the file with the settings."""
     for check in OF_SETTINGS:
         for finding in check(settings):
             yield finding

@@ -21,8 +21,8 @@ _ALL_RETURN: Final = "no client is known to open sessions without returning to t
 
 
 async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
-    """Report the clients about which gateways of this store have warned in the last day. If the store cannot be read,
-    yield nothing: another check reports that."""
+    """Report the clients about which gateways have warned in the last day, from the audit trail in the store. If the
+    store cannot be read, yield nothing: `check_store` reports that."""
     with suppress(StoreError):
         await backend.open()
         try:
@@ -39,7 +39,7 @@ async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
-    """Ask a running gateway for the clients that return to no session. `key` is an operator's."""
+    """Ask a running gateway which clients open sessions and return to none. `key` is an operator's key."""
     base = url.rstrip("/").removesuffix("/mcp")
     try:
         headers, trust_env = {"Authorization": f"Bearer {key}"}, not is_of_this_machine(base)

@@ -1,4 +1,4 @@
-"""Define the result of a check: what was checked, its state, and what to do."""
+"""Define the result of a check: what was checked, its state, and the advice."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,8 +6,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One result of a check. `state`: `ok`, `warning` (works now, will fail under load or after a restart) or `error`.
-    `do`: the advice, empty for `ok`."""
+    """One result of a check. `state`: `ok`, `warning` (works now, but fails under load or after a restart) or `error`.
+    `what`: what was found. `do`: the advice, empty for `ok`."""
 
     check: str
     state: Literal["ok", "warning", "error"]

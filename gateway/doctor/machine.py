@@ -20,7 +20,7 @@ _FILES_PER_CLIENT: Final = 1
 _FILES_OF_THE_GATEWAY: Final = 200
 _FEWEST_FILES: Final = 1_024
 _PROCESSES_PER_SERVER: Final = 2
-"""Processes of each server: the server, and the reaper that ends it with its session."""
+"""Processes of each server in a session: the server, and the reaper that ends the server with its session."""
 
 
 def check_keys(settings: Settings) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
 
 
 def check_access(settings: Settings) -> Iterator[Finding]:
-    """Check who may call the gateway, and that other gateways can reach it."""
+    """Check who may call the gateway, and that its address is one at which other gateways can reach it."""
     options = settings.gateway
     if options.allows_anonymous and not is_loopback(options.host):
         yield warning(
@@ -63,7 +63,7 @@ def check_access(settings: Settings) -> Iterator[Finding]:
 
 
 def check_limits(settings: Settings) -> Iterator[Finding]:
-    """Check that this process may open enough files and start enough processes for `session.max_sessions`."""
+    """Check that the process limits allow enough open files and processes for `session.max_sessions`."""
     sessions = settings.gateway.session.max_sessions
     own = sum(entry.has_own_process for entry in settings.mcpServers.values())
     needed = _FILES_OF_THE_GATEWAY + sessions * (_FILES_PER_CLIENT + own * _FILES_PER_PROCESS)

@@ -1,4 +1,4 @@
-"""Forecast how many sessions the memory of this machine is enough for."""
+"""Forecast for how many sessions this machine has memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ from gateway.policy.server_memory import ASSUMED_BYTES, MemoryState
 from gateway.serving.gateway import Gateway
 
 _FEW: Final = 10
-"""A gateway that has room for fewer sessions is short of memory, whatever it is for."""
+"""The number of sessions below which a gateway's memory is too small for any use."""
 
 
 async def check_memory(gateway: Gateway, settings: Settings) -> Finding:
-    """Forecast the memory of sessions by what the processes have that were started to ask each server."""
+    """Measure the processes that the doctor has started, one for each server, and forecast the memory of sessions from
+    them."""
     servers = {process.top: process.server for process in gateway.memory if process.top}
     found = await asyncio.to_thread(tree_bytes, list(servers))
     measured = {servers[top]: size for top, size in found.items()}
@@ -24,8 +25,8 @@ async def check_memory(gateway: Gateway, settings: Settings) -> Finding:
 
 
 def forecast(settings: Settings, measured: Mapping[str, int], state: MemoryState, machine: int) -> Finding:
-    """Return how many sessions fit into the memory, each with a process of every server that has one for each session.
-    `measured`: by server. `machine`: its memory, or that of the cgroup; 0: not known."""
+    """Report how many sessions fit into the memory. Each has a process of every server that is not shared. `measured`:
+    bytes by server. `machine`: the memory of the machine or of its cgroup, in bytes; 0: unknown."""
     own = [name for name, entry in settings.mcpServers.items() if entry.has_own_process]
     costs = {name: measured.get(name, ASSUMED_BYTES) for name in own}
     most = state.most or machine

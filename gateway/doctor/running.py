@@ -1,4 +1,4 @@
-"""Check running gateways from outside, as clients reach them, and those that run on this machine."""
+"""Check running gateways over the network, as clients reach them, and those that this user runs on this machine."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ _NONE: Final = "no gateway of yours is found at {url}: --url checks another one"
 
 
 class _Refused(Exception):
-    """No further check is possible. The finding says why."""
+    """An endpoint cannot be checked any further. `finding` says why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.what)
@@ -44,7 +44,8 @@ class _Refused(Exception):
 
 
 async def check_outside(url: str, token: str) -> AsyncIterator[Finding]:
-    """Check an MCP endpoint as a client reaches it. Each request carries `token` as `Authorization: Bearer`."""
+    """Check an MCP endpoint over the network, as a client does. Each request carries `token` as `Authorization:
+    Bearer`."""
     client = _Client(url, token)
     try:
         yield await client.reaches()
@@ -66,7 +67,7 @@ class _Client:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def _http(self) -> httpx2.AsyncClient:
-        """Return a client with a new connection, which a load balancer may send to any gateway."""
+        """Return an HTTP client. Each has a new connection, which a load balancer may send to any gateway."""
         trust_env = not is_of_this_machine(self._url)
         return httpx2.AsyncClient(headers=self._headers, timeout=_TIMEOUT_S, trust_env=trust_env)
 
@@ -75,7 +76,7 @@ class _Client:
             return await http.post(self._url, json=message, headers=headers)
 
     async def reaches(self) -> Finding:
-        """Check that an MCP gateway answers. Raises `_Refused` if none does."""
+        """Check that an MCP gateway answers at the URL. Raises `_Refused` if none does."""
         message = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {"_meta": _META}}
         answer = await self._post(message, **_modern("server/discover"))
         if answer.status_code == 401:
@@ -90,7 +91,7 @@ class _Client:
         return ok("endpoint", f"{self._url} answers")
 
     async def in_a_session(self) -> list[Finding]:
-        """Run the checks that need a session. The session is ended afterwards."""
+        """Open a session, run the checks that need one, and end it."""
         opened = await self._post({"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": _HANDSHAKE})
         session = opened.headers.get("mcp-session-id", "")
         if not session:
@@ -104,7 +105,7 @@ class _Client:
                 await http.request("DELETE", self._url, headers=carried)
 
     async def _is_found_everywhere(self, carried: dict[str, str]) -> Finding:
-        """Check that a session is found through each of many connections."""
+        """Check that each of several new connections finds the session."""
         ping = {"jsonrpc": "2.0", "id": 4, "method": "ping"}
         answers = await asyncio.gather(*(self._post(ping, **carried) for _ in range(_CONNECTIONS)))
         lost = sum(1 for answer in answers if answer.status_code == 404)
@@ -122,7 +123,7 @@ class _Client:
         return ok("sessions", f"a session was found through each of {_CONNECTIONS} connections")
 
     async def _streams(self, carried: dict[str, str]) -> Finding:
-        """Check that events of an open stream arrive when they are sent, not when the stream ends."""
+        """Check that no proxy buffers an open event stream: its second event has to arrive before the stream ends."""
         for _ in range(_CONNECTIONS):
             headers = carried | {"Accept": "text/event-stream"}
             async with self._http() as http:
@@ -143,7 +144,8 @@ class _Client:
         )
 
     async def takes_large_bodies(self) -> Finding:
-        """Check that a large request reaches a gateway. It calls no tool, because that would count as a failed call."""
+        """Check that proxies let a large request pass to a gateway. It calls no tool, because this would count as a
+        failed call."""
         params = {"_meta": _META, "padding": "x" * _BODY_BYTES}
         message = {"jsonrpc": "2.0", "id": 5, "method": "server/discover", "params": params}
         answer = await self._post(message, **_modern("server/discover"))
@@ -155,7 +157,7 @@ class _Client:
 
 
 async def _says_more(stream: httpx2.Response) -> bool:
-    """Return True when a second comment arrives; False if the stream ends before."""
+    """Return True once a second comment arrives on an event stream; False if the stream ends before."""
     seen = 0
     async for line in stream.aiter_lines():
         seen += line.startswith(":")
@@ -177,9 +179,9 @@ def _json(answer: httpx2.Response) -> dict[str, Any]:
 
 
 async def check_running(config: Path | None, token: str, key: str, *, is_named: bool) -> AsyncIterator[Finding]:
-    """Check the gateway that listens where the configuration says. Unless the configuration `is_named`, also check each
-    gateway that this user has started at a terminal. It is no fault if none runs. `token` is a client's credential,
-    `key` an operator's; gateways started at a terminal have a key themselves."""
+    """Check the gateway at the configured address, if one runs there. Unless the configuration `is_named`, also check
+    each gateway that this user has started at a terminal. `token` is a client's credential, `key` an operator's;
+    gateways started at a terminal have given their own key."""
     try:
         options = load(config).settings.gateway
     except ConfigurationError:  # another check reports it
@@ -213,7 +215,7 @@ async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIte
 
 
 async def _is_gateway(url: str) -> bool:
-    """Return True if a gateway answers there, not another program."""
+    """Return True if a gateway answers at the URL, and no other program."""
     try:
         async with httpx2.AsyncClient(timeout=_READY_TIMEOUT_S, trust_env=False) as http:
             found = (await http.get(f"{url.removesuffix('/mcp')}/readyz")).json()

@@ -1,5 +1,5 @@
-"""Check each configured server by one request, as a session would make it; then the memory that sessions will take,
-and the policy against the lists of the servers."""
+"""Check each configured server by one request, as a session would make it. Then check the memory for sessions, and the
+policy against the servers' lists."""
 
 import asyncio
 import shlex
@@ -17,11 +17,12 @@ from session_store import KeyRing, MemoryBackend
 
 _SLOW_START_S: Final = 1.0
 AT_ONCE: Final = 3
-"""How many servers start at the same time. Starts are measured, and more at once would slow each other down."""
+"""The number of servers that start concurrently. Starts are measured, and more of them would slow each other down."""
 
 
 async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
-    """Start each command, connect to each URL, and list its tools."""
+    """Start each server with a command, connect to each with a URL, and list their tools. Then check memory and
+    policy."""
     quiet = asking(settings)
     try:
         gateway = Gateway(quiet, store=MemoryBackend(), ring=KeyRing.ephemeral())
@@ -41,7 +42,7 @@ async def check_servers(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _ask(upstream: ConfiguredUpstream, at_once: asyncio.Semaphore, limit_s: float) -> None:
-    """Start a server and ask what it lists. Wait for a server that hangs as long as a session would."""
+    """Start a server and request its lists. Wait for an answer for at most `limit_s`, as a session would."""
     async with at_once:
         if upstream.is_left_out:
             return

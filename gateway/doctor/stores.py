@@ -1,4 +1,4 @@
-"""Check the session store: that it opens and answers, what its backend reports, and the replicas in it."""
+"""Check the session store: that it opens and answers, what its backend reports, and that the replicas in it answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -19,7 +19,7 @@ _DO = "set its gateway.advertise to a HOST:PORT at which the other gateways, and
 
 
 async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
-    """Open the store, and yield the observations of its backend. `url` is for display."""
+    """Open the store, and yield what its backend observes. `url` is only for display."""
     try:
         await backend.open()
         await backend.ping()
@@ -39,8 +39,8 @@ async def check_store(url: str, backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_replicas(settings: Settings, backend: Backend) -> AsyncIterator[Finding]:
-    """Send a request to each live gateway. If there is none, or store or keys cannot be used, yield nothing: other
-    checks report that."""
+    """Send a request to each live gateway on the store. Yield nothing if there is none, or if store or keys cannot be
+    used: other checks report that."""
     if not backend.is_shared:
         return
     with suppress(StoreError, ConfigurationError):

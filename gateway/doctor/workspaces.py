@@ -13,7 +13,8 @@ _DO = (
 
 
 def check_workspaces(settings: Settings) -> Iterator[Finding]:
-    """Warn if announced workspaces grant something, or if policy names workspaces and only clients announce them."""
+    """Warn if workspaces that clients announce grant something, or if the policy names workspaces but only clients
+    announce them."""
     auth, policy = settings.gateway.auth, settings.gateway.policy
     if policy.trust_announced_workspace:
         yield warning(

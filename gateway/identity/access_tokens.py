@@ -19,21 +19,22 @@ logger = logging.getLogger(__name__)
 
 FETCH_S: Final = 5.0
 KEYS_MAX_AGE_S: Final = 3_600.0
-"""Age at which fetched keys are fetched again."""
+"""Age in seconds at which an issuer's keys are fetched again."""
 REFETCH_S: Final = 10.0
-"""Minimum time from a fetch until an unknown key id causes another one: forged tokens must not flood the issuer."""
+"""Minimum seconds between two fetches that unknown key ids cause: forged tokens must not flood the issuer."""
 CACHED_S: Final = 300.0
-"""Longest time for which a verified token is cached. A withdrawn key may be accepted for so long."""
+"""Longest time in seconds for which a verified token is cached. A revoked key may be accepted for that time."""
 _MAX_CACHED: Final = 10_000
 
 
 def is_access_token(header: Mapping[str, Any], claims: Mapping[str, Any]) -> bool:
-    """Return whether a JWT is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID
+    """Return True if a JWT is an access token. Issuers sign other tokens with the same keys: identity tokens (OpenID
     Connect Core §2), refresh, logout and security event tokens.
 
-    A header `typ` of `at+jwt` (RFC 9068 §2.1) means yes, any other than `JWT` means no. With `JWT` or none the claims
-    decide. They must have no hash of an identity token and no `events`. `typ` must be Bearer or missing (Keycloak),
-    `token_use` must be access or missing (Cognito). If both are missing, `nonce` must be missing too.
+    A header `typ` of `at+jwt` (RFC 9068 §2.1) means yes; any other except `JWT` means no. With `JWT` or no `typ`, the
+    claims decide. They must not have `events` or a hash that identity tokens have. The claim `typ` must be Bearer or
+    missing (Keycloak), and `token_use` must be access or missing (Cognito). If both are missing, `nonce` must be
+    missing too.
     """
     kind = str(header.get("typ", "JWT")).lower().removeprefix("application/")
     if kind != "jwt":
@@ -83,7 +84,7 @@ class AccessTokens:
 
 
 class _Issuer:
-    """Fetch and keep the keys that one issuer publishes, and check tokens with them."""
+    """Fetch and cache the keys that one issuer publishes, and check tokens with them."""
 
     def __init__(self, settings: JwtSettings) -> None:
         self.settings = settings
@@ -92,7 +93,8 @@ class _Issuer:
         self._tasks = Tasks(f"keys of {settings.issuer}")
 
     async def key(self, name: str) -> jwt.PyJWK:
-        """Return the key with that id. If the keys are old, or the id is unknown, fetch them again first.
+        """Return the issuer's key with the id `name`. If the cached keys are old, or the id is unknown, fetch the keys
+        first.
 
         Raises:
             InvalidToken: the issuer does not publish the key.

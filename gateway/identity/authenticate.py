@@ -34,12 +34,12 @@ Holder = TypeVar("Holder")
 
 
 def digest_of(key: str) -> str:
-    """Return the SHA-256 digest of a key in hex, as configurations contain it."""
+    """Return the SHA-256 digest of an API key in hex, as it is written in the configuration."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class KeyDigests(Generic[Holder]):
-    """Find the holder of a key by the key's digest."""
+    """Find the holder of an API key by the key's digest."""
 
     def __init__(self, named: Iterable[tuple[Holder, str]]) -> None:
         self._digests = [(holder, bytes.fromhex(digest)) for holder, digest in named]
@@ -59,10 +59,10 @@ class KeyDigests(Generic[Holder]):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """The principal of a request, and the claims of its credential; None if the credential has none.
+    """The principal of a request, and the claims of its credential (`granted`); None if the credential has no claims.
 
-    Before the Unix time `until`, requests with the same head from the same address need not be authenticated again.
-    Infinite: as long as this process runs.
+    Until the Unix time `until`, requests with the same head from the same address need not be authenticated again. It
+    is infinite if the result is valid as long as this process runs.
     """
 
     principal: Principal
@@ -74,7 +74,8 @@ _ANYBODY: Final = Authenticated(ANONYMOUS, until=math.inf)
 
 
 class TrustedProxies:
-    """Decide whether an address belongs to a proxy that may name a request's address and principal in headers."""
+    """The addresses of trusted proxies, which may name a request's client address and principal in headers. `address in
+    proxies` tests an address."""
 
     def __init__(self, settings: ProxySettings | None) -> None:
         self.settings = settings
@@ -94,8 +95,9 @@ class TrustedProxies:
 class Identity:
     """Authenticate requests with the configured credentials.
 
-    `metadata_url` is the URL of the resource metadata (RFC 9728) for challenges; empty if there is none. `fields` are
-    the operator's fields of the context. Some come from claims and from headers of trusted proxies.
+    `metadata_url` is the URL of the resource metadata (RFC 9728), which `WWW-Authenticate` names; empty if there is
+    none. `fields` are the context fields that the operator has defined; claims or headers of trusted proxies can set
+    their values.
     """
 
     def __init__(
@@ -126,13 +128,13 @@ class Identity:
         }
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Return the caller of a request. Verify its access token first, if it has one. Raises `Refused` (401, 403)."""
+        """Authenticate a request, and return its caller. Raises `Refused` (401, 403)."""
         who = self.known(headers, peer)
         return await self.verify(headers, peer) if who is None else who
 
     def known(self, headers: Mapping[str, str], peer: str = "") -> Authenticated | None:
-        """Return the caller of a request with these headers (lower-case names), on a connection from the address
-        `peer`. Return None if the request has an access token that must be verified first (`verify`).
+        """Return the caller of a request with `headers` (lower-case names), on a connection from the address `peer`.
+        Return None if the request has an access token that is not in the cache: call `verify` then.
 
         If keys or issuers are configured, an invalid credential is refused, never served as anonymous.
 
@@ -144,7 +146,7 @@ class Identity:
         return None if who is None else self.with_fields(who, headers, peer)
 
     def _known(self, headers: Mapping[str, str], peer: str) -> Authenticated | None:
-        """Return the caller as `known` does, without the context fields that headers of trusted proxies set."""
+        """Like `known`, but without the context fields that headers of trusted proxies set."""
         if peer in self.proxies and (named := self._named_by_proxy(headers)) is not None:
             return named
         authorization = headers.get("authorization")
@@ -164,7 +166,7 @@ class Identity:
         return holder
 
     def with_fields(self, who: Authenticated, headers: Mapping[str, str], peer: str) -> Authenticated:
-        """Return the caller, with the context fields that a trusted proxy sets in headers."""
+        """Return `who` with the context fields added that a trusted proxy sets in headers. Raises `Refused` (401)."""
         if not self._header_fields or peer not in self.proxies:
             return who
         try:
@@ -177,7 +179,7 @@ class Identity:
         return replace(who, granted=replace(granted, fields=(*granted.fields, *fields)))
 
     async def verify(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
-        """Verify the access token in these headers, and return its holder. Raises `Refused` (401, 403)."""
+        """Verify the access token in `headers`, and return its holder. Raises `Refused` (401, 403)."""
         assert self._tokens is not None
         try:
             holder = self.token_holder(*await self._tokens.verify(_credential(headers["authorization"])[1]))
@@ -189,13 +191,13 @@ class Identity:
             raise self._refused(f"The access token is not valid: {error}.", error="invalid_token") from None
 
     def token_holder(self, principal: Principal, claims: Mapping[str, Any], until: float = 0.0) -> Authenticated:
-        """Return the holder of a verified token with these claims. It needs no new check before the Unix time
+        """Return the holder of a verified token with these claims. The token must be verified again at the Unix time
         `until`."""
         granted = claims_in_token(claims, self._claims[principal.issuer], self._claim_fields)
         return Authenticated(principal, granted, until)
 
     def _named_by_proxy(self, headers: Mapping[str, str]) -> Authenticated | None:
-        """Return the caller that a trusted proxy names; None if it names none."""
+        """Return the caller that a trusted proxy names in headers; None if it names none. Raises `Refused` (401)."""
         settings = self.proxies.settings
         if settings is None or not settings.subject_header:
             return None
@@ -215,7 +217,7 @@ class Identity:
         return unauthenticated(reason, self._challenge(error, self._scope))
 
     def _challenge(self, error: str, scope: str) -> str:
-        """Return the parameters of `WWW-Authenticate: Bearer`."""
+        """Return the parameters of a `WWW-Authenticate: Bearer` header, as text."""
         parameters = {"error": error, "scope": scope, "resource_metadata": self._metadata_url}
         challenge = {"realm": "mcp-session-gateway"} | {name: value for name, value in parameters.items() if value}
         return ", ".join(f'{name}="{value}"' for name, value in challenge.items())
@@ -231,8 +233,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 
 class ResourceMetadata:
-    """Make the metadata document of the protected resource (RFC 9728). `paths` are the paths that it is served at,
-    `url` is its address. Both are empty if no resource is configured."""
+    """The metadata document of this gateway as a protected resource (RFC 9728). `paths`: where it is served. `url`: its
+    full address. Both are empty if the operator has configured no resource."""
 
     def __init__(self, settings: AuthSettings) -> None:
         self._settings = settings
@@ -244,7 +246,7 @@ class ResourceMetadata:
         self.url = f"{parts.scheme}://{parts.netloc}{WELL_KNOWN}{path}" if is_there else ""
 
     def document(self) -> dict[str, Any]:
-        """Return the metadata, as JSON data."""
+        """Return the metadata document, as data to encode as JSON."""
         scopes = list(dict.fromkeys(scope for entry in self._settings.jwt for scope in entry.scopes))
         document: dict[str, Any] = {
             "resource": self._settings.resource,

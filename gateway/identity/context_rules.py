@@ -1,8 +1,9 @@
 """Derive a session's context (trust, workspace, permissions) from credential claims and the operator's rules.
 
-Pure. A client may announce its workspace, which counts only if neither a claim nor a rule sets one. An announced
-workspace grants nothing (docs/adr/0013-provenance.md). A rule for certain workspaces gives no announced workspace
-anything. A rule that takes trust away takes it from all announced workspaces. So no announced name gains anything.
+Pure. A client may announce a workspace, which is used only if neither a claim nor a rule sets one. An announced
+workspace grants nothing (docs/adr/0013-provenance.md): a rule for certain workspaces grants nothing to an announced
+one, and a rule that lowers trust for certain workspaces lowers it for all announced ones. So a client gains nothing by
+choosing a name.
 """
 
 import functools
@@ -29,16 +30,16 @@ Rules = Sequence[tuple[str, RuleSettings]]
 """Rules, each with the name of its setting."""
 
 _CACHED: Final = 1_024
-"""Maximum number of cached contexts. Clients choose workspaces, so the cache has to be small."""
+"""Maximum number of cached contexts. Clients choose workspace names, so the cache must be bounded."""
 
 _SHOWN_CHARS: Final = 64
-"""Longest part of a workspace name in an error, in characters."""
+"""Maximum number of characters of a workspace name that an error shows."""
 
 _NOTHING: Final = CredentialClaims()
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """The reason for one fact of a context. `text` names the setting or the credential that decides it."""
+    """The reason for one fact of a context (such as trust). `text` names the setting or credential that decides it."""
 
     fact: str
     text: str
@@ -52,12 +53,12 @@ class Derived(msgspec.Struct, frozen=True):
 
 
 class ContextRules:
-    """Apply the operator's rules, in their order. The first rule that sets trust or workspace decides it. The
+    """Apply the operator's rules, in their order. The first matching rule that sets trust or workspace decides it. The
     permissions of all matching rules add up, and one rule is enough to make a session read-only.
 
-    `trust_announced`: an announced workspace counts like any other, by the operator's configuration. `read_only` are
-    the trust levels whose sessions are read-only. `fields` are the operator's fields of the context. `is_usable`
-    decides whether a workspace may be used at all.
+    `trust_announced`: the operator lets an announced workspace count like any other. `read_only`: the trust levels
+    whose sessions are read-only. `fields`: the context fields that the operator has defined. `is_usable` returns True
+    if a workspace name is allowed.
     """
 
     def __init__(
@@ -86,10 +87,11 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Context:
-        """Return the context of a session. Its client announces a workspace and the values of fields.
+        """Return the context of a session. `announced`: the workspace that the client announces; empty if none.
+        `announced_fields`: names and values of the fields that it announces.
 
         Raises:
-            Refused: the workspace or a field cannot be used.
+            Refused: the workspace or a field's value is not allowed.
         """
         return self.derive(principal, granted, announced, announced_fields).context
 
@@ -100,7 +102,7 @@ class ContextRules:
         announced: str,
         announced_fields: tuple[tuple[str, str], ...] = (),
     ) -> Derived:
-        """Return the context of a session, and the reasons for its facts. Raises `Refused` for an invalid value."""
+        """Return the context of a session, and the reasons for its facts. Arguments and errors as `context`."""
         granted = granted or _NOTHING
         matching = self._matching(principal)
         workspace, source, why = _workspace(granted, matching, announced)
@@ -128,7 +130,7 @@ class ContextRules:
         return Derived(context, tuple(reasons))
 
     def renewed(self, session: Session, granted: CredentialClaims | None) -> Context:
-        """Return the context of a session for a new request, from the request's credential and the present rules."""
+        """Return the context of a session for a new request, by the request's credential and the current rules."""
         known = session.context
         announced = known.workspace if known.provenance.workspace == ANNOUNCED else ""
         if not known.fields:
@@ -149,8 +151,8 @@ class ContextRules:
         return of_all | _with_setting(own, own_setting(server)) | of_server
 
     def lifetimes(self, principal: Principal, context: Context) -> dict[str, tuple[float, str]]:
-        """Return the `idle_ttl_s` and `max_age_s` that the rules set for a session, each with its setting. The first
-        rule decides each."""
+        """Return the `idle_ttl_s` and `max_age_s` that the rules set for a session: by name, the seconds and the
+        setting that they come from. The first rule that sets one decides it."""
         found: dict[str, tuple[float, str]] = {}
         for name, rule in self._applied_to(principal, context):
             times = {"idle_ttl_s": rule.idle_ttl_s, "max_age_s": rule.max_age_s}
@@ -161,11 +163,11 @@ class ContextRules:
         return [(name, rule) for name, rule in self._rules if _matches(str(principal), rule.principals)]
 
     def _counts(self, workspace: Source) -> bool:
-        """Return whether rules for certain workspaces may grant something to a workspace of that source."""
+        """Return True if rules for certain workspaces may grant rights to a workspace from this source."""
         return self._trust_announced or workspace != ANNOUNCED
 
     def _applied(self, matching: Rules, workspace: str, source: Source) -> Rules:
-        """Return those of the matching rules that apply to a workspace of that source."""
+        """Return the part of `matching` (rules for the principal) that applies to a workspace from `source`."""
         counts = self._counts(source)
         return [
             (name, rule)
@@ -179,8 +181,9 @@ class ContextRules:
     def _values(
         self, vouched: Mapping[str, str], announced: Mapping[str, str], reasons: list[Reason]
     ) -> Iterator[ContextField]:
-        """Yield the operator's fields that have a value. Leave out fields of the metadata, which changes while the
-        session lives."""
+        """Yield the context fields that have a value, and add the reasons to `reasons`. Fields from the session's
+        metadata are left out, because metadata can change while the session lives. `vouched`: values from claims and
+        proxy headers, by field."""
         for name, field in self._fields.items():
             value, source, why = field.value, CONFIGURED, f"gateway.context.fields.{name}.value"
             if field.is_announced:
@@ -198,7 +201,7 @@ class ContextRules:
     def _trust(
         self, granted: CredentialClaims, matching: Rules, applied: Rules, workspace: Source, reasons: list[Reason]
     ) -> tuple[str, Source]:
-        """Return the trust level and its source. Add the reason to `reasons`."""
+        """Return the trust level and its source, and add the reason to `reasons`."""
         if granted.trust is not None:
             reasons.append(Reason("trust", "the credential sets it, or lacks the claim or header that is named for it"))
             return granted.trust, AUTHENTICATED
@@ -215,8 +218,8 @@ class ContextRules:
     def _is_read_only(
         self, trust: str, matching: Rules, applied: Rules, *, counts: bool, reasons: list[Reason]
     ) -> bool:
-        """Return whether the session is read-only, and add the reasons to `reasons`. As with trust, a rule for certain
-        workspaces makes all announced ones read-only."""
+        """Return True if the session is read-only, and add the reasons to `reasons`. A read-only rule for certain
+        workspaces applies to all announced ones (`counts` False)."""
         restricting = [name for name, rule in matching if rule.read_only and ((name, rule) in applied or not counts)]
         found = [f"{name}.read_only" for name in restricting]
         if trust in self._read_only:
@@ -228,7 +231,7 @@ class ContextRules:
 def _permissions(
     granted: CredentialClaims, applied: Rules, workspace: Source, reasons: list[Reason]
 ) -> tuple[tuple[str, ...], Source]:
-    """Return the permissions and their source. Add the reasons to `reasons`."""
+    """Return the permissions and their source, and add the reasons to `reasons`."""
     adding = [(name, rule) for name, rule in applied if rule.permissions]
     if granted.permissions:
         reasons.append(Reason("permissions", f"the credential: {', '.join(granted.permissions)}"))
@@ -240,12 +243,13 @@ def _permissions(
 
 
 def _source(workspace: Source, rules: Sequence[RuleSettings]) -> Source:
-    """Return the source of a value that `rules` set, for a workspace of the source `workspace`."""
+    """Return the source of a value that `rules` set. `workspace` is the source of the session's workspace: a value that
+    depends on an announced workspace counts as announced."""
     return ANNOUNCED if workspace == ANNOUNCED and not all(map(is_for_all, rules)) else CONFIGURED
 
 
 def _workspace(granted: CredentialClaims, matching: Rules, announced: str) -> tuple[str, Source, str]:
-    """Return the workspace, its source, and the reason for it."""
+    """Return a session's workspace, its source, and the reason for it as text."""
     if granted.workspace is not None:
         return granted.workspace, AUTHENTICATED, "the credential sets it"
     for name, rule in matching:
@@ -275,12 +279,12 @@ def _with_setting(variables: Mapping[str, str], setting: str) -> dict[str, tuple
 
 
 def is_for_all(rule: RuleSettings) -> bool:
-    """Return whether a rule applies to every workspace."""
+    """Return True if a rule applies to every workspace."""
     return not rule.workspaces or any(is_catch_all(pattern) for pattern in rule.workspaces)
 
 
 def is_catch_all(pattern: str) -> bool:
-    """Return whether a pattern matches every name."""
+    """Return True if a pattern matches every name."""
     return bool(pattern) and not pattern.strip("*")
 
 
@@ -289,10 +293,11 @@ def _matches(value: str, patterns: Sequence[str]) -> bool:
 
 
 def kept_claims(session: Session, rules: ContextRules) -> CredentialClaims | None:
-    """Return claims with which a request leaves the context of a session unchanged.
+    """Return claims that lead to the context that the session already has. They stand in for a credential that is not
+    available.
 
-    None if there are none: the rules have changed since the last request. With any claims, a request would change the
-    rights of the session.
+    Return None if there are none, because the rules have changed since the last request: any claims would change the
+    session's rights.
     """
     context, source = session.context, session.context.provenance
     is_claimed = source.workspace == AUTHENTICATED

@@ -11,11 +11,11 @@ from gateway.config.auth import ClaimNames, ProxySettings
 
 
 class InvalidToken(Exception):
-    """The token is invalid. The message says why, and may be sent to the client."""
+    """The access token is invalid. The message says why, and may be sent to the client."""
 
 
 class InsufficientScope(InvalidToken):
-    """The token is valid but lacks scopes. `needed`: the scopes that it must have."""
+    """The access token is valid but lacks scopes. `needed`: all scopes that it must have."""
 
     def __init__(self, needed: Sequence[str], missing: Collection[str]) -> None:
         super().__init__(f"it lacks the scope {' '.join(sorted(missing))}")
@@ -23,7 +23,7 @@ class InsufficientScope(InvalidToken):
 
 
 MAX_SUBJECT_CHARS: Final = 256
-"""Longest subject, in characters. RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
+"""Maximum number of characters of a subject. RFC 9068 sets no limit. OpenID Connect Core §2 allows 255."""
 
 
 def subject_fault(subject: object) -> str:
@@ -38,8 +38,7 @@ def subject_fault(subject: object) -> str:
 
 
 def decoded_header(value: str) -> str:
-    """Return the principal's name in a header value, which HTTP servers decode as Latin-1. Its bytes must be UTF-8, so
-    that each name has one encoding.
+    """Decode a principal's name or a field in a header as UTF-8, because HTTP servers decode header values as Latin-1.
 
     Raises:
         ValueError: the value is not UTF-8.
@@ -54,9 +53,9 @@ _TRUST: Final = frozenset({"direct", SANDBOXED})
 class CredentialClaims(msgspec.Struct, frozen=True, cache_hash=True):
     """The trust, workspace, permissions and fields in a credential.
 
-    `trust` is None if the operator has named no claim or header for it, `workspace` if the credential has none.
-    `names_workspace`: the operator has named a claim or header for the workspace. Then an announced one is ignored.
-    `fields` are names and values of the operator's fields of the context.
+    `trust` is None if the operator's settings name no claim or header for it. `workspace` is None if the credential has
+    none. `names_workspace`: the settings name a claim or header for the workspace, so that an announced one is ignored.
+    `fields`: names and values of the context fields that the operator has defined.
     """
 
     trust: str | None = None
@@ -75,8 +74,8 @@ def normal_trust(value: object) -> str:
 def claims_in_token(
     claims: Mapping[str, Any], names: ClaimNames, fields: Mapping[str, str] = MappingProxyType({})
 ) -> CredentialClaims:
-    """Return the rights in the claims that the operator has named. A missing claim grants nothing. `fields` maps names
-    of fields to claims."""
+    """Return the rights in a token's claims. `names`: the claims to read for each right. `fields`: context fields by
+    name, each with its claim. A missing claim grants nothing."""
     trust, workspace, permissions = (_at(claims, path) for path in (names.trust, names.workspace, names.permissions))
     if isinstance(permissions, str):
         permissions = permissions.split()
@@ -91,8 +90,8 @@ def claims_in_token(
 
 
 def _text(claim: Any) -> str:
-    """Return the value of a claim as text. Numbers and truth values are as JSON writes them, texts of a list are joined
-    by spaces. Any other value is empty."""
+    """Return the value of a claim as text: numbers and truth values as in JSON, a list of strings joined by spaces, any
+    other value as an empty string."""
     if isinstance(claim, str):
         return claim
     if isinstance(claim, bool | int | float):
@@ -103,7 +102,8 @@ def _text(claim: Any) -> str:
 
 
 def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the context fields that headers have. `fields` maps names of fields to headers in lower case.
+    """Return the names and values of the context fields in headers. `fields`: context fields by name, each with its
+    header in lower case.
 
     Raises:
         ValueError: a header is not UTF-8.
@@ -112,7 +112,8 @@ def fields_in_headers(headers: Mapping[str, str], fields: Mapping[str, str]) -> 
 
 
 def claims_in_headers(headers: Mapping[str, str], names: ProxySettings) -> CredentialClaims:
-    """Return the rights in the headers of a trusted proxy. A missing header grants nothing.
+    """Return the rights in the headers of a trusted proxy. `names`: the headers to read. A missing header grants
+    nothing.
 
     Raises:
         ValueError: a header is not UTF-8.
@@ -128,7 +129,7 @@ def claims_in_headers(headers: Mapping[str, str], names: ProxySettings) -> Crede
 
 
 def _at(claims: Mapping[str, Any], path: str) -> Any:
-    """Return the claim with that name, or at that dotted path in nested objects; None if it is missing."""
+    """Return the claim whose name is `path`, or the value at this dotted path in nested objects; None if missing."""
     if not path:
         return None
     if path in claims:

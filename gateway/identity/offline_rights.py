@@ -1,4 +1,4 @@
-"""Decide whether an absent principal still has the rights granted to it, for work that goes on without a request."""
+"""Decide if a principal still has the rights that were granted to it, for work that continues without a request."""
 
 from collections.abc import Collection
 
@@ -13,10 +13,10 @@ _FEWER = "its principal has fewer or other rights by now"
 
 
 class OfflineRights:
-    """Decide from the present configuration alone. Principals that it does not name have no rights. Rights that a
-    credential has granted count as not granted.
+    """Decide from the current configuration alone, without a credential. Principals that the configuration does not
+    name have no rights.
 
-    `api_keys` are the names of the present keys.
+    `api_keys` are the names of the configured keys.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class OfflineRights:
             self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
-        """Return the reason why a principal no longer has the rights in `granted`, or why nobody knows. Empty: it still
-        has them."""
+        """Return the reason why a principal no longer has the rights in `granted`, or why this cannot be decided; empty
+        if it still has them. Rights that only a credential grants count as lost."""
         if not self._is_known(principal):
             return _GONE
         if self._is_claimed.get(principal.issuer, False):
@@ -47,9 +47,9 @@ class OfflineRights:
         return "" if _covers(today, granted) else _FEWER
 
     def why_ended(self, principal: Principal, granted: Context) -> str:
-        """Return the reason why work that a principal has begun with the context `granted` may not go on; empty if it
-        may. Rights from a credential count as granted: it was at hand when the call was made, and nothing new is done
-        with it."""
+        """Return the reason why work that a principal has begun with the context `granted` must stop; empty if it may
+        go on. Rights from a credential still count: the credential was checked when the call was made, and the work
+        does nothing new with it."""
         if principal.issuer in self._is_claimed:
             return ""
         return self.why_lost(principal, granted)
@@ -63,7 +63,8 @@ class OfflineRights:
 
 
 def _covers(today: Context, granted: Context) -> bool:
-    """Return whether `today` grants all that `granted` does. Trust and workspace have no order: they must be equal."""
+    """Return True if `today` grants all rights of `granted`. Trust, workspace and fields must be equal, because they
+    have no order."""
     return (
         (today.workspace, today.trust, today.fields) == (granted.workspace, granted.trust, granted.fields)
         and set(granted.permissions) <= set(today.permissions)

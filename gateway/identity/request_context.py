@@ -1,7 +1,6 @@
-"""Pass on the principal and the claims of one request, as an argument.
+"""The principal and the claims of one request, as a value that is passed as an argument.
 
-A context variable would outlive the request: servers start the next request of a connection in the context of the
-previous one.
+A context variable would not be safe: servers start the next request of a connection in the context of the previous one.
 """
 
 import msgspec
@@ -11,9 +10,9 @@ from session_store import Principal
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """The principal of a request, the claims of its credential (None: it has none), and its correlation id.
+    """The principal of a request, the claims of its credential (None if it has none), and its correlation id.
 
-    Before the Unix time `until`, requests with the same head from the same address need no new authentication.
+    Until the Unix time `until`, requests with the same head from the same address need no new authentication.
     """
 
     principal: Principal

@@ -1,1 +1,1 @@
-"""Give other programs the sessions of a gateway, or sessions without a gateway."""
+"""Sessions for other programs: with a gateway inside them, or without a gateway."""

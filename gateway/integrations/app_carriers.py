@@ -1,4 +1,4 @@
-"""Read the session id that a client of an app sends, and write the headers that give a client its session. Pure."""
+"""Read the session id that a client of an app sends, and build the response headers that send it to a client. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -15,7 +15,7 @@ _guard: Final = Guard()
 
 
 class AppCarriers:
-    """Sign and verify the session ids in the header and the cookie. A gateway with the same keys accepts them too."""
+    """Sign and verify the session ids in the header and the cookie. A gateway with the same keys accepts these too."""
 
     def __init__(self, ring: KeyRing, *, cookie: bool) -> None:
         self._tokens = TokenCodec(ring, Purpose.TOKEN)
@@ -23,8 +23,8 @@ class AppCarriers:
         self._uses_cookies = cookie
 
     def session_ids(self, scope: Scope) -> Sequence[str]:
-        """Return the session ids that the client sends: that of the header, else those of cookies. Ids without a valid
-        signature are left out, and cookies too if another site caused the request.
+        """Return the session ids that a request carries: the id in the header, else the ids in cookies. Ids without a
+        valid signature are left out. Cookies are ignored if another site caused the request.
 
         Raises:
             Refused: 400, the header appears twice.
@@ -42,14 +42,14 @@ class AppCarriers:
         return tuple(found for value in values if (found := self._cookies.verify(value)) is not None)
 
     def token(self, session_id: str) -> str:
-        """Return the signed id of a session, as the header carries it."""
+        """Return the signed session id, as it is sent in the header."""
         return self._tokens.sign(session_id)
 
     def giving(self, scope: Scope, session_id: str) -> HeaderList:
-        """Return the headers that give a new session to its client.
+        """Return the response headers that send a new session's id to the client.
 
-        If another site caused the request, a cookie of this app was ignored. It is not replaced: otherwise any page
-        could take the session of a visitor away.
+        If another site caused the request, its cookie was ignored. The cookie is not replaced: otherwise any web page
+        could make a visitor lose the session.
         """
         headers = _readable(scope)
         given = [(_HEADER, self.token(session_id).encode())]
@@ -58,7 +58,8 @@ class AppCarriers:
         return given
 
     def taking(self, scope: Scope, session_id: str) -> HeaderList:
-        """Return the headers that delete the client's cookie; none if the cookie names another session, or none."""
+        """Return the response headers that delete the client's cookie; empty if the request has no cookie of this
+        session."""
         headers = _readable(scope)
         return [_cookie(scope, headers, "", "; Max-Age=0")] if session_id in self._in_cookies(scope, headers) else []
 
@@ -72,12 +73,12 @@ def has_header(scope: Scope) -> bool:
 
 
 def _read(scope: Scope) -> dict[str, str]:
-    """Return the headers that carriers are read from. Raises `Refused`: one of them appears twice."""
+    """Return the request headers that are needed to find the session. Raises `Refused`: one of them appears twice."""
     return header_map([pair for pair in scope["headers"] if pair[0] in _READ])
 
 
 def _readable(scope: Scope) -> dict[str, str]:
-    """Return the headers that carriers are read from; none if one of them appears twice."""
+    """Return the request headers that are needed to find the session; empty if one of them appears twice."""
     try:
         return _read(scope)
     except Refused:
@@ -96,18 +97,19 @@ def _cookie(scope: Scope, headers: Mapping[str, str], value: str, more: str = ""
 
 
 def with_session_headers(headers: Iterable[tuple[bytes, bytes]], given: HeaderList) -> HeaderList:
-    """Return the headers of a response that depends on its session: those of the app, and `given`, which give or take
-    a session.
+    """Return the headers of a response that depends on its session: the app's `headers`, and `given`, which set or
+    delete the client's session.
 
-    `Vary` names the header and the cookie, so that no shared cache gives one session the response of another. A
-    response with a token must not be stored at all.
+    `Vary` names the header and the cookie, so that a shared cache does not send one session the response of another. A
+    response with a session id must not be cached at all.
     """
     told = _joined([*headers], b"vary", _VARY)
     return [*_joined(told, b"cache-control", b"no-store"), *given] if given else told
 
 
 def _joined(headers: HeaderList, name: bytes, values: bytes) -> HeaderList:
-    """Add these values to the header of that name, if it lacks them. Changes `headers`, and returns it."""
+    """Add `values` (a comma-separated list) to the header `name`, except those that it already has. Change `headers` in
+    place, and return it."""
     places = [place for place, pair in enumerate(headers) if pair[0].lower() == name]
     if not places:
         headers.append((name, values))

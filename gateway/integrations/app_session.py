@@ -1,4 +1,4 @@
-"""Give one request of an app its session, which is read or opened when the app first uses it."""
+"""The session of one request of an app. It is read or opened when the app first uses it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -33,14 +33,15 @@ _TOO_LATE: Final = (
 
 
 APP_ISSUER: Final = "app"
-"""The issuer of principals that the app gives as text."""
+"""The issuer of principals that the app passes as strings."""
 
 Named = Principal | str | None
 WhoIs = Callable[[Scope], Named | Awaitable[Named]]
 
 
 class Client:
-    """Find the client of a request by its ASGI scope, when the session is looked up. The app gives `principal`."""
+    """Find the client of a request by its ASGI scope, when its session is looked up. `principal` is the app's function
+    that returns the principal; None if all clients are anonymous."""
 
     def __init__(self, carriers: AppCarriers, principal: WhoIs | None) -> None:
         self._principal = principal
@@ -73,10 +74,11 @@ class SessionNotLoaded(RuntimeError):
 class AppSession(ToolSession):
     """The session of a request. It is looked up when the app first uses it, and opened when the app first writes to it.
 
-    - **State and metadata** can be used at once. Without a session, reading them returns nothing and opens none.
-    - **Writing**, and reading `id`, open a session for a client without one. The response gives it to the client.
-    - **Facts** (`principal`, `context`, …) can be read after `await session.load()`, and `id` after any operation that
-      was awaited. Before, they raise `SessionNotLoaded`, because the id that a client sends is not checked yet.
+    - **State and metadata** can be used at once. For a client without a session, reading returns nothing, and opens no
+      session.
+    - **Writing**, and reading `id`, open a session for a client without one. The response sends its id to the client.
+    - **Facts** (`principal`, `context`, …) can be read after `await session.load()`, and `id` after any awaited
+      operation. Before that they raise `SessionNotLoaded`, because the id that a client sends is not checked yet.
 
     All operations raise `StoreUnavailable` if the store does not answer, and `SessionGone` if the session ends
     meanwhile. After the response has begun, operations that would open a session raise `NoSession`.
@@ -86,13 +88,14 @@ class AppSession(ToolSession):
     is_used = False
     """Set once the app has used the session."""
     is_new = False
-    """Set if this request has opened the session."""
+    """Set if this request has opened the session, or given it a new id."""
     ended_id = ""
     """The id of the session that this request has ended."""
     known_id = ""
-    """The id of the client's session; empty if it has none, or if it was not looked up yet. Reading it opens none."""
+    """The id of the client's session; empty if there is none, or if it was not looked up yet. Unlike reading `id`,
+    reading this opens no session."""
     has_failed = False
-    """Set if the store has failed an operation of this request."""
+    """Set if an operation of this request has failed because of the store."""
     _record: Session | None = None
     _facts: ToolSession | None = None
     _who: Principal | asyncio.Future[Principal] | None = None
@@ -111,7 +114,8 @@ class AppSession(ToolSession):
         self._scope = scope
 
     def __getattr__(self, name: str) -> Any:
-        """Return a fact of the session. Raises `SessionNotLoaded`, or `NoSession` for an `id` that comes too late."""
+        """Return a fact of the session. Raises `SessionNotLoaded`, or `NoSession` if `id` would open a session, but the
+        response has begun."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name == "id" and self._is_checked and self.known_id:
@@ -142,7 +146,8 @@ class AppSession(ToolSession):
         return self._sessions.state
 
     async def load(self) -> Self:
-        """Look the session up, and restart its idle time. Return this object. Opens no session: reading `id` does."""
+        """Look up the session, and restart its idle time. Return this object. Does not open a session: reading `id`
+        does."""
         self.is_used = True
         if not self._is_loaded:
             async with self._locked():
@@ -155,7 +160,7 @@ class AppSession(ToolSession):
         return await self.read(self._sessions.metadata, {})
 
     async def annotate(self, changes: Mapping[str, str | None]) -> None:
-        """Change these names of the metadata; None removes a name. Values that look like credentials are redacted.
+        """Set metadata by name; the value None removes a name. Values that look like credentials are redacted.
 
         Raises:
             InvalidMetadata: a value is not text, or the metadata would be too large.
@@ -173,10 +178,10 @@ class AppSession(ToolSession):
             await self._look_up()
 
     async def rotate(self, principal: Named = None) -> None:
-        """Give the session a new id, and end the old one, which others may have learnt: do so at sign-in. State,
-        metadata and age stay; writes of other requests at this moment may be lost. Nothing happens without a session.
+        """Give the session a new id, and end the old id, which others may know. Call this at sign-in. State, metadata
+        and age stay; writes of concurrent requests may be lost. Does nothing without a session.
 
-        `principal`: who owns it from now on, such as the user who has just signed in; None for the present owner.
+        `principal`: the session's new principal, such as the user who has just signed in; None to keep the current one.
 
         Raises:
             NoSession: the response has begun, so the new id could not be given to the client.
@@ -197,21 +202,23 @@ class AppSession(ToolSession):
 
     @property
     def is_settled(self) -> bool:
-        """Return True if the response neither gives nor takes a session, and no operation has failed."""
+        """Return True if the response need not set or delete the client's session, and no operation has failed."""
         return not (self.is_new or self.ended_id or self.has_failed or (self._is_wanted and not self.known_id))
 
     async def settle(self) -> None:
-        """Open the session if the app has read its id. Called before the response begins, which gives it."""
+        """Open the session if the app has read its id. Called before the response begins, which sends the id to the
+        client."""
         if self._is_wanted and not self.known_id:
             await self.write(_nothing)
         self.seal()
 
     def seal(self) -> None:
-        """Open no session from now on: the response has begun, so none can be given to the client."""
+        """Open no session from now on: the response has begun, so a new id can no longer be sent to the client."""
         self._is_sealed = True
 
     def finish(self) -> None:
-        """Release the request, which the app has answered. A session that was looked up can still be used."""
+        """Drop the reference to the request, because the app has answered it. A session that was looked up can still be
+        used."""
         if self._who is None:
             self._who, self._ids = ANONYMOUS, ()
         # The scope refers to this object, and only a garbage collection would free such a circle.
@@ -224,7 +231,8 @@ class AppSession(ToolSession):
     # -- operations
 
     async def read(self, operation: Callable[..., Awaitable[T]], default: T, *arguments: Any) -> T:
-        """Return the result of `operation(id, …)` on the session; `default` if there is none."""
+        """Call `operation` with the session's id and `arguments`, and return its result. Without a session, return
+        `default`."""
         self.is_used = True
         while session_id := self.known_id or self._known() or await self._found():
             try:
@@ -240,7 +248,8 @@ class AppSession(ToolSession):
         return default
 
     async def write(self, operation: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Return the result of `operation(id, …)` on the session. Open one if there is none."""
+        """Call `operation` with the session's id and `arguments`, and return its result. Open a session if there is
+        none."""
         self.is_used = True
         while True:
             session_id = self.known_id or self._known() or await self._found() or await self._opened()
@@ -256,9 +265,9 @@ class AppSession(ToolSession):
                 return result
 
     def _known(self) -> str:
-        """Return the id of the client's session if this process has read it before, else empty.
+        """Return the id of the client's session if this process has read the session before; else an empty string.
 
-        Does not ask the store: the operation that follows fails if the session has ended.
+        The store is not asked: if the session has ended since, the next operation on it fails.
         """
         if self._record is not None:
             return ""
@@ -273,7 +282,7 @@ class AppSession(ToolSession):
         return self.known_id
 
     async def _found(self) -> str:
-        """Look the session up, and return its id; empty if there is none."""
+        """Look up the session, and return its id; empty if there is none."""
         if isinstance(self._who, asyncio.Future):
             self._who = await self._who
             if self._known():
@@ -283,7 +292,7 @@ class AppSession(ToolSession):
         return self.known_id
 
     async def _look_up(self) -> None:
-        """Find the session in the store, or prepare the record of a new one."""
+        """Find the session in the store, or build the record of a new one, which is not stored yet."""
         if self._record is not None:
             return
         who = self._who or self._client.principal(self._scope)
@@ -318,7 +327,7 @@ class AppSession(ToolSession):
         return self.known_id
 
     def _lost(self, session_id: str) -> None:
-        """Forget a session that has ended. Raises `SessionGone` if this request has used it successfully before."""
+        """Drop a session that has ended. Raises `SessionGone` if this request has used it successfully before."""
         self._sessions.forget(session_id)
         if session_id != self.known_id:
             return
@@ -334,11 +343,12 @@ class AppSession(ToolSession):
 
 
 async def _nothing(_: str) -> None:
-    """Do nothing: the caller only wants the session to be opened."""
+    """Do nothing. Passed to `write` by callers that only need the session to be opened."""
 
 
 class _LazyState:
-    """Read and write the state of the session of a request (`session_store.tool_session.StatePort`)."""
+    """Read and write the state of a request's session, which is looked up or opened first
+    (`session_store.tool_session.StatePort`)."""
 
     def __init__(self, session: AppSession) -> None:
         self._session = session

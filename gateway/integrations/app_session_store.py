@@ -1,4 +1,4 @@
-"""Find, open and end the sessions of an app in its store. Knows no request: callers have verified the ids."""
+"""Find, open and end the sessions of an app in its store. Callers have already verified the session ids."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from transports.inbound.limits import network_of
 from transports.tasks import Tasks
 
 SLIDE_SHARE: Final = 0.05
-"""The share of a session's idle time after which the next use restarts it. Otherwise every read would be a write. So a
-session ends after 95 % to 100 % of `idle_ttl_s` without use."""
+"""The share of `idle_ttl_s` that must have passed before a use restarts a session's idle time: otherwise every read
+would cause a write. So a session ends after 95 % to 100 % of `idle_ttl_s` without use."""
 
 _KNOWN_HELD: Final = 20_000
 _SWEEP_S: Final = 30.0
 
 
 class AppRecords(Protocol):
-    """Keep the records of sessions: the part of `session_store.SessionStore` that apps need."""
+    """The store of session records: the part of `session_store.SessionStore` that apps need."""
 
     async def create(self, session: Session) -> Session: ...
     async def resume(self, session_id: str, principal: Principal) -> Session | None: ...
@@ -37,7 +37,7 @@ class AppRecords(Protocol):
 
 
 class AppStore(Protocol):
-    """Keep the sessions of an app: the part of a `session_store.Backend` that apps need."""
+    """The store of an app: the part of `session_store.Backend` that apps need."""
 
     @property
     def sessions(self) -> AppRecords: ...
@@ -51,10 +51,10 @@ class AppStore(Protocol):
 
 
 class StorePerLoop:
-    """Use a backend of its own in each event loop, because connections belong to the loop that has opened them.
+    """Use a separate backend in each event loop, because connections belong to the loop that has opened them.
 
-    An app has several loops where `TestClient(app)`, without `with`, runs each request in one, and where two clients
-    run side by side.
+    An app has several loops in tests: `TestClient(app)` without `with` runs each request in a new loop, and two clients
+    at the same time have one loop each.
     """
 
     def __init__(self, make: Callable[[], AppStore]) -> None:
@@ -81,18 +81,18 @@ class StorePerLoop:
         return self._here().state
 
     async def open(self) -> None:
-        """Open the backend of this loop. Those of other loops open with their first command."""
+        """Open the backend of the current loop. The backends of other loops open with their first command."""
         await self._here().open()
 
     async def close(self) -> None:
-        """Close the backend of this loop. A loop that has ended has closed its connections."""
+        """Close the backend of the current loop. The connections of loops that have ended are closed already."""
         store, self._last = self._here(), None
         self._stores.pop(asyncio.get_running_loop(), None)
         await store.close()
 
 
 class _Known(msgspec.Struct):
-    """The principal of a session that this process has read, and the time (`due`) to restart its idle time."""
+    """The principal of a session that this process has read. From `due` on, a use restarts the session's idle time."""
 
     principal: Principal
     slide_s: float
@@ -100,10 +100,10 @@ class _Known(msgspec.Struct):
 
 
 class AppSessions:
-    """Keep the sessions of one app in its store.
+    """The sessions of one app, in its store.
 
-    No process owns a session. A process caches only the principal of a session, which never changes. Everything else
-    is read from the store, whose operations are atomic.
+    No process owns a session. A process caches only the principal of a session, which never changes. All other facts
+    are read from the store, whose operations are atomic.
     """
 
     def __init__(
@@ -127,16 +127,16 @@ class AppSessions:
 
     @property
     def records(self) -> AppRecords:
-        """Return the records of sessions."""
+        """Return the store of session records."""
         return self._store.sessions
 
     @property
     def state(self) -> StateStore:
-        """Return the state of sessions."""
+        """Return the store of session state."""
         return self._store.state
 
     def use(self, store: AppStore | None) -> None:
-        """Keep sessions in that open store from now on; None: in the app's own store again."""
+        """Use `store`, which is open, from now on; None to use the app's own store again."""
         self._store = store or self._own
         self._known.clear()
 
@@ -147,9 +147,9 @@ class AppSessions:
             self._is_open = True
 
     def is_known(self, session_id: str, principal: Principal) -> bool:
-        """Return True if this process has read a session of that id and principal. It may have ended since.
+        """Return True if this process has read a session with this id and principal before. It may have ended since.
 
-        Restarts its idle time in the background, if that is due.
+        If enough time has passed (`SLIDE_SHARE`), restart its idle time in the background.
         """
         known = self._known.get(session_id)
         if known is None or known.principal != principal:
@@ -164,8 +164,8 @@ class AppSessions:
             await self.records.touch(session_id)
 
     async def resume(self, session_id: str, principal: Principal) -> Session | None:
-        """Return the session of that id, with its idle time restarted; None if there is none, or if it belongs to
-        another principal."""
+        """Restart the idle time of a session, and return its record; None if there is no such session, or if it belongs
+        to another principal."""
         if not self._is_open:
             await self.open_store()
         session = await self.records.resume(session_id, principal)
@@ -176,11 +176,11 @@ class AppSessions:
         return session
 
     def forget(self, session_id: str) -> None:
-        """Forget a session that has ended."""
+        """Drop a session that has ended from the cache."""
         self._known.pop(session_id, None)
 
     def new(self, principal: Principal, peer: str) -> Session:
-        """Return the record of a new session, not stored yet. `peer` is the address that it is opened from."""
+        """Return the record of a new session, which is not stored yet. `peer`: the network address of its client."""
         now = self._clock()
         return Session(
             id=new_session_id(),
@@ -195,7 +195,8 @@ class AppSessions:
         )
 
     async def open(self, session: Session) -> None:
-        """Store a new session. Every `_SWEEP_S`, also delete expired sessions from the store's index."""
+        """Store a new session. Every `_SWEEP_S` seconds at most, also delete expired sessions from the store's
+        index."""
         if not self._is_open:
             await self.open_store()
         await self.records.create(session)
@@ -227,8 +228,8 @@ class AppSessions:
         return session_id
 
     async def rotate(self, session_id: str, principal: Principal, peer: str) -> Session:
-        """Open a session of `principal` with the age, the metadata and the state of another one, end that one, and
-        return the record of the new one. Raises `SessionGone`."""
+        """Replace a session by a new one of `principal`, with the same age, metadata and state. Return the new record.
+        Raises `SessionGone`."""
         old = await self.records.peek(session_id)
         if old is None:
             raise SessionGone(session_id)
@@ -263,13 +264,13 @@ class AppSessions:
 
 
 _SESSIONS: Final["WeakSet[AppSessions]"] = WeakSet()
-"""The sessions of each app in this process."""
+"""All `AppSessions` in this process."""
 _STORES_OF_TESTS: Final[list[AppStore]] = []
 
 
 @contextlib.contextmanager
 def kept_in(store: AppStore) -> Iterator[None]:
-    """Keep the sessions of all apps of this process in that open store, inside the block. For tests."""
+    """Let all apps in this process use `store`, which is open, inside the block. For tests."""
     _STORES_OF_TESTS.append(store)
     for sessions in _SESSIONS:
         sessions.use(store)

@@ -1,4 +1,4 @@
-"""Give each request of an app the session of the gateway that is mounted in it: in its scope, and as current one."""
+"""ASGI middleware that finds or opens the gateway session of each request, for an app in which a gateway is mounted."""
 
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Final
@@ -27,13 +27,13 @@ _ELSEWHERE: Final = Refused(
 
 
 class GatewaySessionMiddleware:
-    """Give each HTTP request its session of the gateway. Open one for a client without a session.
+    """Find the gateway session of each HTTP request. Open one for a client without a session.
 
-    The app runs in the gateway's process. A request whose session another process owns is answered with 421, before
-    the app sees it. An app that needs sessions and no gateway takes `SessionMiddleware`.
+    The app runs in the gateway's process. A request whose session is owned by another process is answered with 421,
+    before the app is called. An app that needs sessions but no gateway uses `SessionMiddleware`.
 
     Clients send their session as they do to the gateway itself: in the header `MCP-Gateway-Session` or the cookie, or
-    an API key alone names it. The app finds it as `scope["mcp.session"]` and by `current_session()`. Requests to the
+    only by an API key. The app gets it as `scope["mcp.session"]` and with `current_session()`. Requests to the
     gateway's own endpoints are passed on unchanged, because these find sessions themselves.
     """
 

@@ -1,7 +1,7 @@
-"""Keep the events and subscriptions of servers on the official SDK's own transport in the gateway's stores.
+"""Store the events and subscriptions of servers that use the official SDK's own transport in the gateway's stores.
 
-The SDK names streams in its event store by request ids, which many clients share. `SdkEventStore` keeps the streams of
-each session apart, so that no client resumes the stream of another.
+The SDK names streams in its event store by request ids, which are equal for many clients. `SdkEventStore` separates the
+streams of sessions, so that no client can resume the stream of another.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class SdkEventStore(EventStore):
-    """Keep the events of an SDK app for replay (`streamable_http_app(event_store=…)`). Wrap the app with `around`, so
-    that the store knows the session of each event."""
+    """Store the events of an SDK app for replay (`streamable_http_app(event_store=…)`). Wrap the app with `around`, so
+    that the session of each event is known."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._logs: OrderedDict[bytes, str] = OrderedDict()
 
     def around(self, app: App) -> App:
-        """Return the ASGI app, wrapped so that the store knows the session of each request."""
+        """Return `app` wrapped in ASGI middleware that records the session of each request."""
 
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
@@ -102,10 +102,8 @@ class _Change(msgspec.Struct, frozen=True):
 
 
 class SdkSubscriptionBus:
-    """Pass changes to `subscriptions/listen` streams on every replica. An SDK `SubscriptionBus` over the store's bus.
-
-    Use it inside `async with bus.running()`.
-    """
+    """An SDK `SubscriptionBus` over the store's bus. It sends changes to the `subscriptions/listen` streams of all
+    replicas. Use it inside `async with bus.running()`."""
 
     def __init__(self, bus: Bus, topic: str = _TOPIC) -> None:
         self._bus = bus
@@ -114,7 +112,7 @@ class SdkSubscriptionBus:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["SdkSubscriptionBus"]:
-        """Deliver the changes of all replicas, this one included, to the listeners here, inside the block."""
+        """Inside the block, deliver the changes that any replica publishes to the listeners of this one."""
         async with self._bus.subscribed(self._topic, self._hear):
             yield self
 

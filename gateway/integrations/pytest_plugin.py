@@ -1,6 +1,6 @@
-"""Provide pytest fixtures for tests of apps and tools that have sessions. An entry point of the package names them.
+"""Pytest fixtures for tests of apps and tools that have sessions. Registered by an entry point of the package.
 
-Imports nothing before a fixture is used, because pytest loads the plugin in every test run of an environment.
+Imports the gateway only when a fixture is used, because pytest loads this plugin in every test run of an environment.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBackend]":
-    """Yield a store in memory. Every `SessionMiddleware` keeps its sessions there during the test, not in its own
-    store. Set the variables for store and keys, if they are not set."""
+    """Yield a store in memory, which every `SessionMiddleware` uses during the test in place of its own store. Set the
+    environment variables for store and keys, if they are not set."""
     import os
 
     from gateway.integrations.app_session_store import kept_in
@@ -32,8 +32,8 @@ def mcp_session_store(monkeypatch: pytest.MonkeyPatch) -> "Iterator[MemoryBacken
 
 @pytest.fixture
 def mcp_session(mcp_session_store: "MemoryBackend") -> "Iterator[ToolSession]":
-    """Yield a new session and make it the current one of the test, for code that calls `current_session()` without a
-    request. Requests to an app get sessions of their own."""
+    """Yield a new session, and make it the current session of the test, for code that calls `current_session()` without
+    a request. Requests to an app have sessions of their own."""
     from gateway.config.sessions import SessionSettings
     from gateway.integrations.app_session_store import AppSessions
     from session_store import ANONYMOUS

@@ -1,4 +1,4 @@
-"""Give any ASGI app sessions. They need a store and keys. No gateway and no MCP server is involved."""
+"""Sessions for any ASGI app. The app needs a store and keys, but no gateway and no MCP server."""
 
 import json
 import logging
@@ -35,19 +35,19 @@ class AppSettings(Frozen):
 
 
 class _Given(Frozen):
-    """The settings from the environment, under the key `gateway`, by which error messages name the variables."""
+    """The settings from the environment under the key `gateway`, so that error messages name the right variables."""
 
     gateway: AppSettings
 
 
 def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSettings:
-    """Return the settings from the environment. The store's URL and the times replace them where they are not None.
+    """Return the settings from the environment. `store` (a URL) and `times` override them, unless they are None.
 
-    Logs a warning for each `MCP_GATEWAY_…` variable that is no setting.
+    Logs a warning for each `MCP_GATEWAY_…` variable that is not a setting.
 
     Raises:
-        ConfigurationError: a value cannot be used, or the name of a variable is misspelt. The message names it, and
-            says what to do.
+        ConfigurationError: a value is invalid, or the name of a variable is misspelt. The message names the variable,
+            and says what to do.
     """
     given = {name: value for name, value in times.items() if value is not None}
     # A URL in the program also replaces the variable that names a file.
@@ -70,7 +70,7 @@ def settings_of(store: str | None, times: Mapping[str, float | None]) -> AppSett
 
 
 def backend_of(settings: AppSettings) -> Any:
-    """Return the backend for the store's URL, not open yet.
+    """Return the backend for the store's URL. It is not open yet.
 
     Raises:
         ConfigurationError: there is no URL, or no backend for it.
@@ -88,10 +88,10 @@ def backend_of(settings: AppSettings) -> Any:
 
 
 def ring_of(keys: str | Sequence[str] | KeyRing | None, backend: Any) -> KeyRing:
-    """Return the keys: those given, else those of the environment, else the backend's own.
+    """Return the keys that sign session ids: `keys`, else the keys in the environment, else the backend's own.
 
     Raises:
-        ConfigurationError: the keys cannot be used, or there are none and several processes share the store.
+        ConfigurationError: the keys are invalid, or there are none and several processes may share the store.
     """
     try:
         if isinstance(keys, KeyRing):
@@ -115,7 +115,8 @@ logger = logging.getLogger(__name__)
 
 
 class SessionMiddleware:
-    """Give each request and WebSocket of an ASGI app its session: `scope["mcp.session"]`, `current_session()`.
+    """Middleware that gives each request and WebSocket of an ASGI app its session, as `scope["mcp.session"]` and with
+    `current_session()`.
 
     Clients send their session in the header `MCP-Gateway-Session` or in a signed cookie. Any number of processes can
     serve the same sessions, if they have the same store and the same keys.
@@ -136,12 +137,12 @@ class SessionMiddleware:
 
         `store`: a URL (`MCP_GATEWAY_STORE`), a backend, or an object with the methods of `DocumentStore`. `keys`: keys
         that sign session ids, newest first (`MCP_GATEWAY_KEYS`). `idle_ttl_s` and `max_age_s`: seconds after which
-        sessions end (`MCP_GATEWAY_SESSION__IDLE_TTL_S`, `…__MAX_AGE_S`). `principal` returns the sender of the request
-        with that scope. Only the principal that has opened a session can use it. `lazy` False: look up the session of
-        each request before the app runs.
+        sessions end (`MCP_GATEWAY_SESSION__IDLE_TTL_S`, `…__MAX_AGE_S`). `principal` gets a request's scope, and
+        returns its sender. Only the principal that has opened a session can use it. `lazy` False: look up the session
+        of each request before the app runs.
 
         Raises:
-            ConfigurationError: the store or the keys are missing or cannot be used.
+            ConfigurationError: the store or the keys are missing or invalid.
         """
         url = store if isinstance(store, str) else "memory://" if store is not None else None
         settings = settings_of(url, {"idle_ttl_s": idle_ttl_s, "max_age_s": max_age_s})
@@ -180,7 +181,8 @@ class SessionMiddleware:
             session.finish()
 
     def _with_store(self, send: Send) -> Send:
-        """Return a `send` that opens and closes the store with the app's lifespan. Else its first use opens it."""
+        """Return a `send` that opens and closes the store with the app's ASGI lifespan. Without a lifespan, the first
+        use opens the store."""
 
         failed = False
 
@@ -213,13 +215,13 @@ def _refusal(error: Refused | SessionGone | StoreError) -> Refused:
 
 
 def response_of(refused: Refused) -> tuple[int, bytes, HeaderList]:
-    """Return the status, the body and the headers of the response for a refusal."""
+    """Return the HTTP status, the body and the headers of the response to a refused request."""
     headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refused.headers.items()]
     return refused.status, json.dumps({"error": str(refused)}).encode(), headers
 
 
 class _Answer:
-    """The answer to one request, which gives the client its session."""
+    """The answer to one request. It sends the session's id to the client."""
 
     __slots__ = ("_carriers", "_scope", "_send", "has_begun", "session")
 
@@ -232,7 +234,8 @@ class _Answer:
 
 
 class _Response(_Answer):
-    """Send the response to one HTTP request. It gives the client its session, or says why there is none."""
+    """The response to one HTTP request, with the headers that set or delete the client's session, or an error in its
+    place."""
 
     __slots__ = ("_is_replaced",)
 
@@ -241,7 +244,7 @@ class _Response(_Answer):
         self._is_replaced = False
 
     def send(self, event: MutableMapping[str, Any]) -> Awaitable[None]:
-        """Pass on an ASGI event of the app."""
+        """Send an ASGI event of the app to the HTTP server."""
         if event["type"] != "http.response.start":
             return self._go_on(event)
         session = self.session
@@ -254,8 +257,8 @@ class _Response(_Answer):
         return self._send(event)
 
     async def _begin(self, event: MutableMapping[str, Any]) -> None:
-        """Send the head of the response, with the headers that give or take the session. If the store has failed, send
-        a refusal in its place."""
+        """Send the head of the response, with the headers that set or delete the client's session. If the store has
+        failed, send an error response instead."""
         session = self.session
         refused: Refused | None = None
         try:
@@ -287,19 +290,20 @@ class _Response(_Answer):
             await self._send(event)
 
     async def refuse(self, refused: Refused) -> None:
-        """Send the refusal in place of the app's response."""
+        """Send an error response in place of the app's response."""
         self.has_begun = True
         with bound_session(None):
             await send_json(self._send, *response_of(refused))
 
 
 class _Handshake(_Answer):
-    """Answer the handshake of one WebSocket, which can give the client its session."""
+    """The answer to one WebSocket handshake, which sends the session's id to the client."""
 
     __slots__ = ()
 
     async def send(self, event: MutableMapping[str, Any]) -> None:
-        """Pass on an ASGI event of the app. Raises `StoreError`: the WebSocket cannot have a session now."""
+        """Send an ASGI event of the app to the server. Before accepting the WebSocket, look up or open its session.
+        Raises `StoreError`: the store does not answer, or is full."""
         if not self.has_begun:
             if event["type"] == "websocket.accept":
                 await self.session.load()
@@ -312,7 +316,7 @@ class _Handshake(_Answer):
         await self._send(event)
 
     async def refuse(self, refused: Refused) -> None:
-        """Refuse the handshake in place of the app."""
+        """Refuse the WebSocket handshake in place of the app."""
         self.has_begun = True
         status, body, headers = response_of(refused)
         if "websocket.http.response" not in (self._scope.get("extensions") or {}):

@@ -1,7 +1,7 @@
-"""Collect ended calls and audit events, and pass them on to the timelines and figures that operators see.
+"""Collect ended calls and audit events, and pass them to the timelines and usage figures that operators see.
 
-Both are written to the store every few seconds. A call only appends itself to a list here; everything else is done
-while no call waits for it (docs/adr/0035-activity.md).
+Timelines and figures are written to the store every few seconds. When a call ends, it is only appended to a list here;
+everything else is done later, while no call waits (docs/adr/0035-activity.md).
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from gateway.observability.usage_counts import Figures
 from session_store import AuditEvent, Backend, Session, StoreUnavailable, TimelinePart
 
 WRITTEN_EVERY_S: Final = 10.0
-"""Seconds between two writes to the store. A gateway that is killed loses what came in since the last one."""
+"""Seconds between two writes to the store. A gateway that is killed loses the activity since the last write."""
 
 _SEEN_EVERY_S: Final = 1.0
 _AT_ONCE: Final = 64
-"""The number of ended calls that are handed on without waiting for the end of the second: it takes 0.05 ms."""
+"""Number of ended calls that are passed on at once, without waiting for the end of the second. It takes 0.05 ms."""
 
 
 class Activity:
-    """Collects the activity of this replica. `live` returns how many sessions it has, `clock` the Unix time."""
+    """Collects the activity of this replica. `live` returns the number of its live sessions, `clock` the Unix time."""
 
     def __init__(self, backend: Backend, replica: str, clock: Callable[[], float], live: Callable[[], int]) -> None:
         self.figures = Figures(backend.history, replica)
@@ -38,46 +38,48 @@ class Activity:
         self._seen_at = float("-inf")
 
     def add_call(self, call: EndedCall) -> None:
-        """Take a call that has ended."""
+        """Add a call that has ended."""
         self._calls.append(call)
         if len(self._calls) >= _AT_ONCE:
             self.hand_on()
 
     def add_event(self, event: AuditEvent, session: Session | None) -> None:
-        """Take an event of the audit trail. `session` is the record of its session, if that is at hand."""
+        """Add an event of the audit trail. `session`: the record of its session; None if the caller has none."""
         self.timelines.take_event(event, session)
         if event.event == "created" and session is not None:
             self.figures.count(session, opened=1)
 
     def hand_on(self) -> None:
-        """Hand the ended calls to the timelines and the figures."""
+        """Pass the collected calls to the timelines and the figures."""
         calls, self._calls = self._calls, []
         if calls:
             self.timelines.take_calls(calls)
             self.figures.take_calls(calls)
 
     def end_second(self) -> None:
-        """Hand on the calls of the last second, and close the minute of the figures if it is over."""
+        """Pass on the calls of the last second. If a minute is over, close the record of its figures. Called once a
+        second."""
         self.hand_on()
         if self.figures.ends_minute(self._clock()):
             self.timelines.count()
         self.figures.tick(self._clock(), self._live())
 
     async def write(self) -> None:
-        """Write timelines and figures to the store. If the store does not answer, keep them, up to a bound."""
+        """Write timelines and figures to the store. If the store does not answer, keep them, up to a limit."""
         self.end_second()
         with contextlib.suppress(StoreUnavailable):  # the sweep of sessions logs it
             await self.timelines.flush()
             await self.figures.flush()
 
     def unwritten(self, name: str) -> TimelinePart | None:
-        """Return the part of a session's timeline that is not in the store yet. `name`: the session's id as in logs."""
+        """Return the part of a session's timeline that is not in the store yet; None if there is none. `name`: the
+        shortened session id, as in logs."""
         self.hand_on()
         return self.timelines.part_of(name)
 
     async def write_seen(self) -> None:
-        """Write what an operator is looking at: the figures, and the timelines of ended sessions. Do nothing within a
-        second of the last such write."""
+        """Write the data that an operator is looking at now: the figures, and the timelines of ended sessions. Do
+        nothing if the last such write was less than a second ago."""
         if self._clock() - self._seen_at < _SEEN_EVERY_S:
             return
         self._seen_at = self._clock()
@@ -88,7 +90,7 @@ class Activity:
             await self.figures.flush()
 
     async def upkeep(self) -> None:
-        """Write every `WRITTEN_EVERY_S` seconds until cancelled."""
+        """Write timelines and figures every `WRITTEN_EVERY_S` seconds until cancelled."""
         while True:
             await asyncio.sleep(WRITTEN_EVERY_S)
             await self.write()

@@ -36,7 +36,7 @@ ENDS: Final[tuple[SessionEnd, ...]] = get_args(SessionEnd)
 
 _MOST_WAITING: Final = 20_000
 _MANY: Final = 1_000
-"""The number of waiting events that are written without waiting for the next `flush`."""
+"""Number of buffered events that are written at once, without waiting for the next `flush`."""
 _SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "workspace", "trust", "calls")
 """The fields of an event on its log line."""
 _TITLES: Final = {
@@ -44,7 +44,7 @@ _TITLES: Final = {
     "refused": "request refused",
     "warned": "client returns to no session",
 }
-"""The text of the log line, by event, for events that are not about one session."""
+"""The text of the log line of events that are not about one session, by event."""
 
 
 def _shown(event: AuditEvent) -> dict[str, Any]:
@@ -56,8 +56,8 @@ class Audit:
     """Records audit events. They are buffered until the next `flush`, so that a request with a forged token causes no
     write to the store.
 
-    `fields` returns the fields of a session's context that events have. `noted` is called with each event except calls
-    and repeated refusals, and with the record of its session, or None if that is not at hand.
+    `fields` returns the fields of a session's context to add to events. `noted` is called with each event and the
+    record of its session (None if unknown), but not for calls and repeated refusals.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Audit:
         reason: str = "",
         tool: str = "",
     ) -> None:
-        """Record an event, unless it repeats recent refusals: then count it. `session`: the record, or the id if the
-        record is not at hand. `era` and `principal`: those of the request, for events without a record."""
+        """Record an event; only count it if it repeats recent refusals. `session`: the session's record, or its id if
+        the caller has no record. `era` and `principal`: those of the request, if there is no record."""
         recorded = AuditEvent(
             at=self._clock(),
             event=event,
@@ -122,7 +122,7 @@ class Audit:
         self._add_and_log(recorded)
 
     def over(self, how: SessionEnd, session: Session, reason: str, calls: int | None) -> None:
-        """Record the end of a session. `calls`: the calls that its replica answered; None if not known."""
+        """Record the end of a session. `calls`: the number of calls answered in it; None if unknown."""
         now = self._clock()
         lasted_s = round(max(0.0, now - session.created_at), 3)
         self.counts[how] += 1
@@ -156,8 +156,9 @@ class Audit:
         logger.info("task %s", what, extra=_shown(event) | {"task": name, "reason": task.message})
 
     def blocked(self, *, session: str, server: str, reason: str, count: int) -> None:
-        """Record what a sandbox refused to a server. `session`: the id as logs show it. `reason`: what was refused, and
-        which setting would allow it. The caller limits the rate, and writes the log line."""
+        """Record an access that a sandbox has refused to a server. `session`: the shortened session id, as in logs.
+        `reason`: the refused access, and the setting that would allow it. The caller limits the rate, and writes the
+        log line."""
         self.counts["blocked"] += count
         correlation = CORRELATION.get()
         event = AuditEvent(
@@ -193,8 +194,9 @@ class Audit:
     def call_watcher(
         self, session: Session, tool: str, began: float, arguments: bytes = b""
     ) -> Callable[[ObservedCall, Outcome, bytes], None]:
-        """Return a callback that records a tool call when it ends. `tool`: as `server/name`. `began`: its start, in
-        monotonic time. `session` has the context of the request (`gateway.context.session_facts.with_context`)."""
+        """Return a callback that records a tool call when it ends. `tool`: in the form `server/name`. `began`: start of
+        the call (monotonic clock). `session` must have the context of the request
+        (`gateway.context.session_facts.with_context`)."""
         correlation = CORRELATION.get()
         shown = ""
         if arguments and self.arguments != "none":
@@ -208,7 +210,7 @@ class Audit:
     def called(
         self, session: Session, tool: str, outcome: Outcome, took_s: float, correlation: str, arguments: str = ""
     ) -> None:
-        """Record an ended tool call. `tool`: as `server/name`. `session` has the context of the request."""
+        """Record an ended tool call. `tool`: in the form `server/name`. `session` must have the request's context."""
         self._add(
             AuditEvent(
                 at=self._clock(),
@@ -232,7 +234,7 @@ class Audit:
             await self._flush()
 
     async def flush(self) -> None:
-        """Write the buffered events to the store, the file and stderr. Events for a store that does not answer stay
+        """Write the buffered events to the store, the file and stderr. If the store does not answer, its events stay
         buffered.
 
         Raises:
@@ -275,7 +277,7 @@ class Audit:
 
 
 MOST_BYTES: Final = 16 << 20
-"""The maximum size of each queue, for the file and for stderr: some 40,000 events."""
+"""The maximum size in bytes of each queue, for the file and for stderr: about 40,000 events."""
 
 _WAIT_S: Final = 1.0
 
@@ -283,8 +285,8 @@ _WAIT_S: Final = 1.0
 class AuditLines:
     """Writes audit events as JSON lines to a file (None: no file) and to stderr, each from its own thread.
 
-    A disk or a reader that stops blocks no call: lines wait in a queue, which is larger than that of the log. Lines are
-    dropped only if it is full, and they are counted as lost.
+    A disk or a reader that stops does not block calls: lines wait in a queue, which is larger than the queue of log
+    lines. Lines are dropped only if the queue is full, and are then counted as lost.
     """
 
     def __init__(self, file: Path | None, *, to_stderr: bool, most_bytes: int = MOST_BYTES) -> None:
@@ -300,7 +302,7 @@ class AuditLines:
         }
 
     def write(self, events: Sequence[AuditEvent]) -> None:
-        """Queue the lines of the events. Count them as lost if a queue is full."""
+        """Queue the lines of the events. Count the events as lost if a queue is full."""
         if not events or not self._queues:
             return
         lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
@@ -313,7 +315,7 @@ class AuditLines:
         return sum(self._lost.popleft() for _ in range(len(self._lost)))
 
     async def settled(self) -> None:
-        """Wait until all lines are written, for at most `_WAIT_S`. Log once for each output that takes longer."""
+        """Wait until all lines are written, for at most `_WAIT_S` seconds. Log each output that takes longer, once."""
         for name, queue in self._queues.items():
             if name in self._standing:  # do not wait again: this would delay the caller each time
                 is_written = queue.drain(0)
@@ -338,14 +340,14 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 FULL_ALIKE: Final = 10
-"""The number of alike refusals of one client that are recorded individually in a second. The others are counted."""
+"""Number of refusals with the same client and reason that are recorded individually in a second. Others are counted."""
 
 FULL_IN_ALL: Final = 100
-"""The number of refusals of all clients that are recorded individually in a second."""
+"""Number of refusals of all clients that are recorded individually in a second."""
 
 SUMS: Final = 64
-"""The number of sums for different clients and reasons. Further ones share one sum, so that many addresses need no
-more memory."""
+"""Maximum number of sums for different clients and reasons. Further ones share one sum, so that refusals from many
+addresses use no more memory."""
 
 _REASON_CHARS: Final = 160
 
@@ -353,9 +355,9 @@ Key = tuple[str, str, str]
 
 
 class Repeated:
-    """Decides for each refusal whether it is recorded individually or added to a sum.
+    """Decides if a refusal is recorded individually, or only counted in a sum.
 
-    An unauthenticated client may send thousands of wrong keys per second. The audit trail has most of them as a number.
+    An unauthenticated client may send thousands of wrong keys per second. Most of them are only counted.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -366,7 +368,7 @@ class Repeated:
         self._sums: dict[Key, AuditEvent] = {}
 
     def take(self, event: AuditEvent) -> AuditEvent | None:
-        """Return the event if it has to be recorded individually. Return None if it was added to a sum."""
+        """Return the event if it must be recorded individually; None if it was counted in a sum."""
         now = self._clock()
         if not 0 <= now - self._began < 1.0:
             self._began, self._recorded = now, 0
@@ -391,7 +393,7 @@ class Repeated:
         self._sums[key] = replace(summed, at=event.at, count=summed.count + event.count)
 
     def sums(self) -> Iterator[AuditEvent]:
-        """Yield the sums since the last call, each as one event."""
+        """Yield the sums since the last call of this method, each as one event with its `count`."""
         sums, self._sums = self._sums, {}
         for event in sums.values():
             what = event.reason or "other refusals"

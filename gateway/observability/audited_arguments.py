@@ -1,6 +1,6 @@
-"""Prepare arguments of calls for the audit trail: their names, or also their values without credentials. Pure: no I/O.
+"""Prepare arguments of calls for the audit trail: only names, or also values without credentials. Pure: no I/O.
 
-The arguments are read while the call waits, so both what is read and what is redacted are bounded.
+The call waits while its arguments are prepared, so the sizes that are read and redacted are limited.
 """
 
 import re
@@ -12,20 +12,20 @@ from session_store.redaction import REDACTED, may_be_secret_name, scrubbed_argum
 from transports.jsonrpc import InvalidMessage, decode_exact
 
 _MOST_READ: Final = 8 << 10
-"""Bytes of arguments that are read. Of longer ones, only the size is shown."""
+"""Maximum number of bytes of arguments that are read. If they are longer, only their size is shown."""
 _MOST_SHOWN: Final = 2_000
-"""Bytes of memory for the text that an event keeps. Many events wait while the store is down."""
+"""Maximum number of bytes of memory for the text in one event: many events are buffered while the store is down."""
 
 _NAMING: Final = frozenset({"name", "key", "header"})
 _NAMED: Final = frozenset({"value", "values"})
-"""Members of objects that are a name and a value: headers and variables are often lists of these."""
+"""Members of objects that stand for a name and its value: headers and variables are often lists of such objects."""
 _NAME_ITEM: Final = re.compile(r"[\w.-]{1,64}(?: \w{1,64})?:?")
-"""An item of a list that may be a name or an option, and no sentence."""
+"""Matches an item of a list that may be a name or an option, but not a sentence."""
 
 
 def shown_arguments(raw: bytes, *, with_values: bool) -> str:
-    """Return the names of the arguments as JSON, or the arguments without credentials, cut at `_MOST_SHOWN`. If they
-    are too large or invalid, return a note."""
+    """Return the names of the arguments as JSON, or with values, but without credentials; cut at `_MOST_SHOWN`. If the
+    arguments are too large or invalid, return a note in parentheses."""
     if len(raw) > _MOST_READ:
         return f"({len(raw)} bytes)"
     walk = _Walk()
@@ -43,7 +43,7 @@ def shown_arguments(raw: bytes, *, with_values: bool) -> str:
 
 
 class _Walk:
-    """Redacts one value. It stops as soon as enough is shown."""
+    """Redacts one JSON value. Stops when the result has `_MOST_SHOWN` characters."""
 
     def __init__(self) -> None:
         self._left = _MOST_SHOWN
@@ -54,7 +54,7 @@ class _Walk:
         return self._left < 0
 
     def names(self, members: dict[str, Any]) -> list[str]:
-        """Return the names of the members."""
+        """Return the redacted names of the members, until the limit is reached."""
         found = []
         for name in members:
             if self.is_over:
@@ -63,7 +63,7 @@ class _Walk:
         return found
 
     def of(self, value: Any) -> Any:
-        """Return the value without credentials."""
+        """Return the value with credentials redacted."""
         if isinstance(value, str):
             return self._text(value)
         self._left -= 2

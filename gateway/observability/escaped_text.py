@@ -34,33 +34,33 @@ _JSON: Final = {point: "".join(f"\\u{unit:04x}" for unit in _utf_16(chr(point)))
 
 
 def visible(text: str) -> str:
-    """Replace control characters by readable escapes. Keep line breaks and tabs."""
+    """Replace control characters with readable escapes. Keep line breaks and tabs."""
     return text.translate(_TEXT)
 
 
 def visible_line(text: str) -> str:
-    """Replace control characters by readable escapes, line breaks and tabs included. Return one line."""
+    """Replace control characters with readable escapes, including line breaks and tabs. Return one line."""
     return text.translate(_LINE)
 
 
 def shortened_line(text: str, length: int) -> str:
     """Return one line with escaped control characters, cut at `length` characters.
 
-    The text is cut before it is escaped, to save time, and after it, because an escape has up to ten characters.
+    The text is cut before it is escaped, to save time, and again afterwards: an escape has up to ten characters.
     """
     return visible_line(text[:length])[:length]
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Encode a value as JSON with escaped control characters. Values with more than `MOST_INDENTED` levels are not
-    indented: their length would grow with the square of the levels."""
+    """Encode a value as JSON with escaped control characters. A value with more than `MOST_INDENTED` levels is not
+    indented, because the length of the text would grow with the square of the levels."""
     if indent is not None and _is_deeper(value, MOST_INDENTED):
         indent = None
     return visible_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Return whether a value has more than `most` levels of arrays and objects."""
+    """Return True if a value has more than `most` levels of arrays and objects."""
     level = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list | tuple)]
@@ -71,5 +71,5 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def visible_json(text: str) -> str:
-    """Replace control characters in a JSON text by JSON's own escapes. Keep line breaks between values."""
+    """Replace control characters in a JSON text with JSON's own escapes. Keep line breaks between values."""
     return text.translate(_JSON)

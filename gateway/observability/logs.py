@@ -1,4 +1,4 @@
-"""Write structured log lines to stderr. Each has the correlation id of its request, and none has a credential."""
+"""Write structured log lines to stderr, each with the correlation id of its request. Credentials are not logged."""
 
 import asyncio
 import contextlib
@@ -25,17 +25,17 @@ from session_store.current import current_session_id
 from session_store.session import redact
 
 Serving = Callable[[], Mapping[str, str]]
-"""Returns the log fields of the request that the current task serves."""
+"""Type of a function that returns the log fields of the request that the current task serves."""
 
 
 class Form(Protocol):
     """A format of log lines for programs."""
 
     def fields(self, fields: Mapping[str, Any]) -> str:
-        """Return the fields as the part of a line that follows the event."""
+        """Format the fields as the part of a log line that follows the event's name."""
 
     def line(self, at: str, level: str, event: str, fields: str) -> str:
-        """Return a whole line without a line break. `fields`: the result of the method of that name."""
+        """Return a whole line, without a line break at its end. `fields`: the result of the method `fields`."""
 
 
 class _Logfmt:
@@ -69,8 +69,8 @@ def _logfmt_value(name: str, value: Any) -> str:
 
 
 class _Pretty:
-    """The format for people. It has the local time, and for a request the tool, the outcome, the duration, the server
-    and the session. Other fields are shown only for failures."""
+    """The format for people, with the local time. A request is shown by its tool, outcome, duration, server and
+    session; its other usual fields are shown only if it failed."""
 
     _STYLES: Final = {"error": "31", "critical": "31", "warning": "33", "debug": "2"}
     _LEFT_OUT: Final = ("tool", "outcome", "took_ms", "server", "session", "principal", "era", "correlation", "reason")
@@ -118,8 +118,8 @@ class LineFormatter(logging.Formatter):
     """Formats log records of the gateway and of libraries.
 
     `form`: one of `FORMS`, or `pretty`. `fields`: the attributes of a record that a line shows, in this order; a
-    mapping becomes fields named `context.NAME`. `serving` returns fields for records that lack them. `has_colour`:
-    pretty lines have colours for a terminal.
+    mapping becomes fields named `context.NAME`. `serving` returns fields that are added if the record lacks them.
+    `has_colour`: pretty lines have colours for a terminal.
     """
 
     def __init__(self, form: str, fields: Sequence[str], serving: Serving, *, has_colour: bool = False) -> None:
@@ -151,8 +151,8 @@ class LineFormatter(logging.Formatter):
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Escape control characters in a value, so that it can neither control a terminal nor begin a new line. Exceptions
-    and stacks keep their line breaks."""
+    """Escape control characters in a value, so that it cannot control a terminal or begin a new line. Exceptions and
+    stack traces keep their line breaks."""
     if not isinstance(value, str):
         if isinstance(value, int | float | None):
             return value
@@ -175,27 +175,27 @@ def timestamp(at: float) -> str:
 
 
 LATEST_S: Final = 0.05
-"""The maximum time from the end of a call until its line is written."""
+"""The maximum time in seconds from the end of a call until its line is written."""
 
 MOST: Final = 64
-"""The number of waiting lines that are written at once: it takes 0.2 ms."""
+"""Number of buffered lines that are written without waiting for `LATEST_S`. It takes 0.2 ms."""
 
 _ABOUTS: Final = 512
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 def shown_method(method: str) -> str:
-    """Return a method for a log line. One that MCP does not define is cut, without control characters."""
+    """Return a method's name for a log line. An unknown name is cut, and its control characters are replaced."""
     return method if method in METHODS else _CONTROL.sub(" ", method)[:64]
 
 
 def in_ms(took_s: float) -> float:
-    """Return seconds as milliseconds with two decimals, as log lines have them."""
+    """Convert seconds to milliseconds with two decimals, for log lines."""
     return round(took_s * 1_000, 2)
 
 
 class CallLine(msgspec.Struct, frozen=True, gc=False):
-    """The content of a call's log line: the call, the era of its client, and fields of the session's context."""
+    """The content of a call's log line: the call, its client's era, and fields of the session's context."""
 
     call: EndedCall
     era: str
@@ -205,7 +205,7 @@ class CallLine(msgspec.Struct, frozen=True, gc=False):
 class CallLines:
     """Buffers the log lines of successful calls, and writes many at once. `write` gets whole lines and must not raise.
 
-    To log each call by itself would cost more than the call: a record of `logging`, the search for handlers, a write.
+    Logging each call by itself (a record of `logging`, the search for handlers, a write) would cost more than the call.
     So a call only adds its facts here. Every other record is logged immediately, after the buffered lines. A process
     that is killed loses the lines of its last `LATEST_S` seconds.
     """
@@ -218,7 +218,7 @@ class CallLines:
         self._about = functools.lru_cache(maxsize=_ABOUTS)(self._written_about)
 
     def add(self, line: CallLine) -> None:
-        """Write the line within `LATEST_S`. To be called in an event loop."""
+        """Add a line, which is written within `LATEST_S` seconds. Must be called in an event loop."""
         self._waiting.append(line)
         if len(self._waiting) >= MOST:
             self.flush()
@@ -232,8 +232,8 @@ class CallLines:
     def flush(self) -> None:
         """Write the buffered lines. Any thread may call this.
 
-        Workers share a pipe. So each write has whole lines only, and no more bytes than a pipe takes atomically
-        (`PIPE_BUF`): otherwise lines of two workers could mix.
+        Several worker processes share a pipe. So each write has only whole lines, and no more bytes than a pipe accepts
+        atomically (`PIPE_BUF`): otherwise lines of two workers could mix.
         """
         lines: list[str] = []
         size = 0
@@ -250,7 +250,7 @@ class CallLines:
             self._write("".join(lines))
 
     def line(self, line: CallLine) -> str:
-        """Return the line of a call, equal to that of `LineFormatter` for the same facts."""
+        """Return the log line of a call. It must equal the line of `LineFormatter` for the same facts."""
         fields, call = self._form.fields, line.call
         return self._form.line(
             timestamp(call.at),
@@ -269,17 +269,17 @@ class CallLines:
         )
 
     def _written_about(self, era: str, principal: Principal, server: str, tool: str) -> str:
-        """Return the formatted fields that many calls share."""
+        """Return the formatted fields about era, principal, server and tool. Cached, because many calls share them."""
         about = {"era": era, "principal": str(principal), "server": server, "tool": tool}
         return self._form.fields({name: value for name, value in about.items() if value})
 
 
 CORRELATION: Final[ContextVar[str]] = ContextVar("correlation", default="")
-"""The correlation id of the request that the current task serves. It is never reset: each request has its own task."""
+"""The correlation id of the request that the current task serves. Never reset: each request has its own task."""
 
 CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
-"""The network address of the client of that request. It is for log lines and audit events of refusals only: no
-decision uses it."""
+"""The network address of the client whose request the current task serves. Used only in log lines and audit events
+about refusals, never for a decision."""
 
 _KEPT = (
     *("session", "era", "reason", "principal", "client", "server", "tool", "task", "outcome", "took_s", "took_ms"),
@@ -306,8 +306,8 @@ class LogStream(Protocol):
 def configure_logging(level: str, form: str = "auto", stream: LogStream | None = None) -> None:
     """Set up logging to `stream` for the gateway and all libraries.
 
-    The default is stderr, because stdout may carry a protocol. `form`: json, logfmt, pretty, or auto, which is pretty
-    on a terminal and logfmt elsewhere.
+    The default is stderr, because stdout may be used for a protocol. `form`: json, logfmt, pretty, or auto, which is
+    pretty on a terminal and logfmt elsewhere.
     """
     if form == "auto":
         form = "pretty" if sys.stderr.isatty() else "logfmt"
@@ -321,8 +321,8 @@ def configure_logging(level: str, form: str = "auto", stream: LogStream | None =
 
 
 def call_lines() -> CallLines | None:
-    """Return the buffer for the lines of successful calls. None: log them as all other records, because another handler
-    is set up, the format is for people, or the level is above info."""
+    """Return the buffer for the log lines of successful calls. Return None if they must be logged like other records:
+    another handler is set up, the format is for people, or the level is above info."""
     handlers = logging.getLogger().handlers
     if len(handlers) == 1 and isinstance(handlers[0], _LineHandler) and logging.getLogger().isEnabledFor(logging.INFO):
         return handlers[0].calls
@@ -342,7 +342,7 @@ class _LineHandler(logging.StreamHandler[LogStream]):
         super().emit(record)
 
     def flush(self) -> None:
-        """Write the buffered lines. `logging` also calls this when the process exits."""
+        """Write the buffered lines of calls. `logging` also calls this when the process exits."""
         self._flush_calls()
         super().flush()
 
@@ -360,7 +360,7 @@ class _LineHandler(logging.StreamHandler[LogStream]):
 
 
 def _serving() -> dict[str, str]:
-    """Return the correlation id and the session of the request that the current task serves, if they are known."""
+    """Return the correlation id and the shortened session id of the request that the current task serves, if known."""
     found: dict[str, str] = {}
     if correlation := CORRELATION.get():
         found["correlation"] = correlation

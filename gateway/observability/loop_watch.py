@@ -1,8 +1,8 @@
-"""Measure how late the event loop is and how long the garbage collector pauses it, and log what blocks it.
+"""Measure how late the event loop is and how long the garbage collector pauses it, and log the code that blocks it.
 
-A timer of the loop records the time every `BEAT_S` seconds (a beat), and sets the process's alarm clock (SIGALRM) to a
-time by which the next beat is long overdue. The signal interrupts the code that blocks the loop. Its handler reads the
-stack: names of functions and line numbers, never a value. No thread watches: a thread that wakes up would take the
+A timer of the loop runs every `BEAT_S` seconds (a beat), records the time, and sets the process's alarm (SIGALRM) to a
+time at which the next beat is long overdue. The signal interrupts the code that blocks the loop, and its handler reads
+the stack: names of functions and line numbers, never values. No thread is used: a thread that wakes up would take the
 interpreter from the loop, for milliseconds on a busy machine.
 """
 
@@ -22,21 +22,20 @@ from gateway.observability.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.05
-"""Seconds between two beats. Each costs a few microseconds."""
+"""Seconds between two beats. A beat takes a few microseconds."""
 
 STALL_S: Final = 0.25
-"""A stall of this length is logged. Under load the loop is late by some milliseconds."""
+"""Seconds. A delay of the loop of at least this length is logged as a stall. Under load, milliseconds are normal."""
 
 HANGS_S: Final = 5.0
-"""A stall of this length is logged before it ends."""
+"""Seconds. A stall of at least this length is logged before it ends."""
 
 LINE_EVERY_S: Final = 10.0
-"""The minimum time between two log lines about stalls. The metric counts all stalls."""
+"""Minimum seconds between two log lines about stalls. The metric counts all stalls."""
 
 _FRAMES: Final = 8
 _LOOPS: Final = (__name__, "asyncio.", "uvloop", "selectors", "uvicorn.server")
-"""Modules of event loops, and this one. A thread whose stack has only these serves nothing. After a pause of the whole
-process, the beat runs first."""
+"""Prefixes of the modules of event loops, and this module. Functions in them are not reported as blocking."""
 
 
 class LoopWatch:
@@ -104,8 +103,7 @@ class LoopWatch:
         return True
 
     def _collected(self, phase: str, facts: dict[str, Any]) -> None:
-        """Measure a collection of the garbage collector (`gc.callbacks`). It runs in the thread that allocates, and all
-        other threads wait for it."""
+        """Measure a run of the garbage collector (called by `gc.callbacks`). All threads wait while it runs."""
         if phase == "start":
             self._collecting_since = monotonic()
             return
@@ -127,7 +125,7 @@ class LoopWatch:
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return the innermost functions of a stack with their lines, without those of the event loop."""
+    """Return the innermost functions of a stack with their line numbers, as text, without those of the event loop."""
     places: list[str] = []
     while frame is not None and len(places) < _FRAMES:
         module = str(frame.f_globals.get("__name__", "?"))

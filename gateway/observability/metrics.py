@@ -1,6 +1,6 @@
 """Count and time the requests of this process, for the console and for Prometheus. A call costs a few additions.
 
-Pure: no I/O. Labels are names of configured servers, known methods, eras and outcomes, so that no client can add one.
+Pure: no I/O. Labels are names of configured servers, known methods, eras and outcomes, so that clients cannot add any.
 """
 
 import gc
@@ -23,7 +23,7 @@ BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds of the buckets for requests, in seconds. They are close together where calls of fast servers end."""
+"""Upper bounds of the buckets for durations of requests, in seconds. They are close together for fast servers."""
 
 
 LIFETIMES_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0, 86_400.0, 259_200.0)
@@ -31,7 +31,7 @@ LIFETIMES_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0
 
 
 CALLS: Final = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 10_000.0)
-"""Upper bounds of the buckets for the calls of a session."""
+"""Upper bounds of the buckets for the number of calls in a session."""
 
 
 PAUSES_S: Final = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05), *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0))
@@ -51,14 +51,14 @@ TASK_EVENTS: Final = (
 )
 """Events of tasks.
 
-`tool error`: completed, and its result says that the tool failed. `unknown`: failed, because its gateway died.
-`followed`: its gateway died, and another one follows the task that the server made of the call. `left`: its gateway
-stopped, and another one decides. `refused`: a slow call became no task, because its client has reached a limit.
+`tool error`: completed with a result that says that the tool failed. `unknown`: failed, because its gateway died.
+`followed`: its gateway died, and another one follows the task that the server made for the call. `left`: its gateway
+stopped, and another one decides. `refused`: a slow call did not become a task, because its client has reached a limit.
 """
 
 SANDBOX_REFUSALS: Final = ("connect", "socket", "listen", "name", "file", "process", "processes", "memory", "other")
-"""Kinds of refusals of a sandbox: an address, a Unix socket, a port, the resolution of a name, attributes of a file,
-access to another process, more processes, more memory, and others."""
+"""Kinds of access that a sandbox refuses: connecting to an address, a Unix socket, listening on a port, resolving a
+name, attributes of a file, access to another process, more processes, more memory, and others."""
 
 COUNTERS: Final[Mapping[str, CounterRow]] = {
     "argument_errors": CounterRow(
@@ -84,7 +84,7 @@ COUNTERS: Final[Mapping[str, CounterRow]] = {
     "sandbox_refusals": CounterRow("What sandboxes refused to servers, by kind", "kind", SANDBOX_REFUSALS),
     "tasks": CounterRow("Tasks made of calls, by outcome", "event", TASK_EVENTS),
 }
-"""Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row, and count where it happens:
+"""Counters with one label, exported as `mcp_gateway_NAME_total`. To add one, add a row here, and count with
 `metrics.counters[NAME][VALUE] += 1`."""
 
 _GENERATIONS: Final = len(gc.get_threshold())
@@ -119,8 +119,8 @@ class Series:
 
 
 def quantile(counts: Sequence[int], q: float) -> float:
-    """Return the quantile `q` of durations in seconds, interpolated in its bucket; 0 if nothing was counted. `counts`:
-    by bucket of `BUCKETS_S`."""
+    """Return the quantile `q` (0 to 1) of durations in seconds, interpolated within its bucket; 0 if there are none.
+    `counts`: the number of durations in each bucket of `BUCKETS_S`."""
     wanted, seen = sum(counts) * q, 0
     if not wanted:
         return 0.0
@@ -146,7 +146,7 @@ class Metrics:
         self.history = History(self)
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
-        """Count a request that was answered after `took_s` seconds."""
+        """Count a request that was answered after `took_s` seconds. `kind`: how it ended."""
         series = self.series.get((server, method, era))
         if series is None:
             series = self.series.setdefault((server, metric_label(method), era), Series())
@@ -183,7 +183,7 @@ class Metrics:
 
     @property
     def counts(self) -> list[int]:
-        """Return the number of answered requests by bucket of duration."""
+        """Return the number of answered requests in each bucket of `BUCKETS_S`."""
         return [sum(column) for column in zip(*(series.counts for series in self.series.values()), strict=True)]
 
 

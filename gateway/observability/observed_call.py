@@ -1,4 +1,4 @@
-"""Keep the facts of a call in flight that logs, spans and the audit trail need, and define what a session counts."""
+"""The facts of a call in flight that logs, spans and the audit trail need, and the counts of calls of a session."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ LogFacts = Mapping[str, str | bool]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failed call: its server, the method and tool, the outcome, and the message of the error."""
+    """A failed call: its server, its method and tool (`name`), the outcome, and the error message (`why`)."""
 
     at: float  # Unix time
     server: str
@@ -40,7 +40,8 @@ class Counted(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> "Counted":
-        """Decode the counts that the session's earlier owner stored (`Session.counted`). Invalid ones count as zero."""
+        """Decode the counts that the session's previous owner has stored (`Session.counted`). If they are invalid,
+        return zeros."""
         try:
             return _counted.decode(text) if text else _NOTHING
         except msgspec.MsgspecError:
@@ -56,8 +57,8 @@ _NOTHING: Final = Counted()
 
 
 class ObservedCall:
-    """The base of a client's request in flight (`gateway.calls.exchange`). It holds what observability needs: the
-    callbacks for its outcome, its span, and the fields of its log lines."""
+    """The base class of a client's request in flight (`gateway.calls.exchange`). It has the facts for observability:
+    the callbacks for the outcome, the span, and the fields of log lines."""
 
     method: str
 
@@ -81,7 +82,7 @@ class ObservedCall:
 
     @property
     def server(self) -> str:
-        """Return the name of the server that has the call; empty if none has it."""
+        """Return the name of the server to which the call was sent; empty if it was sent to none."""
         raise NotImplementedError
 
     @property
@@ -90,11 +91,11 @@ class ObservedCall:
         raise NotImplementedError
 
     def count(self, failure: Failure | None) -> None:
-        """Count the call in its session. `failure`: None if the call did not fail."""
+        """Add the call to the counts of its session. `failure`: None if the call succeeded."""
         raise NotImplementedError
 
     def begin(self, at: float, correlation: str, span: CallSpan | None) -> None:
-        """Set the monotonic time at which the request arrived, its correlation id, and the span of the call."""
+        """Set when the request arrived (`at`, monotonic clock), its correlation id, and the span of the call."""
         self.began, self.correlation = at, correlation
         if span is not None:
             self.span = span
@@ -112,23 +113,23 @@ class ObservedCall:
         return span
 
     def watch(self, watcher: "Watcher") -> None:
-        """Have `watcher` called when the request ends."""
+        """Register a callback that is called when the request ends."""
         self.watchers = (*self.watchers, watcher)
 
     def audit(self, watcher: "Watcher") -> None:
-        """Have `watcher`, which records the call in the audit trail, called when the request ends. Ignore all watchers
-        after the first: a call that could not be sent at once is admitted a second time."""
+        """Register the callback that records the call in the audit trail when the request ends. Ignore further
+        callbacks: this is called again if a call could not be sent at once and is admitted a second time."""
         if not self.is_audited:
             self.is_audited = True
             self.watch(watcher)
 
     def unwatch(self) -> CallSpan | None:
-        """Remove all watchers and the span. Return the span."""
+        """Remove all callbacks and the span, and return the span."""
         self.watchers = ()
         return self.take_span()
 
     def left(self) -> None:
-        """Call the watchers with the outcome `cancelled`: the request ended without an answer."""
+        """Call the callbacks with the outcome `cancelled`: the request has ended without an answer."""
         self._notify(CANCELLED)
 
     def _notify(self, outcome: Outcome, answer: bytes = b"") -> None:
@@ -141,11 +142,11 @@ class ObservedCall:
         self.tool, self.slow_s = tool, slow_s
 
     def calls_unlisted(self) -> None:
-        """Note that the server does not list the tool of this call."""
+        """Record that the server does not list the tool of this call."""
         self.is_listed = False
 
     def answered_from(self, *, cache: bool) -> None:
-        """Note whether an answer or a part of it came from the cache. The log line says so only if all parts did."""
+        """Record if the answer, or a part of it, came from the cache. The log says `cached` only if all parts did."""
         self.add_log_facts({"cached": cache and self.log_facts.get("cached") is not False})
 
     def add_log_facts(self, facts: LogFacts) -> None:
@@ -153,7 +154,7 @@ class ObservedCall:
         self.log_facts = {**self.log_facts, **facts}
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields of a log line about this call. They do not depend on the current task."""
+        """Return the fields of a log line about this call. May be called in any task."""
         return {
             "server": self.server,
             "tool": self.tool,
@@ -163,14 +164,14 @@ class ObservedCall:
         }
 
     def log_if_hanging(self, now: float) -> None:
-        """Log the call as slow, once, if its server has not answered within `slow_s`. `now`: the monotonic time."""
+        """Log the call as slow, once, if its server has not answered within `slow_s`. `now`: monotonic clock."""
         if now - self.written_at > self.slow_s and not self.hung_since:
             self.hung_since = self.written_at
             fields = self.log_fields() | {"took_s": round(now - self.written_at, 3)}
             logger.warning("slow call, not answered yet", extra=fields)
 
     def log_if_slow(self) -> None:
-        """Log the call as slow if it has ended and took longer than `slow_s`."""
+        """Log the call as slow if it took longer than `slow_s` seconds. Called when it has ended."""
         if self.slow_s is math.inf or not self.written_at:
             return
         took_s = monotonic() - (self.hung_since or self.written_at)
@@ -179,4 +180,5 @@ class ObservedCall:
 
 
 Watcher = Callable[[ObservedCall, Outcome, bytes], None]
-"""A callback for the end of a request. It gets the call, the outcome, and for a failure the error or result as JSON."""
+"""Type of a callback for the end of a request. Its arguments: the call, the outcome, and, for a failure, the error or
+result as JSON."""

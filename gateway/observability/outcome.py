@@ -10,20 +10,21 @@ from gateway.errors import CANCELLED_BY_CLIENT
 from session_store import Session
 
 Kind = Literal["ok", "tool error", "error", "refused", "cancelled", "input required"]
-"""`error` is an error response of a server or of the gateway. `refused` is a request that reached no server."""
+"""How a request ended. `error`: an error response of a server or of the gateway. `refused`: the gateway refused the
+request before it reached a server."""
 
 FAILURES: Final[frozenset[Kind]] = frozenset({"tool error", "error", "refused"})
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The way in which a request ended. `code`: the JSON-RPC code of an error response; None for every other answer."""
+    """How a request ended. `code`: the JSON-RPC code of an error response; None for every other answer."""
 
     kind: Kind
     code: int | None = None
 
     @classmethod
     def error(cls, code: int) -> "Outcome":
-        """Return the outcome of an error response with that code."""
+        """Return the outcome of an error response with this code."""
         return cls("cancelled" if code in (CANCELLED_CODE, CANCELLED_BY_CLIENT) else "error", code)
 
     @classmethod
@@ -33,7 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        """Return whether the request counts as failed."""
+        """Return True if the request counts as failed."""
         return self.kind in FAILURES
 
     def __str__(self) -> str:
@@ -53,8 +54,8 @@ _IS_ERROR: Final = re.compile(rb'"isError"\s*:\s*true')
 
 
 def is_complete(result: bytes) -> bool:
-    """Return True if a result certainly is an object whose `resultType` is neither `input_required` nor `task`. May
-    return False for such an object, too."""
+    """Return True if a result is certainly complete: a JSON object whose `resultType` is neither `input_required` nor
+    `task`. This is a quick test of the bytes, and may return False for a complete result."""
     return result[:1] == b"{" and b'"input_required"' not in result and b'"task"' not in result
 
 
@@ -78,8 +79,8 @@ def outcome_of(result: bytes) -> Outcome:
 class EndedCall(msgspec.Struct, frozen=True, gc=False):
     """An ended call of a session, for timelines and figures.
 
-    `at`: the Unix time of its end. `tool`: empty for other methods. `why`: the message of an error. `is_listed`: False
-    for a tool that the server does not list.
+    `at`: Unix time of its end. `tool`: empty for methods other than tool calls. `why`: the error message. `is_listed`:
+    False for a tool that the server does not list.
     """
 
     at: float

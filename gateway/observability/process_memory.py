@@ -1,8 +1,8 @@
-"""Read how much memory processes have, and how much this machine or container has. Nothing is known but on Linux.
+"""Read how much memory processes use, and how much this machine or container has. Works only on Linux.
 
-The memory of a process is its *proportional set size* (PSS): its own pages, and its share of those that it has in
-common with others. So a sum over processes is what they take of the machine. The kernel counts the pages when it is
-asked, which takes about a millisecond for 10 MiB and 50 for 400 MiB. Call `tree_bytes` in a thread.
+The memory of a process is its *proportional set size* (PSS): its own pages, and its share of pages that several
+processes share. So the sum over processes is the memory that they use of the machine. The kernel counts the pages at
+each read, which takes about 1 ms for 10 MiB and 50 ms for 400 MiB. So call `tree_bytes` in a thread.
 """
 
 import heapq
@@ -14,24 +14,24 @@ from transports.upstream.cgroup_delegation import own_cgroup_folders
 from transports.upstream.process_tree import trees
 
 REAPER_BYTES: Final = 5 << 19
-"""The memory of the reaper above each server: 2.5 MiB, as measured. The kernel does not let us read it, because reapers
-are not dumpable."""
+"""The memory of a server's reaper: 2.5 MiB, as measured. The kernel does not allow to read it, because reapers are not
+dumpable."""
 
 _MOST_READ: Final = 64
-"""How many processes of one server are read, the largest. Each other counts at most as much as the smallest of these:
-the server chooses how many there are."""
+"""Maximum number of processes of one server whose PSS is read: the largest ones. Each other process counts at most as
+much as the smallest of these. The limit is needed because the server chooses how many processes it starts."""
 
 _MOST_IN_TREE: Final = 1024
-"""How many processes of one server are looked at. More count nothing."""
+"""Maximum number of processes of one server that are counted. Further ones are ignored."""
 
 _FORKED: Final = 0x40
-"""The flag PF_FORKNOEXEC of a process: it has called no exec(2), so it may have all its pages in common with others."""
+"""The kernel's flag PF_FORKNOEXEC: the process was forked without exec(2), and may share all its pages."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def proportional_bytes(pid: int) -> int | None:
-    """Return the PSS of a process in bytes. None if the kernel does not let us read it, or there is no such process."""
+    """Return the PSS of a process in bytes; None if there is no such process, or the kernel denies access."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:")), None)
@@ -40,8 +40,8 @@ def proportional_bytes(pid: int) -> int | None:
 
 
 def resident_bytes(pid: int | None = None) -> int | None:
-    """Return the resident memory of a process in bytes; that of this process if no id is given. It costs nothing, and
-    counts shared pages for every process. None if there is no such process."""
+    """Return the resident memory of a process in bytes (default: this process); None if there is no such process. This
+    is fast, but counts shared pages in full for every process."""
     try:
         with open(f"/proc/{pid or 'self'}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
@@ -50,8 +50,8 @@ def resident_bytes(pid: int | None = None) -> int | None:
 
 
 def tree_bytes(tops: Collection[int]) -> dict[int, int]:
-    """Return the memory of the processes below each of these, which are the reapers of servers. Leave out those below
-    which none is left, or none can be read."""
+    """Return the memory in bytes of the process tree below each pid in `tops`, the reapers of servers. Leave out a
+    reaper if no process is left below it, or none can be read."""
     found: dict[int, int] = {}
     shmem_left = _meminfo().get(b"Shmem", 0)
     for top, (_, *below) in trees(tops, most=1 + _MOST_IN_TREE).items():
@@ -73,14 +73,13 @@ def tree_bytes(tops: Collection[int]) -> dict[int, int]:
 
 
 class _Unreadable:
-    """Count the processes of one server whose PSS the kernel does not let us read. A server can make all its processes
-    so, and its resident memory counts a page once for each place where it is mapped. So pages count that can be its
-    own alone:
+    """Estimates the memory of one server's processes whose PSS cannot be read. A server can make all its processes
+    unreadable, and their resident memory counts shared pages several times. So only some pages count:
 
-    - Anonymous pages are in common only between processes of which one has forked the other. Of forked ones, the
-      largest counts.
-    - All shared memory together counts at most `shmem_left`, what the machine has.
-    - Pages of files count nothing: the kernel can drop them.
+    - Anonymous pages can be shared only by fork(2). Of the processes that were forked without exec(2), only the largest
+      counts.
+    - All shared memory together counts at most `shmem_left`, the shared memory of the machine that is not counted yet.
+    - Pages of files do not count: the kernel can drop them.
     """
 
     def __init__(self, shmem_left: int) -> None:
@@ -88,7 +87,7 @@ class _Unreadable:
         self._largest_forked = 0
 
     def bytes_of(self, pid: int) -> int | None:
-        """Return what a process adds to those counted before. None if there is no such process."""
+        """Return the bytes that a process adds to the processes counted before; None if there is no such process."""
         try:
             with open(f"/proc/{pid}/status", "rb") as file:
                 facts = dict(line.split()[:2] for line in file if line.startswith(b"Rss"))
@@ -108,15 +107,15 @@ class _Unreadable:
 
 
 class MachineMemory(NamedTuple):
-    """The memory of this machine, or of the cgroup around this process if that has a lower limit: all of it, and how
-    much of it is available, in bytes."""
+    """The total and the available memory, in bytes, of this machine; or of a cgroup around this process, if that has
+    less."""
 
     total: int
     available: int
 
 
 def machine_memory() -> MachineMemory | None:
-    """Return the memory that processes started here can have; None if that is not known."""
+    """Return the memory that this process and its children can use; None if it is not known."""
     facts = _meminfo()
     if b"MemTotal" not in facts or b"MemAvailable" not in facts:
         return None
@@ -127,7 +126,7 @@ def machine_memory() -> MachineMemory | None:
 
 
 def _meminfo() -> dict[bytes, int]:
-    """Return the numbers of /proc/meminfo in bytes; none if there is no such file."""
+    """Return the numbers in /proc/meminfo in bytes; empty if there is no such file."""
     try:
         with open("/proc/meminfo", "rb") as file:
             return {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(b":") for line in file)}
@@ -136,8 +135,8 @@ def _meminfo() -> dict[bytes, int]:
 
 
 def _limits_of_cgroups() -> Iterator[tuple[int, int]]:
-    """Yield the limit of each cgroup (version 2) around this process, and what is left of it. Pages of files that are
-    not in use can be had back, so they count as left."""
+    """Yield the memory limit and the free bytes of each cgroup (version 2) around this process. Cached pages of files
+    count as free, because the kernel can drop them."""
     for folder in own_cgroup_folders():
         try:
             most = _text(folder, "memory.max")

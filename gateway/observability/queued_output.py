@@ -1,8 +1,8 @@
-"""Write output from a thread with a bounded queue, so that a reader that stops blocks only that thread.
+"""Write output from a thread with a bounded queue, so that a reader that stops blocks only this thread.
 
 Stderr is a pipe or a terminal, and its reader may stop (Ctrl-S, `| less`, a log collector that hangs). Lines then wait
-in the queue. If it is full, further lines are dropped and counted. When the reader has caught up, one line says how
-many were dropped.
+in the queue. If the queue is full, further lines are dropped and counted. When the reader has caught up, one log line
+says how many were dropped.
 """
 
 import atexit
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 1 << 20
-"""The maximum size of the queue for stderr: some thousands of lines."""
+"""The maximum size in bytes of the queue for stderr: some thousands of lines."""
 
 EXIT_WITHIN_S: Final = 1.0
-"""The maximum time that an exit waits for the reader."""
+"""The maximum time in seconds that the exit of the process waits for the reader of stderr."""
 
 
 class OutputQueue:
     """Passes pieces of output to `write`, in order, in a daemon thread that the first piece starts.
 
-    `write` may block. If it raises OSError, the piece is lost. After each piece the thread calls `written` with the
-    piece, the error or None, and whether the queue is empty now.
+    `write` may block. If it raises `OSError`, the piece is lost. After each piece, the thread calls `written` with the
+    piece, the error or None, and True if the queue is now empty.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class OutputQueue:
         self._thread: threading.Thread | None = None
 
     def offer(self, piece: bytes) -> bool:
-        """Queue the piece and return True, or return False if there is no room. An empty queue takes any size."""
+        """Queue the piece and return True, or return False if there is no room. An empty queue accepts any size."""
         with self._changed:
             if not self._has_room(piece):
                 return False
@@ -60,7 +60,7 @@ class OutputQueue:
             return True
 
     def put(self, piece: bytes) -> None:
-        """Queue the piece as soon as there is room. Blocks until then, so never call it in an event loop."""
+        """Queue the piece, and block until there is room. Never call this in an event loop."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(piece))
             self._put(piece)
@@ -77,7 +77,7 @@ class OutputQueue:
         self._changed.notify_all()
 
     def drain(self, within_s: float) -> bool:
-        """Wait until the queue is empty, and return True. Return False after `within_s` seconds."""
+        """Wait until the queue is empty, and return True; or return False after `within_s` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes, within_s)
 
@@ -101,9 +101,9 @@ class OutputQueue:
 
 
 class QueuedStderr(io.RawIOBase):
-    """A stream that queues what is written to a descriptor and never blocks.
+    """A stream that writes to a file descriptor through a queue, and never blocks.
 
-    `dropped`: the number of dropped lines. `queue`: the queue, to write lines that may not be dropped.
+    `dropped`: the number of dropped lines. `queue`: the queue, for lines that must not be dropped.
     """
 
     def __init__(self, descriptor: int, most_bytes: int = MOST_BYTES) -> None:
@@ -116,8 +116,8 @@ class QueuedStderr(io.RawIOBase):
         self.queue = OutputQueue(self._write_all, most_bytes, self._written)
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Queue lines, or drop them if there is no room. Then drop all until the reader has caught up, so that there is
-        one gap. Return the size of `data`."""
+        """Queue lines, or drop them if there is no room. After a drop, drop all further lines until the queue is empty,
+        so that there is only one gap. Return the size of `data`."""
         lines = bytes(data)
         with self._lock:
             if self._skips or not self.queue.offer(lines):
@@ -130,7 +130,7 @@ class QueuedStderr(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether the output is a terminal."""
+        """Return True if the output is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
@@ -164,8 +164,8 @@ class QueuedStderr(io.RawIOBase):
 
 
 def queue_stderr() -> None:
-    """Replace `sys.stderr` by a queued stream, so that no writer waits for its reader. The exit of the process writes
-    the queue, for at most `EXIT_WITHIN_S`. A second call, and a `sys.stderr` that is no file, change nothing."""
+    """Replace `sys.stderr` with a queued stream, so that no writer waits for its reader. When the process exits, the
+    queue is written for at most `EXIT_WITHIN_S`. Does nothing if called again, or if `sys.stderr` is not a file."""
     stream = sys.stderr
     if isinstance(stream.buffer, QueuedStderr):
         return
@@ -178,7 +178,8 @@ def queue_stderr() -> None:
 
 
 def put_on_stderr(lines: str) -> None:
-    """Write lines to stderr that may not be dropped. Blocks while nobody reads, so never call it in an event loop."""
+    """Write lines to stderr that must not be dropped. Blocks while the queue is full, so never call it in an event
+    loop."""
     queued = getattr(sys.stderr, "buffer", None)
     if isinstance(queued, QueuedStderr):
         queued.queue.put(lines.encode("utf-8", "backslashreplace"))
@@ -188,7 +189,7 @@ def put_on_stderr(lines: str) -> None:
 
 
 def drain_stderr() -> None:
-    """Wait until everything for stderr is written, for at most `EXIT_WITHIN_S`."""
+    """Wait until all queued output is written to stderr, for at most `EXIT_WITHIN_S` seconds."""
     queued = getattr(sys.stderr, "buffer", None)
     if isinstance(queued, QueuedStderr):
         for handler in logging.getLogger().handlers:
@@ -197,6 +198,6 @@ def drain_stderr() -> None:
 
 
 def dropped_lines() -> int:
-    """Return how many lines for stderr this process has dropped."""
+    """Return how many lines for stderr this process has dropped since its start."""
     queued = getattr(sys.stderr, "buffer", None)
     return queued.dropped if isinstance(queued, QueuedStderr) else 0

@@ -11,21 +11,21 @@ from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from transports.jsonrpc import InvalidMessage, decode_exact
 
 MOST_CHARS: Final = 4_000
-"""The maximum length of a shown body."""
+"""Maximum number of characters of a body that are shown."""
 
 MOST_BODY_BYTES: Final = 1 << 20
-"""The maximum size of a body that is decoded. To decode a larger one would delay calls."""
+"""Maximum number of bytes of a body that is decoded. Decoding a larger one would delay calls."""
 
 _MOST_TEXT: Final = 1_000
 _SCANNED: Final = 4_000
-"""The number of characters of a text that are searched for credentials."""
+"""Maximum number of characters of a text that are searched for credentials."""
 
 _OF_CREDENTIALS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/=-"
 
 _MOST_NAME: Final = 100
 _MOST_DEPTH: Final = 12
 _LEAST_SECRET: Final = 6
-"""The minimum length of a value that is searched for and hidden: a shorter one is a part of many words."""
+"""Minimum length of a value that `hide` accepts: a shorter value is part of many words."""
 
 _OPAQUE: Final = frozenset(
     {
@@ -34,28 +34,29 @@ _OPAQUE: Final = frozenset(
         "io.github.mcp-session-gateway/session-key",
     }
 )
-"""Members of JSON objects whose values give access to a session or to a call."""
+"""Members of JSON objects whose values give access to a session or to a call. They are always redacted."""
 
 _NAMING: Final = ("name", "key", "header", "Name", "Key", "Header")
 _NAMED: Final = "value"
-"""Members of objects that are a name and a value: headers and variables are often lists of these."""
+"""Members of objects that stand for a name and its value: headers and variables are often lists of such objects."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
 
 
 class FrameBodies:
-    """Redacts values that look like credentials, by their name or form, and all values that were given to `hide`."""
+    """Redacts values that look like credentials, by their name or form, and all values that were passed to `hide`."""
 
     def __init__(self) -> None:
         self._hidden: list[str] = []
 
     def hide(self, values: Iterable[str]) -> None:
-        """Redact these values in everything that is shown later. Ignore values of less than 6 characters."""
+        """Add values to redact in everything that is shown later. Ignore values of less than 6 characters."""
         known = {*self._hidden, *(value for value in values if len(value) >= _LEAST_SECRET)}
         self._hidden = sorted(known, key=len, reverse=True)  # one that is part of another comes behind it
 
     def text(self, text: str, most: int = _MOST_TEXT) -> str:
-        """Return a text redacted and with escaped control characters, cut at `most` characters with a note."""
+        """Return a text with credentials redacted and control characters escaped. If it is cut at `most` characters,
+        append a note with its length."""
         scanned = text[:_SCANNED]
         if len(text) > _SCANNED:  # the beginning of a credential has no form
             scanned = scanned.rstrip(_OF_CREDENTIALS)
@@ -78,15 +79,15 @@ class FrameBodies:
 
 
 class _Shortened:
-    """Shortens and redacts one JSON value. It stops as soon as enough is shown."""
+    """Shortens and redacts one JSON value. Stops when the result has `MOST_CHARS` characters."""
 
     def __init__(self, bodies: FrameBodies) -> None:
         self._bodies = bodies
         self._left = MOST_CHARS
 
     def of(self, value: Any, depth: int = 0, *, are_names: bool = False) -> Any:
-        """Return the value shortened. `are_names`: it is the `properties` of a JSON schema, where a member `password`
-        is a schema and no credential."""
+        """Return the value, shortened and redacted. `are_names`: the value is the `properties` of a JSON schema, where
+        a member `password` is a schema and not a credential."""
         if self._left <= 0 or depth > _MOST_DEPTH:
             return "…"
         if isinstance(value, str):

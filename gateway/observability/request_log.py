@@ -24,7 +24,7 @@ from transports.jsonrpc import Object
 logger = logging.getLogger(__name__)
 
 CORRELATION_HEADER: Final = "mcp-gateway-correlation"
-"""The header with the correlation id of a forwarded request. It is trusted only in requests that a replica sealed."""
+"""The header with the correlation id of a forwarded request. It is trusted only in requests from other replicas."""
 
 _MAX_MESSAGE_CHARS: Final = 300
 _NONE: Final[LogFacts] = MappingProxyType({})
@@ -39,10 +39,10 @@ class _ErrorText(msgspec.Struct):
 
 
 class RequestLog:
-    """Records the outcome of each request, and logs at most `lines_per_s` lines a second.
+    """Records the outcome of each request, and logs at most `lines_per_s` lines per second.
 
-    `fields` returns the fields of a session's context that lines show. `lines` buffers the lines of successful calls;
-    None: they are logged immediately. `ended` gets every ended call of a session.
+    `fields` returns the fields of a session's context to add to log lines. `lines` buffers the lines of successful
+    calls; None if they are logged immediately. `ended` is called with every ended call of a session.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RequestLog:
         self._left_out = 0
 
     def begin(self, exchange: ObservedCall, request: Request, meta: Object, correlation: str) -> Object:
-        """Begin to record a call that is about to be sent. Return its `_meta` with the trace context."""
+        """Begin to record a call that is about to be sent. Return the `_meta` to send, with the trace context added."""
         exchange.watch(self._finished)
         span, meta = None, self.carried(meta, request)
         if self.tracing is not None:
@@ -74,20 +74,20 @@ class RequestLog:
         return meta
 
     def carried(self, meta: Object, request: Request) -> Object:
-        """Return the `_meta` of a call, with the trace context from the headers of its request if the gateway makes no
-        span that replaces it."""
+        """Return the `_meta` of a call. Add the trace context from the request's headers, unless the gateway's own span
+        replaces it."""
         headers = request.headers
         if "traceparent" in headers and (self.tracing is None or carries_more(headers)):
             return carried_on(meta, headers)
         return meta
 
     def may_be_unsampled(self, request: Request) -> bool:
-        """Return True if tracing is off, or if the `traceparent` of a request alone decides whether it is recorded."""
+        """Return True if tracing is off, or if the request's `traceparent` alone decides if its trace is recorded."""
         return self.tracing is None or not carries_more(request.headers)
 
     def carried_unsampled(self, meta: Object, request: Request, correlation: str) -> tuple[Object, str]:
-        """Return the `_meta` of a call whose trace is not recorded, with the trace context, and the `traceparent` in it
-        (empty: there is none). `correlation` is the id of the trace."""
+        """Return the `_meta` of a call whose trace is not recorded, with the trace context added, and the `traceparent`
+        in it (empty if there is none). `correlation`: the trace id."""
         if self.tracing is None:
             meta = self.carried(meta, request)
             return meta, request.headers.get("traceparent", "") if "traceparent" in meta else ""
@@ -95,13 +95,13 @@ class RequestLog:
         return unsampled.call(None, meta)[1], unsampled.parent.decode()
 
     def begin_again(self, exchange: ObservedCall, request: Request, correlation: str) -> None:
-        """Continue to record a suspended call whose client came back with its answers."""
+        """Continue to record a suspended call: its client has sent the answers to the server's questions."""
         span = None if self.tracing is None else _call_span(exchange, {})[0]
         exchange.begin(request.arrived_at or monotonic(), correlation, span)
 
     @staticmethod
     def forget(exchange: ObservedCall) -> None:
-        """Stop recording a call that was never sent. `refused` records the outcome of its request."""
+        """Stop recording a call that was never sent. The caller records its outcome with `refused`."""
         if (span := exchange.unwatch()) is not None:
             span.dropped()
 
@@ -140,7 +140,7 @@ class RequestLog:
             self._left_out += 1
 
     def went_well(self, call: EndedCall, era: str) -> None:
-        """Record a successful call that has no further fields for its log line. `era`: that of the client."""
+        """Record a successful call whose log line has only the usual fields. `era`: the client's era."""
         self.metrics.answered(call.server, call.method, era, call.outcome.kind, call.took_s)
         self._ended(call)
         if self._left <= 0:
@@ -183,8 +183,8 @@ class RequestLog:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield the headers with the correlation id and the trace context of a request that is forwarded to `replica`.
-        Its span ends with the block."""
+        """Yield the headers with correlation id and trace context for a request that is forwarded to `replica`. The
+        request's span ends with the block."""
         correlated = [(CORRELATION_HEADER.encode(), CORRELATION.get().encode())]
         if self.tracing is None:
             yield correlated
@@ -193,8 +193,8 @@ class RequestLog:
             yield [*correlated, *((name.encode(), value.encode()) for name, value in headers.items())]
 
     def answered(self, request: Request, principal: Principal, outcome: Outcome, about: LogFacts, why: str) -> None:
-        """Record a request that the gateway answered without a call. `about`: fields of its log line, such as its
-        session. `why`: the message of an error."""
+        """Record a request that the gateway answered itself, without sending a call to a server. `about`: fields of its
+        log line, such as its session. `why`: the error message."""
         self._record(request, principal, outcome, why, about)
 
     def refused(self, request: Request, principal: Principal | None, refused: Refused) -> None:
@@ -202,7 +202,7 @@ class RequestLog:
         self._record(request, principal, Outcome.refused(refused.code), str(refused), refused.log_facts)
 
     def refused_by_wire(self, refused: Refused) -> None:
-        """Record a refused request that is no call, or cannot be parsed."""
+        """Record an HTTP request that was refused before it was parsed, or that is not a call."""
         if self._left > 0:
             self._left -= 1
             outcome, correlation = Outcome.refused(refused.code), refused.correlation
@@ -229,7 +229,7 @@ class RequestLog:
             self._left_out += 1
 
     def another_second(self, at: float) -> None:
-        """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many were left out."""
+        """Begin a new second at the Unix time `at`: reset the limit of lines, and log how many lines were left out."""
         self.metrics.history.take(at)
         if self._left_out and self._lines_per_s:
             logger.info("%d more requests were answered (limit: gateway.log_calls_per_s)", self._left_out)
@@ -246,14 +246,15 @@ class RequestLog:
 
 
 def _call_span(exchange: ObservedCall, meta: Object) -> tuple[CallSpan | None, Object]:
-    """Begin the span of a call if its request has one. Return it, and the call's `_meta` with the trace context."""
+    """Begin a call's span if its request has a span. Return the call's span or None, and the `_meta` with the trace
+    context added."""
     span = request_span()
     return (None, meta) if span is None else span.call(exchange.session, meta)
 
 
 def _message_of(answer: bytes) -> str:
-    """Return the message of an error, or the first text of a failed tool's result: one line, without anything that
-    looks like a credential."""
+    """Return the message of an error, or the first text of a failed tool's result, as one line with credentials
+    redacted."""
     try:
         found = msgspec.json.decode(answer, type=_ErrorText)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
 """Collect the timeline of each session (its calls and events), and write it to the store.
 
-Entries wait here for some seconds and are written together. An idle session needs no memory here. A session that calls
-without a pause costs about a hundred entries in each write, because calls that are alike become one entry.
+Entries are buffered for some seconds and written together. An idle session uses no memory here. A session that calls
+without pause adds about a hundred entries to each write, because similar calls are combined into one entry.
 """
 
 from collections import deque
@@ -29,8 +29,8 @@ from transports.work_steps import let_others_run, slices
 
 _NEWEST_ALONE: Final = 24
 _FAILED_ALONE: Final = 24
-"""Limits of the calls of one session that have their own entry in one write: at least this many of the newest, at most
-twice as many, and this many failures before them."""
+"""In one write, these calls of a session have entries of their own: its newest calls (this many, up to twice as many),
+and this many older failed calls. All other calls are combined."""
 _MOST_SUMS: Final = 40
 _MOST_SESSIONS: Final = 20_000
 _WRITTEN_AT_ONCE: Final = 64
@@ -46,13 +46,13 @@ _KINDS: Final[dict[str, TimelineKind]] = {
     "blocked": "refusal",
     "task": "task",
 }
-"""Events of the audit trail that become entries, and the kind of the entry."""
+"""The events of the audit trail that are added to timelines, with the kind of the entry."""
 INITIALIZED_AGAIN: Final = "initialized again"
-"""The reason of an event `resumed` if the session did not move: its client repeated the handshake."""
+"""The reason of a `resumed` event if the client repeated the handshake, and the session did not change its replica."""
 
 
 class _Sum:
-    """Calls with the same tool and outcome, counted for one entry."""
+    """Several calls with the same tool and outcome, combined into one entry."""
 
     __slots__ = ("began", "count", "ended", "took_s")
 
@@ -79,7 +79,7 @@ class _Waiting:
         self.ended_at = 0.0
 
     def add_call(self, call: EndedCall) -> None:
-        """Add an ended call. If there are too many, count the oldest ones together."""
+        """Add an ended call. If there are too many calls, combine the oldest ones."""
         self._calls.append(call)
         if len(self._calls) >= 2 * _NEWEST_ALONE:
             calls, self._calls = self._calls[:_NEWEST_ALONE], self._calls[_NEWEST_ALONE:]
@@ -106,11 +106,11 @@ class _Waiting:
 
     @property
     def known_session(self) -> Session | None:
-        """Return the record of the session, if a call or an event came with it."""
+        """Return the record of the session; None if no call or event had it."""
         return self._calls[-1].session if self._calls else self.session
 
     def add(self, entry: TimelineEntry) -> None:
-        """Add an entry that is no call. Drop the oldest if there are too many."""
+        """Add an entry that is not a call. Drop the oldest entries if there are too many."""
         self._entries.append(entry)
         if len(self._entries) > 2 * MAX_ENTRIES:
             del self._entries[:-MAX_ENTRIES]
@@ -122,7 +122,7 @@ class _Waiting:
         return total - before[0], failed - before[1]
 
     def part(self, name: str, replica: str) -> TimelinePart:
-        """Return the entries in the form that the store takes. `name`: the session's id as in logs."""
+        """Return the entries in the form for the store. `name`: the shortened session id, as in logs."""
         calls = [*self._failed, *self._calls]
         entries = [*self._entries, *map(_entry, calls)]
         entries += [_summed(key, some) for key, some in self._sums.items()]
@@ -137,7 +137,8 @@ class _Waiting:
         return TimelinePart(head=head, entries=entries[-MAX_ENTRIES:])
 
     def add_later(self, since: "_Waiting", later: TimelinePart) -> None:
-        """Add the entries that came while the write of these failed. `later` is the part made of `since`."""
+        """Add the entries in `since`, which were collected during a write of these entries that has failed. `later`:
+        the result of `since.part`."""
         for entry in later.entries:
             self.add(entry)
         self.session = since.known_session or self.known_session
@@ -152,10 +153,10 @@ def _failures(calls: list[EndedCall]) -> int:
 
 
 class Timelines:
-    """Collects the entries of all sessions, by the session's id as in logs.
+    """Collects the timeline entries of all sessions, by the shortened session id.
 
     `replica`: the name of this replica. `count` is called with a session and the numbers of its new calls and failures,
-    before they are written. Each call is counted once.
+    before these are written. Each call is counted once.
     """
 
     def __init__(self, store: TimelineStore, replica: str, count: Callable[[Session, int, int], None]) -> None:
@@ -180,13 +181,14 @@ class Timelines:
                 waiting.add_call(call)
 
     def add(self, session: Session, entry: TimelineEntry) -> None:
-        """Add an entry to the timeline of a session. Its text is cut, redacted and escaped."""
+        """Add an entry to the timeline of a session. The entry's text is cut, redacted and escaped."""
         if (waiting := self._of(redact(session.id))) is not None:
             waiting.session = session
             waiting.add(_harmless(entry))
 
     def take_event(self, event: AuditEvent, session: Session | None) -> None:
-        """Add an event of the audit trail if it is about a session. `session`: the record, if that is at hand."""
+        """Add an event of the audit trail, if it is about a session. `session`: its record; None if the caller does not
+        have it."""
         kind = _KINDS.get(event.event)
         if kind is None or not event.session or (waiting := self._of(event.session)) is None:
             return
@@ -213,7 +215,8 @@ class Timelines:
         waiting.add(_harmless(entry))
 
     def part_of(self, name: str) -> TimelinePart | None:
-        """Return the part of a session's timeline that is not in the store yet. `name`: the session's id as in logs."""
+        """Return the part of a session's timeline that is not in the store yet; None if there is none. `name`: the
+        shortened session id."""
         written, waiting = self._written.get(name), self._waiting.get(name)
         if waiting is None:
             return written
@@ -221,7 +224,7 @@ class Timelines:
         return part if written is None else replace(part, entries=[*written.entries, *part.entries])
 
     def count(self) -> None:
-        """Call `count` for all calls since the last time."""
+        """Call the callback `count` for all calls that were not counted yet."""
         self._count_of(self._waiting.values())
 
     def _count_of(self, some: Iterable[_Waiting]) -> None:
@@ -231,8 +234,8 @@ class Timelines:
                 self._count(session, calls, failed)
 
     async def flush(self, *, ended_only: bool = False) -> None:
-        """Write all waiting entries, or only those of ended sessions. Entries that could not be written wait, up to a
-        limit.
+        """Write all buffered entries to the store, or only those of ended sessions. Entries that could not be written
+        stay buffered, up to a limit.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -265,7 +268,7 @@ class Timelines:
 
 
 def head_of(name: str, session: Session | None) -> TimelineHead:
-    """Return what a timeline says of its session, as far as the record says it. `name` is how its id begins."""
+    """Return the head of a timeline: the facts about its session, as far as known. `name`: the shortened session id."""
     if session is None:
         return TimelineHead(session=name)
     return TimelineHead(

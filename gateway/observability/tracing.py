@@ -1,7 +1,7 @@
-"""Record spans of requests and calls by OpenTelemetry's conventions for MCP, and pass the trace context on to servers
-and other replicas.
+"""Record spans of requests and calls by OpenTelemetry's conventions for MCP, and send the trace context to servers and
+other replicas.
 
-The trace context is that of W3C: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in the headers.
+The trace context is the one of W3C: `traceparent`, `tracestate` and `baggage` in `_meta` (SEP-414), else in headers.
 """
 
 import asyncio
@@ -36,12 +36,13 @@ _ROOT: Final = r"(?:AlwaysOnSampler|AlwaysOffSampler|TraceIdRatioBased\{[0-9.e+-
 _KNOWN: Final = re.compile(
     rf"{_ROOT}|ParentBased\{{root:{_ROOT}(?:,(?:remote|local)Parent(?:Not)?Sampled:{_ROOT}){{4}}\}}"
 )
-"""Matches the descriptions of the samplers of OpenTelemetry's specification. Other samplers may decide by more than
-the trace id and the parent's flag."""
+"""Matches the descriptions of the standard samplers of OpenTelemetry. Other samplers may decide by other facts than the
+trace id and the parent's flag."""
 
 
 class GivenIds(threading.local):
-    """Generates ids for the SDK (its `IdGenerator`). The id of a trace whose sampling is decided can be set before."""
+    """Generates ids for the OpenTelemetry SDK (its `IdGenerator`). The id of the next trace can be set in advance, if
+    its sampling is already decided."""
 
     def __init__(self) -> None:
         self._given = 0
@@ -72,12 +73,12 @@ def new_span_id() -> int:
 
 
 class Sampling:
-    """Decides whether a trace is recorded without beginning a span, exactly as the SDK's sampler does. `ids`: sets the
-    ids of new traces; None: the SDK chooses them itself.
+    """Decides if a trace is recorded, exactly as the OpenTelemetry SDK's sampler does, but without beginning a span.
+    `ids`: sets the ids of new traces; None if the SDK chooses them itself.
 
-    The SDK needs 13 µs to begin a span, even one that is not recorded. Its samplers decide by the parent's flag, and by
-    whether the lower half of the trace id is below a bound. The constructor finds these bounds by asking the sampler.
-    Not used without the SDK's packages.
+    The SDK needs 13 µs to begin a span, even one that is not recorded. Its samplers compare the lower half of the trace
+    id with a bound, which depends on the parent's flag. The constructor finds these bounds by asking the sampler. Not
+    used without the SDK's packages.
     """
 
     def __init__(self, sampler: Any, ids: GivenIds | None) -> None:
@@ -87,24 +88,25 @@ class Sampling:
 
     @classmethod
     def of(cls, tracer: Tracer, ids: GivenIds | None) -> "Sampling | None":
-        """Return the decisions of a tracer's sampler. Return None if they may depend on more than trace id and flag."""
+        """Return the `Sampling` of a tracer's sampler; None if its decisions may depend on more than the trace id and
+        the parent's flag."""
         sampler = getattr(tracer, "sampler", None)
         if sampler is None or _KNOWN.fullmatch(sampler.get_description()) is None:
             return None
         return cls(sampler, ids)
 
     def takes_new(self, trace_id: int) -> bool:
-        """Return whether a new trace with this id is recorded."""
+        """Return True if a new trace with this id is recorded."""
         return trace_id & _LOWER < self._root
 
     def takes(self, parent: SpanContext) -> bool:
-        """Return whether a request is recorded that has this parent, which is in another process."""
+        """Return True if a request with this parent span, from another process, is recorded."""
         return parent.trace_id & _LOWER < self._children[parent.trace_flags & TraceFlags.SAMPLED]
 
 
 def _bound(sampler: Any, flag: int | None) -> int:
-    """Return the smallest lower half of a trace id that is not sampled. `flag`: that of the parent; None: there is no
-    parent."""
+    """Return the smallest lower half of a trace id that `sampler` does not sample. `flag`: the parent's flag; None if
+    there is no parent."""
 
     def is_sampled(half: int) -> bool:
         trace_id = 1 << _HALF | half
@@ -122,17 +124,17 @@ def _bound(sampler: Any, flag: int | None) -> int:
 
 
 PEER_HEADER: Final = "mcp-gateway-traceparent"
-"""The header with the parent span of a forwarded request. It is trusted only in requests that a replica sealed."""
+"""The header with the parent span of a forwarded request. It is trusted only in requests from other replicas."""
 
 _CONTEXT: Final = ("traceparent", "tracestate", "baggage")
 _W3C = TraceContextTextMapPropagator()
 _PARENT: Final = re.compile(r"00-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})")
-"""A `traceparent` of version 00 (W3C Trace Context §3.2.2). The propagator parses other forms, and `tracestate`."""
+"""Matches a `traceparent` of version 00 (W3C Trace Context §3.2.2). The SDK's propagator parses other versions."""
 _ARRIVED: ContextVar["RequestSpan | UnsampledRequest | None"] = ContextVar("arrived", default=None)
 
 
 class RequestSpan:
-    """The span of a client's request, on the replica that received it. It ends with the request's answer."""
+    """The span of a client's request, on the replica that received the request. It ends with the request's answer."""
 
     def __init__(self, tracer: Tracer, name: str, context: Context, attributes: Mapping[str, Any]) -> None:
         self._tracer = tracer
@@ -156,10 +158,11 @@ class RequestSpan:
         return format(self._span.get_span_context().trace_id, "032x")
 
     def call(self, session: Session | None, meta: Object) -> tuple["CallSpan", Object]:
-        """Begin a span for the call to a server. Return it, and `_meta` that makes it the parent of the server's spans.
+        """Begin a span for the call to a server. Return the span, and the `_meta` that makes it the parent of the
+        server's spans.
 
-        If the request is not sampled, its calls are not sampled either, whatever the sampler says. The server then gets
-        the request's span as its parent.
+        If the request is not sampled, its calls are not sampled either, whatever the sampler decides. Then the server
+        gets the request's span as the parent.
         """
         span = self._span
         if span.is_recording():
@@ -186,7 +189,8 @@ class RequestSpan:
 
 
 class UnsampledRequest:
-    """A request whose trace is not recorded. It has the methods of `RequestSpan`, and tells servers by its flags."""
+    """A request whose trace is not recorded. It has the methods of `RequestSpan`. The flags in its `traceparent` tell
+    servers that the trace is not recorded."""
 
     __slots__ = ("_flags", "_span_id", "correlation")
 
@@ -203,11 +207,11 @@ class UnsampledRequest:
 
     @property
     def parent(self) -> bytes:
-        """Return the `traceparent` that servers get."""
+        """Return the `traceparent` to send to servers."""
         return b"00-%b-%016x-%02x" % (self.correlation.encode(), self._span_id, self._flags)
 
     def call(self, _: Session | None, meta: Object) -> tuple[None, Object]:
-        """Return None in place of a span, and `_meta` with the `traceparent`."""
+        """Return None in place of a span, and the `_meta` with the `traceparent` added."""
         return None, {**meta, "traceparent": msgspec.Raw(b'"%b"' % self.parent)}
 
     def belongs_to(self, session: Session) -> None:
@@ -228,7 +232,7 @@ class CallSpan:
         self._span = span
 
     def finished(self, outcome: Outcome, server: str) -> None:
-        """End the span of the call and that of its request, with the outcome."""
+        """End the span of the call and the span of its request, both with the outcome."""
         self._span.set_attribute("mcp_gateway.server", server)
         _end(self._span, outcome)
         self._request.ended(outcome)
@@ -238,12 +242,12 @@ class CallSpan:
         self._span.set_attribute(name, value)
 
     def dropped(self) -> None:
-        """End the span of a call that was not sent."""
+        """End the span without an outcome: the call was not sent."""
         self._span.end()
 
 
 class Tracing:
-    """Begins the spans of requests. `ids`: the generator that the tracer uses; None: it has its own."""
+    """Begins the spans of requests. `ids`: the id generator that the tracer uses; None if the tracer has its own."""
 
     def __init__(self, tracer: Tracer, ids: GivenIds | None = None) -> None:
         self._tracer = tracer
@@ -251,8 +255,9 @@ class Tracing:
         self._drawn = 0  # the trace id for the next request that has no parent
 
     def unsampled(self, traceparent: str) -> UnsampledRequest | None:
-        """Decide early whether a request is recorded, by its `traceparent` (empty: it has none). It must not have a
-        `tracestate`. Return None if it is recorded or undecided: then call `arrived`, which decides in the same way."""
+        """Return an `UnsampledRequest` if a request is not recorded, by its `traceparent` (empty if none). Return None
+        if it is recorded or undecided: then call `arrived`, which decides in the same way. Not for requests with a
+        `tracestate`."""
         parent = _parent_in({"traceparent": traceparent}) if traceparent else None
         if parent is not None or self._sampling is None or self._sampling.ids is None:
             return self._unsampled(parent)
@@ -260,7 +265,8 @@ class Tracing:
         return None if self._sampling.takes_new(self._drawn) else UnsampledRequest(self._drawn, RANDOM_TRACE_ID)
 
     def begun_unsampled(self) -> None:
-        """Discard the trace id that `unsampled` drew, because its request has begun. Otherwise `arrived` uses it."""
+        """Discard the trace id that `unsampled` has generated, because its request has begun with it. Otherwise
+        `arrived` would use the id for the next request."""
         self._drawn = 0
 
     def arrived(self, request: Request) -> RequestSpan | UnsampledRequest:
@@ -271,7 +277,8 @@ class Tracing:
         return arrived
 
     def _unsampled(self, parent: SpanContext | None) -> UnsampledRequest | None:
-        """Return the request if it is not recorded. Return None if it is recorded or undecided."""
+        """Return an `UnsampledRequest` if a request with this parent is not recorded; None if it is recorded or
+        undecided."""
         sampling = self._sampling
         if sampling is None:
             return None
@@ -307,8 +314,8 @@ class Tracing:
 
     @contextlib.contextmanager
     def forwarding(self, session: Session, replica: str) -> Iterator[dict[str, str]]:
-        """Yield headers for a forwarded request that make the other replica's spans a part of this trace. The spans end
-        with the block."""
+        """Yield headers that make the spans of `replica` part of this trace, for a forwarded request. The spans of the
+        request and of the forwarding end with the block."""
         arrived = _ARRIVED.get()
         if arrived is None:
             yield {}
@@ -325,7 +332,7 @@ class Tracing:
 
 
 def request_span() -> RequestSpan | UnsampledRequest | None:
-    """Return the span of the request that the current task serves; None without tracing."""
+    """Return the span of the request that the current task serves; None if tracing is off."""
     return _ARRIVED.get()
 
 
@@ -340,13 +347,13 @@ def _carrier(span: Span) -> dict[str, str]:
 
 
 def carries_more(headers: Mapping[str, str]) -> bool:
-    """Return whether headers have a trace context beyond `traceparent`."""
+    """Return True if the headers have a `tracestate` or `baggage`, beyond `traceparent`."""
     return "tracestate" in headers or "baggage" in headers
 
 
 def carried_on(meta: Object, headers: Mapping[str, str]) -> Object:
-    """Return `_meta` with the trace context of the headers. If it has one, or the headers have no valid one, return it
-    unchanged."""
+    """Return `_meta` with the trace context of the headers added. Return it unchanged if it already has a trace
+    context, or if the headers have no valid one."""
     if "traceparent" not in headers or "traceparent" in meta:
         return meta
     if _PARENT.fullmatch(headers["traceparent"]) is None and _parent_in(headers) is None:
@@ -396,8 +403,8 @@ _FLUSH_MS: Final = 2_000
 
 
 def tracing(version: str) -> Tracing:
-    """Return a `Tracing` for the tracer provider of this program. If it has none, set up one that sends spans by OTLP
-    over HTTP.
+    """Return a `Tracing` for the tracer provider of this program. If the program has none, set up one that sends spans
+    by OTLP over HTTP.
 
     Raises:
         ConfigurationError: the packages for OTLP are not installed.
@@ -423,7 +430,8 @@ def tracing(version: str) -> Tracing:
 
 
 async def flush() -> None:
-    """Send all waiting spans, within `_FLUSH_MS`. The process may end by a signal, which sends none."""
+    """Send all buffered spans, within `_FLUSH_MS`. Called before the process exits, because an exit by a signal would
+    not send them."""
     send = getattr(trace.get_tracer_provider(), "force_flush", None)
     if send is not None:
         await asyncio.to_thread(send, _FLUSH_MS)

@@ -1,8 +1,8 @@
 """Count calls by tool, by principal and by client for each minute, and write the counts to the store as a history.
 
 Names come from clients, so their number is limited: further names are counted together as `OTHERS`. Tools that a
-server does not list, and methods that MCP does not define, are counted as `UNLISTED`. One principal can add only
-`MOST_CLIENTS_EACH` names of clients. Only `Figures.flush` does I/O.
+server does not list, and methods that MCP does not define, are counted as `UNLISTED`. One principal can add at most
+`MOST_CLIENTS_EACH` client names. Only `Figures.flush` does I/O.
 """
 
 from bisect import bisect_left
@@ -18,16 +18,16 @@ from gateway.protocol.methods import METHODS
 from session_store import HistoryRecord, HistoryStore, Session
 
 OTHERS: Final = "(others)"
-"""The name under which everything beyond the limits is counted."""
+"""The name under which all names beyond the limits are counted."""
 
 UNLISTED: Final = "(not listed)"
-"""The name of all tools that a server does not list, and of methods that MCP does not define."""
+"""The name for all tools that a server does not list, and all methods that MCP does not define."""
 
 MOST_TOOLS: Final = 200
 MOST_WHO: Final = 200
 """The maximum number of principals, and of clients."""
 MOST_CLIENTS_EACH: Final = 50
-"""The maximum number of client names that one principal adds."""
+"""The maximum number of client names that one principal can add."""
 
 _NAME_CHARS: Final = 128
 _SHORT_S, _LONG_S = 60, 600
@@ -36,8 +36,8 @@ _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_strea
 
 
 class ToolFigures(msgspec.Struct, array_like=True):
-    """The calls of one tool, or of one other method. `counts`: calls by bucket of duration (`BUCKETS_S`), without zeros
-    at the end. `total_s`: the sum of the durations. `longest_s`: the longest one; 0 in records of older releases."""
+    """The calls of one tool, or of one other method. `counts`: calls in each bucket of durations (`BUCKETS_S`), without
+    zeros at the end. `total_s`: sum of the durations. `longest_s`: the longest one; 0 in records of older releases."""
 
     server: str
     name: str
@@ -48,7 +48,7 @@ class ToolFigures(msgspec.Struct, array_like=True):
     longest_s: float = 0.0
 
     def add(self, other: "ToolFigures") -> None:
-        """Add the figures of another record to these."""
+        """Add the figures of another record."""
         self.calls += other.calls
         self.failed += other.failed
         self.total_s += other.total_s
@@ -67,14 +67,14 @@ class WhoFigures(msgspec.Struct, array_like=True):
     sessions: int = 0
 
     def add(self, other: "WhoFigures") -> None:
-        """Add the figures of another record to these."""
+        """Add the figures of another record."""
         self.calls += other.calls
         self.failed += other.failed
         self.sessions += other.sessions
 
 
 class FigureRecord(msgspec.Struct):
-    """The figures of one replica for one minute or ten minutes. `live`: the sessions that it had at the end."""
+    """The figures of one replica for one minute or ten minutes. `live`: the number of its live sessions at the end."""
 
     tools: list[ToolFigures] = []
     principals: list[WhoFigures] = []
@@ -86,7 +86,7 @@ _records: Final = msgspec.json.Decoder(FigureRecord)
 
 
 class _Counted:
-    """The figures of one minute, or of ten."""
+    """The figures of one minute or ten minutes, while they are counted."""
 
     __slots__ = ("at", "brought", "clients", "is_written", "live", "principals", "tools")
 
@@ -100,7 +100,7 @@ class _Counted:
         self.is_written = True
 
     def tool(self, key: tuple[str, str]) -> ToolFigures:
-        """Return the figures of a tool, by its server and its name; those of `OTHERS` if there are too many tools."""
+        """Return the figures of a tool (`key`: server and name); those of `OTHERS` if there are too many tools."""
         found = self.tools.get(key)
         if found is None:
             key = (key[0], shortened_line(key[1], _NAME_CHARS))
@@ -110,11 +110,12 @@ class _Counted:
         return found
 
     def principal(self, name: str) -> WhoFigures:
-        """Return the figures of a principal; those of `OTHERS` if there are too many."""
+        """Return the figures of a principal; the figures of `OTHERS` if there are too many principals."""
         return _who(self.principals, name)
 
     def client(self, name: str, principal: str) -> WhoFigures:
-        """Return the figures of all clients with a name. A new name counts towards the limit of `principal`."""
+        """Return the figures of all clients with this name. A new name counts towards the limit of `principal`; beyond
+        it, return the figures of `OTHERS`."""
         found = self.clients.get(name)
         if found is None:
             name = shortened_line(name, _NAME_CHARS)
@@ -127,7 +128,7 @@ class _Counted:
         return found
 
     def add(self, other: "_Counted") -> None:
-        """Add the figures of a shorter time to these."""
+        """Add the figures of a shorter period."""
         for tool in other.tools.values():
             self.tool((tool.server, tool.name)).add(tool)
         for who in other.principals.values():
@@ -137,7 +138,7 @@ class _Counted:
         self.live = other.live
 
     def record(self) -> FigureRecord:
-        """Return the figures as the record that is stored."""
+        """Return the figures as a record for the store."""
         return FigureRecord([*self.tools.values()], [*self.principals.values()], [*self.clients.values()], self.live)
 
 
@@ -152,7 +153,7 @@ def _who(among: dict[str, WhoFigures], name: str) -> WhoFigures:
 
 
 class Figures:
-    """Counts for this replica, and writes one record for each minute and one for each ten minutes."""
+    """Counts the calls of this replica, and writes one record for each minute and one for each ten minutes."""
 
     def __init__(self, store: HistoryStore, replica: str) -> None:
         self._store = store
@@ -190,12 +191,12 @@ class Figures:
         self._short.client(session.client.name, principal).add(more)
 
     def ends_minute(self, at: float) -> bool:
-        """Return whether the counted minute is over at the Unix time `at`."""
+        """Return True if the current minute is over at the Unix time `at`."""
         return int(at) // _SHORT_S * _SHORT_S != self._short.at
 
     def tick(self, at: float, live: int) -> None:
-        """Close the counted minute if it is over at the Unix time `at`. `live`: the sessions on this replica. Call this
-        once a second, after the ended calls were counted."""
+        """Close the current minute if it is over at the Unix time `at`. `live`: the number of live sessions on this
+        replica. Call this once a second, after the ended calls were counted."""
         if self.ends_minute(at):
             self._close(int(at) // _SHORT_S * _SHORT_S)
         if live != self._short.live:
@@ -215,7 +216,7 @@ class Figures:
         self._short.live, self._short.is_written = live, not live
 
     def _keep(self, counted: _Counted) -> None:
-        """Encode the figures for the next `flush`, unless they are written. Drop the oldest if too many wait."""
+        """Encode the figures for the next `flush`, if they have changed. Drop the oldest records if too many wait."""
         if not counted.is_written:
             counted.is_written = True
             self._unwritten[_SHORT_S, counted.at] = msgspec.json.encode(counted.record())
@@ -228,8 +229,8 @@ class Figures:
                 del self._unwritten[next(iter(self._unwritten))]
 
     async def flush(self) -> None:
-        """Write all changed records, that of the current minute included. Records that could not be written are kept
-        for the next call.
+        """Write all changed records, including the one of the current minute. Records that could not be written are
+        kept for the next call.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -249,7 +250,7 @@ def _name_of(call: EndedCall) -> str:
 
 
 def read_record(body: bytes) -> FigureRecord:
-    """Decode a stored record. Return an empty one if another version wrote it in another form."""
+    """Decode a stored record. Return an empty one if it is invalid, because another version of the gateway wrote it."""
     try:
         return _records.decode(body)
     except msgspec.MsgspecError:
@@ -257,7 +258,8 @@ def read_record(body: bytes) -> FigureRecord:
 
 
 def merged(records: Iterable[FigureRecord]) -> FigureRecord:
-    """Add records up to one. `live` is the sum. The number of names has no limit, because each record has one."""
+    """Add several records into one, including `live`. The number of names is not limited here, because each record is
+    limited."""
     tools: dict[tuple[str, str], ToolFigures] = {}
     principals: dict[str, WhoFigures] = {}
     clients: dict[str, WhoFigures] = {}

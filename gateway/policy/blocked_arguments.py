@@ -1,8 +1,8 @@
 """Search the arguments of a call for text that an operator has blocked, in every spelling of JSON and Unicode.
 
-Pure. Every string is searched, keys and values, as the server reads it. A string is searched once more in its normal
-form: NFKC, without invisible characters, and with every kind of space as U+0020. Numbers, `true` and `false` are
-searched as JSON writes them. This also holds for strings that spell them: many servers read "3" as 3.
+Pure. Every string is searched, keys and values, as the server reads it. It is searched again in its normal form: NFKC,
+without invisible characters, and with every kind of space as U+0020. Numbers, `true` and `false` are searched as JSON
+writes them, also if a string spells them: many servers read "3" as 3.
 """
 
 import functools
@@ -12,13 +12,13 @@ from typing import Any, Final
 from gateway.protocol.uris import TooManyMarks, normal
 
 MOST_TEXTS: Final = 20_000
-"""Maximum number of strings and numbers in one call. A search of so many takes 0.1 s."""
+"""Maximum number of strings and numbers in one call. Searching this many takes 0.1 s."""
 MOST_FOREIGN: Final = 128 << 10
-"""Maximum number of characters in non-ASCII strings. NFKC takes 0.1 s for so many, and 0.5 s in the worst case."""
+"""Maximum number of characters in all non-ASCII strings of a call. NFKC of this many takes 0.1 s, at worst 0.5 s."""
 _MOST_SPELLED: Final = 4_300
 """Longest string, in characters, that a server may read as a number: Python's limit for the digits of an integer."""
 _MOST_OF_NAME: Final = 64
-"""Longest name, in characters, whose check is cached."""
+"""Longest argument name, in characters, for which the search result is cached."""
 _NAMES: Final = 1_024
 _BEGINS: Final = frozenset("+-.0123456789tTfF")
 _READS: Final[tuple[Callable[[str], float], ...]] = (int, float, functools.partial(int, base=0))
@@ -31,7 +31,7 @@ _INVISIBLE: Final = (
 )
 """Default_Ignorable_Code_Point (Unicode, DerivedCoreProperties)."""
 _SPACES: Final = (0x0B, *range(0x1C, 0x20), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x3000)
-"""White_Space (Unicode) that RE2 does not count as space."""
+"""The White_Space characters of Unicode that RE2 does not count as space."""
 _PLAIN: Final[dict[int, str | None]] = {
     **{point: None for first, last in _INVISIBLE for point in range(first, last + 1)},
     **dict.fromkeys((*_SPACES, 0x205F), " "),
@@ -43,7 +43,8 @@ class TooMuchText(ValueError):
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
-    """Return True if one of these expressions (`gateway.config.model.expression`) matches a text in the arguments.
+    """Return True if one of the expressions (`gateway.config.model.expression`) matches a string, number or truth value
+    in the arguments.
 
     Raises:
         TooMuchText: the arguments cannot be checked in a bounded time.
@@ -65,7 +66,7 @@ def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
 
 
 def _normal_forms(texts: list[str]) -> Iterator[str]:
-    """Yield the normal form of each text that differs from it. Raises TooMuchText."""
+    """Yield the normal form of each text, if it differs from the text. Raises `TooMuchText`."""
     left = MOST_FOREIGN
     for text in texts:
         plain = text
@@ -92,9 +93,9 @@ def _matches(text: str, expressions: tuple[Any, ...]) -> bool:
 
 @functools.lru_cache(maxsize=_NAMES)
 def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
-    """Return True if an expression matches a name; None if its normal form, which may differ, has to be searched too.
+    """Return True if an expression matches a name; None if the normal form of the name may differ and must be searched.
 
-    The cache is for the names of arguments, which all calls of a tool repeat: a search takes 0.7 µs.
+    Cached, because all calls of a tool repeat the names of its arguments. A search takes 0.7 µs.
     """
     if name.isascii() and name.isprintable():
         return _matches(name, expressions)
@@ -102,7 +103,8 @@ def _in_name(name: str, expressions: tuple[Any, ...]) -> bool | None:
 
 
 def _texts(arguments: Any) -> tuple[list[str], list[str]]:
-    """Return the names of all arguments and fields. Return also every string, number and truth value, as text."""
+    """Return two lists: the names of all arguments and their nested fields, and all strings, numbers and truth values
+    as text."""
     names: list[str] = []
     texts: list[str] = []
     waiting = [arguments]
@@ -137,7 +139,7 @@ def _number(value: float) -> Iterator[str]:
 
 
 def _spelling(text: str) -> str:
-    """Return the stripped text, if a server may read it as a number or a truth value; otherwise an empty text."""
+    """Return the stripped text if a server may read it as a number or a truth value; else an empty string."""
     plain = text.strip() if len(text) <= _MOST_SPELLED else ""
     return "" if plain and plain.isascii() and plain[0] not in _BEGINS else plain
 

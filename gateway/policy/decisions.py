@@ -1,8 +1,8 @@
-"""Decide what a session sees and may call, and give the reason for each refusal.
+"""Decide which servers, tools, prompts and resources a session sees and may call, with the reason for each refusal.
 
-Pure: decisions depend on the settings, the context, the name, and the operation that a tool's annotations name. A
-session cannot list or call what the policy hides from it: such names answer as unknown. A reason names the setting that
-hides something. An empty reason means that nothing hides it.
+Pure: decisions depend on the settings, the context, the name, and the operation in a tool's annotations. A session
+cannot list or call an item that the policy hides from it: its name is answered as unknown. A reason names the setting
+that hides the item. An empty reason means that the item is not hidden.
 """
 
 import functools
@@ -32,10 +32,10 @@ _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision on one tool for one context.
 
-    `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason` says why the tool is not
-    allowed. `operation` is `read`, `write` or `eval`, and `operation_from` says where it is set. `blocked` are
-    expressions that the arguments must not contain. `bind` has pairs of an argument and the field of the session that
-    fills it.
+    `server` and `tool` name the tool; `tool` is empty if the server does not list it. `reason`: why the tool is not
+    allowed. `operation`: `read`, `write` or `eval`. `operation_from`: where the operation is set. `blocked`:
+    expressions that must not match the arguments. `bind`: pairs of an argument and the session's field that fills it.
+    `slow_s`: seconds after which a call counts as slow.
     """
 
     allowed: bool
@@ -50,9 +50,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy:
-    """Decide by the policy of the settings. `is_open`: every session sees every server.
+    """Decide by the operator's settings. `is_open`: every session sees every server.
 
-    Decisions are cached by names that servers list, never by names that only a client has sent.
+    Decisions are cached only for names that servers list, so that clients cannot fill the cache with names.
     """
 
     def __init__(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
@@ -64,7 +64,7 @@ class Policy:
         )
         self._restricted = {name: self._kinds(name) for name in servers}
         self.restricts = self._restricted.__getitem__
-        """Return the kinds of items of a server (`tools`, `prompts`, `resources`) that sessions see only in part."""
+        """Return the kinds of a server's items (`tools`, `prompts`, `resources`) of which some may be hidden."""
         # Compiled here, so that no request waits for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
@@ -87,8 +87,9 @@ class Policy:
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
     def cache_key_context(self, context: Context) -> Context:
-        """Return the context for cache keys: without fields, and without a workspace that decides nothing because it is
-        only announced. So sessions share decisions, and no client can fill the caches with values of its own."""
+        """Return the context reduced to the facts that decide: without fields, and without a workspace that grants
+        nothing because it is only announced. Used in cache keys: sessions share decisions, and clients cannot fill the
+        caches with values that they choose."""
         is_ignored = context.provenance.workspace == "announced" and not self._settings.trust_announced_workspace
         if not context.fields and not (is_ignored and context.workspace):
             return context
@@ -97,7 +98,7 @@ class Policy:
     # -- servers
 
     def why_hidden(self, context: Context, server: str) -> str:
-        """Return the reason why a context does not see a server; empty if it does."""
+        """Return the reason why the server is hidden from sessions with this context; empty if it is not."""
         rules, where = self._servers[server], f"mcpServers.{server}"
         if server in self._hidden:
             return f"it is left out, and its entry does not say who may know of it ({where})"
@@ -108,14 +109,14 @@ class Policy:
         return self._outside(context, "servers", (server,))
 
     def is_remote(self, server: str) -> bool:
-        """Return whether a server is behind a URL."""
+        """Return True if a server is configured by a URL."""
         return self._servers[server].kind == "url"
 
     # -- tools
 
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
-        """Return whether a context may call a tool, and the rules for its calls. `annotated` is the operation that the
-        tool's annotations name (`gateway.protocol.listing.operation_of`)."""
+        """Decide if sessions with this context may call a tool, and by which rules. `annotated` is the operation in the
+        tool's annotations (`gateway.protocol.listing.operation_of`)."""
         return self._decided(self.cache_key_context(context), server, tool, annotated)
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
@@ -156,7 +157,7 @@ class Policy:
     # -- prompts and resources
 
     def why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
-        """Return the reason why a context does not see a prompt that the server lists; empty if it does."""
+        """Return the reason why a listed prompt is hidden from sessions with this context; empty if it is not."""
         found = _matching(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
         return (
             self.why_hidden(context, server)
@@ -165,11 +166,13 @@ class Policy:
         )
 
     def why_listed_uri_hidden(self, context: Context, server: str, uri: str) -> str:
-        """Return the reason why a context does not see a listed resource or template; empty if it does."""
+        """Return the reason why a listed resource or template is hidden from sessions with this context; empty if it is
+        not. Cached."""
         return self._cached_why_uri(self.cache_key_context(context), server, uri)
 
     def allows_uri(self, context: Context, server: str, uri: str) -> bool:
-        """Return whether a context sees a resource or template, in every form in which a server may read the URI."""
+        """Return True if sessions with this context see a resource or template, in every form in which a server may
+        read its URI."""
         return not self._why_uri_hidden(context, server, uri)
 
     def _why_uri_hidden(self, context: Context, server: str, uri: str) -> str:
@@ -184,7 +187,7 @@ class Policy:
         )
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
-        """Return those of the resource URIs to whose changes a context may subscribe."""
+        """Return the part of `uris` (resources) to which sessions with this context may subscribe."""
         if "resources" not in self._restricted[server]:
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
@@ -192,9 +195,9 @@ class Policy:
     # -- methods that MCP does not define
 
     def why_method_hidden(self, context: Context, server: str, method: str) -> str:
-        """Return the reason why a context may not send a server a method or notification that MCP does not define;
-        empty if it may. The result is not cached, because a client can send any name. A method in the table of methods
-        needs no pattern: what it names has rules of its own."""
+        """Return the reason why sessions with this context may not send an extension's method or notification to a
+        server; empty if they may. Not cached, because clients can send any name. A method in `METHODS` needs no
+        pattern: the item that it names has rules of its own."""
         where = f"mcpServers.{server}.methods"
         written = method_forms(method)
         is_free = method in METHODS
@@ -221,12 +224,12 @@ class Policy:
         return self._outside(context, "methods", (f"{server}__{written[-1]}",))
 
     def restricted_by(self, context: Context) -> list[str]:
-        """Return the patterns of the entries of `gateway.policy.workspaces` that restrict a context. A workspace that
-        no entry matches has none, and sees nothing."""
+        """Return the keys of the entries in `gateway.policy.workspaces` that restrict sessions with this context. The
+        list is also empty if there are entries, but none matches the workspace, which then sees nothing."""
         return [pattern for pattern, _ in self._entries(context) if pattern is not None]
 
     def _outside(self, context: Context, kind: str, names: Iterable[str]) -> str:
-        """Return the reason why the context's workspace lacks one of these names; empty if it has all."""
+        """Return the reason why the context's workspace does not include all of `names`; empty if it does."""
         for pattern, entry in self._entries(context):
             if not all(any_matches(getattr(entry, kind), name) for name in names):
                 if pattern is None:
@@ -235,11 +238,11 @@ class Policy:
         return ""
 
     def _entries(self, context: Context) -> Sequence[tuple[str | None, WorkspaceSettings]]:
-        """Return the entries that restrict the context's workspace, with their patterns; none without such settings.
+        """Return the entries of `gateway.policy.workspaces` that restrict the context's workspace, with their patterns.
 
         The first entry that matches a workspace restricts it. A workspace that no entry matches sees nothing (pattern
-        None). But a client can announce any workspace. So all entries that a name could match restrict an announced
-        one: no name gains anything (docs/adr/0013-provenance.md).
+        None). But a client can announce any workspace: so an announced one is restricted by all entries that any name
+        could match, and no name gains anything (docs/adr/0013-provenance.md).
         """
         workspaces = self._settings.workspaces
         if not workspaces:
@@ -256,7 +259,8 @@ class Policy:
 
 
 def _left_out(rules: UpstreamSettings, names: Iterable[str], where: str) -> str:
-    """Return the reason why a tool, in any spelling of its name, is served to nobody; empty if it is served."""
+    """Return the reason why the server's settings hide a tool from all sessions; empty if they do not. `names`: all
+    spellings of the tool's name."""
     for name in names:
         if any_matches(rules.hidden_tools, name):
             return f"it is hidden from everyone ({where}.hidden_tools)"
@@ -271,7 +275,8 @@ def _matching(rules: Mapping[str, Rule], forms: Iterable[str]) -> dict[str, Rule
 
 
 def _not_for(context: Context, where: str, found: Mapping[str, ItemSettings]) -> str:
-    """Return the reason why an item that these patterns match is not for a context; empty if it is."""
+    """Return the reason why an item is hidden from sessions with this context; empty if it is not. `found`: the
+    settings whose patterns match the item."""
     for pattern, item in found.items():
         if item.direct_only and context.trust != "direct":
             return f"it is for direct trust only ({where}.{pattern}.direct_only)"

@@ -1,6 +1,6 @@
 """Limit how many sessions and processes a principal may have, on all replicas together.
 
-Anonymous clients are counted by the network that they come from.
+Anonymous clients are counted by their network.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ from transports.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 5.0
-"""Sessions are counted before they are stored. A session younger than this counts even if the store lacks it."""
+"""Seconds. A younger session counts even if the store does not have it: sessions are counted before they are stored."""
 
 _FULL_S = 2.0
-"""Time for which a full quota is not searched again: not every refused request may cost a search."""
+"""Seconds in which a full quota is not searched for unused slots again, so that not every refused request searches."""
 
 _MAX_CHECKED = 256
-"""Maximum number of entries of a full quota that one search checks. The next refused request causes another search."""
+"""Maximum number of slots of a full quota that one search checks."""
 
 
 class PrincipalQuotas:
-    """Apply the operator's quotas of sessions and processes.
+    """Apply the operator's quotas of sessions and processes for each principal.
 
-    If a session expires, or a process dies with its replica, its slot is not released. Such slots are reclaimed when a
-    quota appears exhausted, before a request is refused.
+    A session that expires, or a process that dies with its replica, does not release its slot of the quota. These slots
+    are reclaimed when a quota appears exhausted, before a request is refused.
 
-    `kept_s` is the longest life of a session; entries of a quota expire after it. `run` is the id of this gateway
-    process. `runs` returns the ids of all gateway processes that are running.
+    `kept_s`: the longest life of a session, after which slots expire. `run`: the id of this gateway process. `runs`
+    returns the ids of all running gateway processes.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PrincipalQuotas:
         """Count a session that is about to be opened.
 
         Raises:
-            Refused: 429, its principal has as many as it may, or opens them too often.
+            Refused: 429, its principal has as many sessions as it may, or opens them too often.
         """
         await self._rates.opening(session)
         if self._sessions_most is not None:
@@ -74,8 +74,7 @@ class PrincipalQuotas:
                 raise too_many("sessions", self._sessions_most, anonymous=session.principal.is_anonymous)
 
     async def release_session(self, session: Session) -> None:
-        """Release a session's slot. If the store is unreachable, the slot is reclaimed when the quota appears
-        exhausted."""
+        """Release a session's slot of the quota. If the store is unreachable, the slot is reclaimed later."""
         if self._sessions_most is not None:
             key = f"sessions/{session.counted_as}"
             self._full.pop(key, None)
@@ -83,7 +82,8 @@ class PrincipalQuotas:
                 await self._quotas.give_back(key, [_named(session)])
 
     def _ended_before(self, now: float) -> Callable[[list[str]], Awaitable[list[str]]]:
-        """Return a function that finds the ended ones of counted sessions. Sessions younger than `_OPENING_S` count."""
+        """Return a function that gets the names of counted sessions and returns those that have ended. Sessions younger
+        than `_OPENING_S` are never returned."""
 
         async def ended(names: list[str]) -> list[str]:
             stored = {
@@ -98,7 +98,7 @@ class PrincipalQuotas:
         """Count a process that is about to be started. Return a function to call when the process has ended.
 
         Raises:
-            Refused: 429, its principal has as many as it may.
+            Refused: 429, its principal has as many processes as it may.
         """
         if self._processes_most is None:
             return _nothing
@@ -110,7 +110,8 @@ class PrincipalQuotas:
     async def _hold(
         self, key: str, name: str, most: int, gone: Callable[[list[str]], Awaitable[Collection[str]]]
     ) -> bool:
-        """Hold a slot of the quota. Return False if the quota is full. `gone` returns the ended ones of the names."""
+        """Claim a slot of the quota `key` for `name`. Return False if all `most` slots are in use. `gone` gets the
+        names of the slots, and returns those that can be reclaimed."""
         if key in self._full:
             return False
         try:
@@ -150,4 +151,4 @@ def _named(session: Session) -> str:
 
 
 def _nothing() -> None:
-    """Release nothing, because no process is counted."""
+    """Do nothing: without a quota, no process was counted."""

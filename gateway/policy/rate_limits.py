@@ -1,9 +1,9 @@
 """Limit the rates of a session's calls, a principal's messages and new sessions, on all replicas together.
 
-A message beyond the rate waits for its turn, first come, first served. It is refused with 429 if too many wait already,
-or if its turn would come too late. It counts once, and once more for each further 64 KiB of its body, even a part of
-them: a large body costs as much as many small ones. Anonymous clients are counted by their network, so that they do not
-use up one common rate.
+Rates are token buckets in the store. A message beyond the rate waits in a queue, first come, first served. It is
+refused with 429 if too many wait already, or if it would wait too long. A message costs one token, and one more for
+each further 64 KiB of its body or part of that: a large body costs as much as many small ones. Anonymous clients are
+counted by their network, so that they do not share one rate.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
 _AHEAD_S: Final = 0.1
-"""A replica takes the tokens for this time from the store at once, and spends them without asking again. It may also
-spend as many before it asks, and take them later. So few calls wait for the store."""
+"""A replica takes the tokens for this many seconds from the store at once, and spends them without asking again. It may
+also spend as many in advance, and take them from the store later. So few calls wait for the store."""
 
 _TOKENS_EXPIRE_S: Final = 1.0
-"""Time after which unspent tokens expire: they must not allow a burst later."""
+"""Seconds after which unspent tokens of a replica expire: they must not allow a burst later."""
 
 _LONGEST_WAIT_S: Final = 1.0
-"""Longest wait for a turn. A client that sends one call at a time never waits so long, at one call a second or more. A
-call that waits longer would look like a server that hangs: it is refused, with the time to come back."""
+"""Longest wait in seconds for a token. At a rate of one call a second or more, a client that sends one call at a time
+never waits longer. A longer wait would look like a server that hangs: the call is refused, with the time to retry."""
 
 _WAIT_OF_ONE: Final = 32
-"""Maximum number of waiting messages of a session, or openings of a principal. Agents have a few calls in flight. A
-client with dozens beyond its rate does not slow down by itself. Each that waits holds a connection and a body."""
+"""Maximum number of waiting messages of a session, or waiting openings of a principal. Agents have only a few calls in
+flight. Each waiting message uses a connection and memory for its body."""
 
 _WAIT_OF_MANY: Final = 256
-"""Maximum number of waiting messages of a principal or an address: one of each of many agents."""
+"""Maximum number of waiting messages of a principal or an address, which may be shared by many agents."""
 
 _MOST_QUEUED: Final = 4_096
-"""Maximum number of messages of an account that wait for the store to say how long they have to wait."""
+"""Maximum number of messages of an account that wait for the store's answer, which tells how long they must wait."""
 
 _WEIGHED_BYTES: Final = 64 << 10
 
@@ -48,12 +48,12 @@ _NEVER: Final = -math.inf
 
 
 class _Account:
-    """Hold the tokens of one key on this replica. `left` counts unspent tokens from the store; negative: spent in
-    advance.
+    """The tokens that this replica has for one key. `left`: unspent tokens from the store; negative if tokens were
+    spent in advance.
 
-    Beyond the rate, the store gives tokens for later: one every `every` seconds, the last of them at `last_at`.
-    Messages in `queue` have no token yet. Messages in `waiting` have one that is not due. All times are of the
-    monotonic clock.
+    Beyond the rate, the store grants tokens that become valid later: one every `every` seconds, the last at `last_at`.
+    `queue`: messages without a token. `waiting`: the number of messages whose token is not valid yet. All times are of
+    the monotonic clock.
     """
 
     __slots__ = ("ahead", "credit", "every", "key", "kind", "last_at", "left", "low", "queue", "until", "waiting")
@@ -73,13 +73,14 @@ class _Account:
         self.waiting = 0
 
     def add(self, taken: int, wait: float, now: float) -> None:
-        """Add tokens from the store, the last of which may be spent in `wait` seconds. Unspent tokens expire later."""
+        """Add tokens from the store. The last of them may be spent in `wait` seconds; unspent tokens expire a second
+        after that."""
         self.left += taken
         self.last_at = now + wait if wait > 0 else _NEVER
         self.until = now + wait + _TOKENS_EXPIRE_S
 
     def spend(self, now: float) -> bool:
-        """Spend one token. Return False if none is left, if it is not due, or if others wait for it."""
+        """Spend one token. Return False if no token is left or valid yet, or if other messages wait for one."""
         if self.waiting or self.queue:
             return False
         if self.left > 0 and now > self.until:
@@ -90,8 +91,8 @@ class _Account:
         return True
 
     def serve(self, now: float) -> None:
-        """Give the tokens that are left to messages in the queue, each with its seconds to wait. If `most` messages
-        wait already, refuse the rest of the queue."""
+        """Assign the unspent tokens to messages in the queue, each with its seconds to wait. If the most allowed
+        messages wait already, refuse the rest of the queue."""
         while self.queue and self.left > 0:
             wait = max(0.0, self.last_at - (self.left - 1) * self.every - now)
             if wait > 0 and self.waiting >= self.kind.most:
@@ -104,14 +105,14 @@ class _Account:
         return None
 
     def refuse(self, wait: float) -> None:
-        """Refuse all messages in the queue. Each gets the seconds until it may come back, as a negative number."""
+        """Refuse all messages in the queue. The result of each future is the seconds until a retry, negated."""
         while self.queue:
             turn = self.queue.pop(0)
             if not turn.done():
                 turn.set_result(-wait)
 
     def leave(self, turn: asyncio.Future[float]) -> None:
-        """Remove the turn of a message that does not wait any more."""
+        """Remove the future of a message that no longer waits, because it goes on or was cancelled."""
         if turn in self.queue:
             self.queue.remove(turn)
         elif not turn.cancelled():
@@ -119,8 +120,8 @@ class _Account:
 
 
 class _Accounts(OrderedDict[str | Principal, _Account]):
-    """Hold one account for each session, or each address or principal, with the same rate for all. `what` names the
-    rate for a client that is beyond it. `most` messages of each account may wait."""
+    """One account for each session, or each address or principal, with the same rate for all. `what` names the rate in
+    the error for a client that exceeds it. `most` messages of each account may wait."""
 
     # A dict and not a `FIFOCache`, in which a lookup takes four calls: each request looks up two accounts.
 
@@ -139,7 +140,7 @@ class _Accounts(OrderedDict[str | Principal, _Account]):
         return account
 
     def refusal(self, wait: float) -> Refused:
-        """Return the refusal of a message that may come back in `wait` seconds."""
+        """Return the error for a message that the client may send again in `wait` seconds."""
         return too_often(self.what, max(1, math.ceil(wait)))
 
 
@@ -161,11 +162,11 @@ class RateLimits:
         self._go_on = asyncio.Event()
 
     async def message(self, principal: Principal, client: str) -> None:
-        """Count a message of a client. If it is beyond the rate, wait for its turn. `client` is the network that it
-        comes from.
+        """Count a message of a client. If it is beyond the rate, wait until the rate allows it. `client` is the
+        client's network.
 
         Raises:
-            Refused: 429, with the time to wait.
+            Refused: 429, with the time to wait before a retry.
         """
         if principal == ANONYMOUS:
             await self._count(self._addresses, client)
@@ -173,23 +174,24 @@ class RateLimits:
             await self._count(self._principals, principal)
 
     async def body(self, principal: Principal, client: str, size: int) -> None:
-        """Count the bytes of a message's body too. Wait if they are beyond the rate. Raises `Refused` (429)."""
+        """Count the size of a message's body in bytes, if it is large. Wait if the rate is exceeded. Raises `Refused`
+        (429)."""
         accounts, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         await self._count_bytes(accounts, whose, size)
 
     async def call(self, session_id: str, size: int = 0) -> None:
-        """Count a request of a session, with `size` bytes. Wait if it is beyond the rate. Raises `Refused` (429)."""
+        """Count a session's request, and its `size` in bytes. Wait if the rate is exceeded. Raises `Refused` (429)."""
         await self._count(self._sessions, session_id)
         await self._count_bytes(self._sessions, session_id, size)
 
     async def opening(self, session: Session) -> None:
-        """Count a session that is about to be opened. Wait if it is beyond the rate. Raises `Refused` (429)."""
+        """Count a session that is about to be opened. Wait if the rate is exceeded. Raises `Refused` (429)."""
         await self._count(self._openings, session.counted_as)
 
     def spend_at_hand(self, principal: Principal | None, client: str, session_id: str) -> bool:
-        """Count a message that is a call, without the store and without a wait. Return False, and count nothing, if
-        that is impossible. `principal` None: the replica that forwarded the call has counted the message. `session_id`
-        empty: the session's owner counts the call."""
+        """Count a message that is a call, without waiting and without the store. Return False, and count nothing, if
+        that is impossible. `principal` is None if the replica that forwarded the call has counted the message.
+        `session_id` is empty if the session's owner counts the call."""
         senders, whose = (self._addresses, client) if principal == ANONYMOUS else (self._principals, principal)
         sender = None if senders is None or whose is None else senders[whose]
         session = None if self._sessions is None or not session_id else self._sessions[session_id]
@@ -215,7 +217,8 @@ class RateLimits:
             self._sessions[session_id].left += 1
 
     def release_waiting(self) -> None:
-        """Let all waiting messages go on: the process drains, or the store does not answer, which knows the rates."""
+        """Let all waiting messages continue. Called when this replica drains, or when the store, which counts the
+        rates, does not answer."""
         self._go_on.set()
         self._go_on.clear()
 
@@ -243,7 +246,7 @@ class RateLimits:
             account.leave(turn)
 
     async def _pause(self, account: _Account, wait: float) -> None:
-        """Wait so many seconds. Raises `Refused` (429) if they are more than `_LONGEST_WAIT_S`, or negative."""
+        """Wait for `wait` seconds. Raises `Refused` (429) if `wait` is more than `_LONGEST_WAIT_S`, or negative."""
         if not 0 <= wait <= _LONGEST_WAIT_S:
             raise account.kind.refusal(abs(wait))
         if wait:
@@ -261,7 +264,7 @@ class RateLimits:
         self._tasks.start(account, lambda: self._refill(account))
 
     async def _refill(self, account: _Account) -> None:
-        """Take tokens from the store: for those spent in advance, for the queue, and some ahead."""
+        """Take tokens from the store: for tokens spent in advance, for the queue, and for the next calls."""
         while True:
             try:
                 wait = await self._take(account)
@@ -277,7 +280,7 @@ class RateLimits:
                 return
 
     async def _take(self, account: _Account) -> float:
-        """Take the tokens for one step of `_refill`. Return the result of `_ask`: the seconds until the last is due."""
+        """Take the tokens for one step of `_refill`. Return the seconds until the last of them may be spent."""
         owed, ahead = max(0, -account.left), account.ahead
         wait = await self._ask(account, owed + ahead)
         if wait > _LONGEST_WAIT_S and ahead > 1:
@@ -287,8 +290,9 @@ class RateLimits:
         return wait
 
     async def _ask(self, account: _Account, tokens: int) -> float:
-        """Take tokens from the store. Return the seconds until the last may be spent. If they are more than
-        `_LONGEST_WAIT_S`, none was taken. If the store is unreachable, let all messages go on and return 0."""
+        """Take tokens from the store. Return the seconds until the last of them may be spent; if this is more than
+        `_LONGEST_WAIT_S`, no token was taken. If the store is unreachable, let all waiting messages continue and return
+        0."""
         rate = account.kind.rate
         try:
             return await self._rates.take(account.key, rate.per_s, rate.at_once, tokens, _LONGEST_WAIT_S)

@@ -1,7 +1,8 @@
-"""Estimate the memory of server processes, and refuse to start more of them before it runs out.
+"""Estimate the memory of server processes, and refuse to start more of them before memory runs out.
 
-Each process is read now and then, a few at a time. One that was not read since it has grown counts at least as much as
-the server's others, so that many that start at once are not all let in because none has grown yet.
+The memory of each process is read from time to time, of a few processes at once. A process that was not read since it
+has grown to its usual size counts at least as much as the server's other processes. Otherwise, too many processes
+could start at once, while all are still small.
 """
 
 import asyncio
@@ -21,31 +22,32 @@ from transports.inbound.limits import Limited, Refusals
 logger = logging.getLogger(__name__)
 
 ASSUMED_BYTES: Final = 64 << 20
-"""What a process counts of whose server none was read yet: as much as one in Node.js or Python with an SDK has."""
+"""Bytes that a process counts if no process of its server was read yet: the size of a Node.js or Python process with
+an MCP SDK."""
 
 GROWN_S: Final = 3.0
-"""The age at which a process has grown: most servers have loaded what they need, and have answered."""
+"""The age in seconds from which a process counts as grown: most servers have loaded their code, and have answered."""
 
 READ_AT_ONCE: Final = 32
-"""How many servers' processes one sample reads: those that were not read for longest."""
+"""The number of server processes that one sample reads: those whose last reading is oldest."""
 
 _REST: Final = 20
-"""The time from one sample to the next is this many times as long as the sample, which takes 5 % of a processor at
-most."""
+"""The pause after a sample is this many times as long as the sample took, so that sampling uses at most 5 % of a
+processor."""
 
 _SHARE: Final = 0.8
 _MOST_RESERVED: Final = 512 << 20
 _SHORT: Final = 0.1
 _MOST_SPARE: Final = 1 / 3
-"""The share of what servers may have that has to be left for more processes at most. A shortage ends at twice that, so
-however large a server is, it ends."""
+"""Upper bound on the memory that must be free for more processes, as a share of the memory that servers may use. A
+shortage ends when twice that is free, so that it can end even with very large servers."""
 
 _MIB: Final = 1 << 20
 
 
 class ServerProcess:
-    """The memory of one server process, or of one that is about to start. `session` is its session's id; empty if it
-    belongs to none, or to many. `top` is the process above it and all that it starts; 0: not known."""
+    """The memory of one server process that runs or is about to start. `session`: its session's id; empty if it belongs
+    to no session, or to many. `top`: the pid of its reaper, the parent of the whole process tree; 0 if unknown."""
 
     __slots__ = ("_clock", "_ledger", "began_at", "pid", "read_at", "read_bytes", "server", "session", "top")
 
@@ -60,22 +62,22 @@ class ServerProcess:
         self.read_bytes: int | None = None
 
     def started(self, pid: int, top: int) -> None:
-        """Note the id of the process, and of its reaper."""
+        """Record the pid of the process that has started, and the pid of its reaper (`top`)."""
         self.pid, self.top, self.began_at = pid, top, self._clock()
 
     def ended(self) -> None:
-        """Count the process no longer."""
+        """Stop counting the process: it has ended."""
         self._ledger.forget(self)
 
     @property
     def is_grown(self) -> bool:
-        """Return True if it was read since it has grown."""
+        """Return True if the memory of the process was read since it has grown."""
         return self.read_bytes is not None and self.read_at - self.began_at >= GROWN_S
 
 
 class MemoryState(NamedTuple):
-    """What the gateway and its server processes have, and may have, in bytes. `most` 0: there is no limit. `own`: what
-    the gateway has without them."""
+    """Memory in bytes. `used`: by the gateway and its server processes. `most`: the limit for them; 0 if there is none.
+    `own`: used by the gateway alone."""
 
     used: int
     most: int
@@ -83,15 +85,16 @@ class MemoryState(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Return the bytes that are left."""
+        """Return the bytes that may still be used; 0 if `used` exceeds `most`."""
         return max(0, self.most - self.used)
 
 
 class ServerMemory:
     """The memory of this gateway and of all its server processes.
 
-    `limit_mb` is the setting `limits.total_memory_mb`, of which each of `workers` has its share. `read` returns the
-    memory below each of some processes, `machine` that of the machine.
+    `limit_mb` is the setting `limits.total_memory_mb`, which `workers` gateway processes share. `read` gets pids, and
+    returns the memory of the process tree below each. `machine` returns the memory of the machine. `own` returns the
+    memory of the gateway itself.
     """
 
     def __init__(
@@ -121,17 +124,18 @@ class ServerMemory:
     # -- what there is
 
     def bytes_of(self, process: ServerProcess) -> int:
-        """Return what a process counts."""
+        """Return the bytes that a process counts: as read, or as expected until it has grown."""
         if process.is_grown:
             return process.read_bytes or 0
         return max(process.read_bytes or 0, self.expected(process.server))
 
     def expected(self, server: str) -> int:
-        """Return what another process of that server will have: as its others, or `ASSUMED_BYTES`."""
+        """Return the bytes that a new process of a server will use: the mean of its other processes, or
+        `ASSUMED_BYTES`."""
         return self._typical.get(server, ASSUMED_BYTES)
 
     def of_session(self, session_id: str, pid: int | None = None) -> int:
-        """Return the memory of a session's processes in bytes; of the one with that id, if it is given."""
+        """Return the memory of a session's processes in bytes; with `pid`, the memory of this process only."""
         own = self._processes.get(session_id, ())
         return sum(self.bytes_of(process) for process in own if pid in (None, process.pid))
 
@@ -143,7 +147,7 @@ class ServerMemory:
         return found
 
     def state(self) -> MemoryState:
-        """Return what the gateway and its servers have, and how much they may have now."""
+        """Return the memory that the gateway and its servers use, and the limit for them now."""
         own, machine = self._own() or 0, self._machine()
         used = own + sum(map(self.bytes_of, self))
         growing = sum(self.bytes_of(each) - (each.read_bytes or 0) for each in self if not each.is_grown)
@@ -164,7 +168,7 @@ class ServerMemory:
         """Count a process that is about to start.
 
         Raises:
-            Refused: 503, too little memory is left for it.
+            Refused: 503, too little memory is free for the process.
         """
         state, needs = self.state(), self.expected(server)
         self._judge(state)
@@ -187,7 +191,7 @@ class ServerMemory:
         raise OutOfMemory(server)
 
     def forget(self, process: ServerProcess) -> None:
-        """Count a process no longer. Idempotent."""
+        """Stop counting a process. Idempotent."""
         own = self._processes.get(process.session, set())
         own.discard(process)
         if not own:
@@ -199,7 +203,8 @@ class ServerMemory:
     # -- reading
 
     async def sample(self) -> None:
-        """Read the processes that were not read for longest, in a thread. Do nothing for a while after each sample."""
+        """Read the memory of the processes whose last reading is oldest, in a thread. Do nothing if the last sample was
+        too recent (`_REST`)."""
         began = self._clock()
         if began < self._next_at:
             return
@@ -223,8 +228,8 @@ class ServerMemory:
                 self._typical[server] = round(mean(grown))
 
     def _judge(self, state: MemoryState) -> None:
-        """Find out whether memory is short: less than a tenth is left, or not enough for two processes of the largest
-        server that runs. Log it once."""
+        """Set `is_short`: less than a tenth of the memory is free, or not enough for two processes of the largest
+        running server, or a process was refused. Log each change."""
         largest = max((self._typical.get(server, 0) for server in {each.server for each in self}), default=0)
         spare = (state.most - state.own) * _MOST_SPARE
         enough = max(state.most * _SHORT, min(2 * largest, spare))

@@ -26,13 +26,13 @@ from transports.mirrored_headers import annotation_fault
 logger = logging.getLogger(__name__)
 
 MAX_LOGGED_NAME: Final = 128
-"""Longest part of a tool's name in logs, in characters."""
+"""Maximum number of characters of a tool's name that are logged."""
 _MOST_WARNED: Final = 10_000
 
 _MAX_SHOWN: Final = 64
-"""Longest part of an argument in a log line, in characters."""
+"""Maximum number of characters of an argument that are logged."""
 _MAX_SCRUBBED: Final = 4_096
-"""Longest part of an argument, in characters, that is searched for credentials before it is cut."""
+"""Maximum number of characters of an argument that are searched for credentials before it is cut."""
 
 Steps = Generator[None, None, Object]
 
@@ -58,8 +58,8 @@ class ToolCalls:
         self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the tools that a context may call. Their schemas do not require the arguments that the policy fills
-        in."""
+        """Return the tools that sessions with this context may call. Their schemas no longer require the arguments that
+        the policy fills in (`bind`)."""
         unusable = self.unusable(server, tools) if self._hides_unusable else {}
         seen = []
         for tool in tools:
@@ -69,7 +69,7 @@ class ToolCalls:
         return seen
 
     def unusable(self, server: str, tools: list[dict[str, Any]]) -> dict[str, str]:
-        """Return the tools whose schemas cannot be used, by name, each with the reason. Log each of them once."""
+        """Return the names of the tools whose schemas cannot be used, each with the reason. Log each tool once."""
         faults, held = {}, 0
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -94,7 +94,8 @@ class ToolCalls:
             logger.warning("the input schema of tool %s/%s is invalid: %s", server, tool, fault)
 
     def unchecked(self, tools: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-        """Return the tools with patterns in their schemas that are not checked, by name, each with these patterns."""
+        """Return the names of the tools whose schemas have regular expressions that are not checked, each with these
+        expressions."""
         found: dict[str, tuple[str, ...]] = {}
         for tool in tools:
             schema = Schema.of(tool.get("inputSchema"))
@@ -104,10 +105,11 @@ class ToolCalls:
         return found
 
     def decide(self, server: str, tools: Tools, context: Context, session: Session, name: str) -> Decision:
-        """Return the decision on a call of a tool. `context` is the request's, which may differ from the session's.
+        """Return the policy's decision on a call of a tool, if the call is allowed. `context` is that of the request,
+        which may differ from the session's.
 
         Raises:
-            Refused: the session sees no such tool.
+            Refused: the tool does not exist, or is hidden from the session.
         """
         is_listed = name in tools
         # If the policy names tools, an unlisted name is unknown. Otherwise the decision is the same for all names.
@@ -121,25 +123,25 @@ class ToolCalls:
         return decision
 
     def checked(self, decision: Decision, tools: Tools, session: Session, params: Object, note: Note) -> Object | Steps:
-        """Check the arguments of a call, and fill in bound ones. Return the params for the server, or steps that make
-        them (`transports.work_steps`). `session` has the context of the request
-        (`gateway.context.session_facts.with_context`): bound arguments get its fields. `note` gets attributes for the
-        span of the call.
+        """Check the arguments of a call, and fill in bound arguments. Return the params for the server, or a generator
+        that computes them in steps (`transports.work_steps`). `session` must have the context of the request
+        (`gateway.context.session_facts.with_context`), because its fields fill bound arguments. `note` is called with
+        attributes for the call's span.
 
         Raises:
             InvalidArguments: the arguments are invalid or blocked.
-            Refused: they are no object, or the tool's schema is unusable.
+            Refused: the arguments are not an object, or the tool's schema is unusable.
         """
         if not (decision.bind or decision.blocked or self._checks):
             return params
         return self._steps(decision, tools, session, params, note)
 
     def checker_of(self, decision: Decision, tools: Tools, session: Session) -> Callable[[bytes], bytes]:
-        """Return a function that checks the arguments of small calls of one tool. It gets their JSON, and returns the
-        JSON for the server, in one line.
+        """Return a function for the fast path that checks the arguments of small calls of one tool. The function gets
+        their JSON, and returns the JSON for the server, in one line.
 
-        It raises InvalidArguments, ValueError or msgspec.MsgspecError for every call that `checked` refuses, for
-        arguments to note in the span, and for numbers that no float holds.
+        It raises `InvalidArguments`, `ValueError` or `msgspec.MsgspecError` for every call that `checked` refuses, for
+        arguments that must be noted in the call's span, and for numbers that are too large for a float.
         """
         if not (decision.bind or decision.blocked or self._checks):
             return _one_value
@@ -166,7 +168,7 @@ class ToolCalls:
         return again
 
     def _problem_of(self, tools: Tools, name: str) -> Callable[..., object] | None:
-        """Return the function that finds violations of a tool's schema; None without a usable schema."""
+        """Return the function that finds violations of a tool's schema; None if the tool has no usable schema."""
         schema = tools.schemas.get(name)
         with contextlib.suppress(UnusableSchema):
             return None if schema is None else self._schemas.checker(schema).problem
@@ -200,8 +202,8 @@ class ToolCalls:
         return params
 
     def _bound(self, decision: Decision, tools: Tools, session: Session, arguments: Any, note: Note) -> Any:
-        """Return the arguments, with bound arguments that the client has left out filled from the session. Only
-        arguments in the tool's schema are bound: a pattern may match tools that lack some."""
+        """Return the arguments, with the bound arguments that the client has left out filled from the session. Skip
+        bound arguments that the tool's schema does not have: a pattern may match several tools."""
         bind = [(name, field) for name, field in decision.bind if tools.takes(decision.tool, name)]
         if bind and not isinstance(arguments, dict):
             raise malformed_arguments()
@@ -234,8 +236,8 @@ class ToolCalls:
 
 
 def _one_value(given: bytes) -> bytes:
-    """Return arguments unchanged, for a tool without checks. Raises ValueError or msgspec.MsgspecError for invalid
-    JSON, more than one value, or line breaks, which no frame may have."""
+    """Return arguments unchanged, for a tool without checks. Raises `ValueError` or `msgspec.MsgspecError` for invalid
+    JSON, more than one JSON value, or line breaks, which a frame must not have."""
     given.decode()
     value = bytes(msgspec.json.decode(given, type=msgspec.Raw))
     if b"\n" in value or b"\r" in value:
@@ -244,8 +246,8 @@ def _one_value(given: bytes) -> bytes:
 
 
 def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
-    """Fill in bound arguments that the client has left out. Raises ValueError for calls that the general way refuses or
-    logs: a value is missing, or the client has given another one than the session's."""
+    """Fill in bound arguments that the client has left out. Raises `ValueError` for calls that `checked` must refuse or
+    log: a value is missing, or the client's value differs from the session's."""
     if not isinstance(arguments, dict):
         raise ValueError("no object")
     for name, value in bound:
@@ -257,7 +259,7 @@ def _fill_in(arguments: Any, bound: list[tuple[str, str]]) -> None:
 
 
 def _unbound(tool: dict[str, Any], decision: Decision) -> dict[str, Any]:
-    """Return a tool with a schema that does not require the bound arguments."""
+    """Return a copy of a tool whose schema does not require the bound arguments."""
     schema = tool.get("inputSchema")
     bound = {name for name, _ in decision.bind} & arguments_of(tool).keys()
     if not bound or not isinstance(schema, dict) or not isinstance(schema.get("required"), list):

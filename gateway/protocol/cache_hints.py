@@ -1,7 +1,6 @@
 """Read and set how long a result may be cached, and for whom (MCP 2026-07-28, Caching). Pure.
 
-Servers send both hints, and may send anything in their place. A time that cannot be read counts as 0, and a scope as
-private.
+Servers are not trusted to send valid hints. An invalid time counts as 0, an invalid scope as private.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,12 +14,13 @@ PUBLIC: Final = "public"
 PRIVATE: Final = "private"
 
 _MOST_MS: Final = 3_600_000
-"""An hour. A longer time may be a mistake, and nothing tells clients that a server was replaced."""
+"""The longest accepted `ttlMs`: an hour. A longer time may be a mistake, and clients would not notice that a server was
+replaced."""
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Cache hints of a result. `ttl_ms`: time that it is fresh after it came; 0: it must not be cached. `is_public`: it
-    is the same for every caller."""
+    """Cache hints of a result. `ttl_ms`: milliseconds for which the result is fresh; 0 if it must not be cached.
+    `is_public`: the result is the same for every caller."""
 
     ttl_ms: int
     is_public: bool
@@ -36,7 +36,7 @@ _heads = msgspec.json.Decoder(_Head)
 
 
 def ttl_ms(value: object) -> int:
-    """Return a server's `ttlMs` in ms, limited to one hour; 0 if it is no positive number."""
+    """Return a server's `ttlMs` as an integer, limited to one hour; 0 if it is not a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return 0
     return int(min(value, _MOST_MS))
@@ -52,23 +52,25 @@ def hints_of(result: msgspec.Raw | bytes) -> Hints:
 
 
 def most_private(pages: Iterable[Mapping[str, Any]]) -> str:
-    """Return the cache scope of a result made from these pages: public if all are, and there is at least one."""
+    """Return the cache scope of a result that is merged from `pages`: public if there are pages and all are public."""
     scopes = [page.get("cacheScope") for page in pages]
     return PUBLIC if scopes and all(scope == PUBLIC for scope in scopes) else PRIVATE
 
 
 def with_ttl(result: bytes, left_ms: int) -> bytes:
-    """Return the result with its `ttlMs` replaced: it stays fresh for `left_ms` from now."""
+    """Return the result with its `ttlMs` replaced by `left_ms`, the time for which it is still fresh."""
     return encode(msgspec.json.decode(result, type=Object) | {"ttlMs": msgspec.Raw(encode(left_ms))})
 
 
 def of_one_session(result: Object) -> Object:
-    """Make a result private and not cacheable, because a fact of one session was added. One without hints stays."""
+    """Return the result as private and not cacheable, because a fact of one session was added. A result without cache
+    hints is returned unchanged."""
     if "cacheScope" not in result:
         return result
     return result | {"ttlMs": msgspec.Raw(b"0"), "cacheScope": msgspec.Raw(b'"private"')}
 
 
 def is_answer_to_input(params: Mapping[str, Any]) -> bool:
-    """Return whether a request answers a server's questions: then do not cache its result (MCP 2026-07-28, Caching)."""
+    """Return True if a request carries answers to a server's questions. Its result must not be cached (MCP 2026-07-28,
+    Caching)."""
     return "inputResponses" in params or "requestState" in params

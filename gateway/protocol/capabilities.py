@@ -1,4 +1,4 @@
-"""Read what a client allows servers to ask: declared in the legacy handshake, or with every modern request. Pure."""
+"""Read the capabilities that a client declares, in the legacy handshake or with every modern request. Pure."""
 
 import functools
 import hashlib
@@ -14,15 +14,15 @@ _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
-"""Capabilities of clients that servers may use, and the kinds of each."""
+"""The client capabilities that servers may use, and the modes of each."""
 _ONE_ERA: Final = frozenset({"listChanged"})
-"""Members of these capabilities that MCP 2026-07-28 does not have."""
+"""Members of these capabilities that MCP 2026-07-28 does not have: they are not passed to the other era."""
 
 MAX_INFO_BYTES: Final = 32 << 10
-"""Limit for `clientInfo`, whose icons may be images. A longer one is reduced to name, title and version."""
+"""Size limit for `clientInfo`, whose icons may be images. A longer one is reduced to name, title and version."""
 _MAX_NAME, _MAX_VERSION = 128, 64
 _SHORT: Final = 256
-"""Most bytes of capabilities that are their own key; longer ones are hashed."""
+"""Maximum number of bytes of capabilities that serve as a key themselves. The key of longer ones is their hash."""
 _CACHED: Final = 1_024
 _MAX_CACHED_BYTES: Final = 2_048
 
@@ -30,8 +30,8 @@ _MAX_CACHED_BYTES: Final = 2_048
 class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
     """A client's identity and capabilities, for servers of the other era.
 
-    `info` and `capabilities` are JSON, as the client has written them, without what the other era does not have.
-    `log_level` is the lowest level of messages that the client wants, empty for none.
+    `info` and `capabilities` are the client's own JSON, without members that the other era does not have. `log_level`:
+    the lowest level of log messages that the client wants; empty for none.
     """
 
     info: bytes
@@ -40,7 +40,7 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def is_declared(self) -> bool:
-        """Return whether the client has declared any capability."""
+        """Return True if the client has declared any capability."""
         return self.capabilities != b"{}"
 
     @functools.cached_property
@@ -65,8 +65,8 @@ class ClientDeclaration(msgspec.Struct, frozen=True, dict=True):
         )
 
     def meta(self, log_level: str, *, takes_tasks: bool = False) -> Object:
-        """Return the `_meta` of every request to a modern server. Callers must not change it. `takes_tasks`: the
-        gateway takes a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
+        """Return the `_meta` for requests to a modern server. Callers must not change it. `takes_tasks`: the gateway
+        accepts a task in place of a result (`gateway.protocol.tasks.with_tasks`)."""
         meta = self._meta_with_tasks if takes_tasks else self._meta
         return meta | {f"{_SPEC}logLevel": msgspec.Raw(encode(log_level))} if log_level else meta
 
@@ -106,7 +106,8 @@ _params = msgspec.json.Decoder(_Params)
 
 
 def caller_of_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
-    """Return the modern client that sent this `_meta`. Raises `msgspec.MsgspecError` if it is no object."""
+    """Return the declaration of a modern client, from the `_meta` of its request. Raises `msgspec.MsgspecError` if
+    `meta` is not an object."""
     said = _metas.decode(meta)
     caller = _caller(bytes(said.info), bytes(said.capabilities))
     level = said.log_level
@@ -114,14 +115,14 @@ def caller_of_meta(meta: msgspec.Raw | bytes) -> ClientDeclaration:
 
 
 def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
-    """Return the legacy client that sent these params of `initialize`. Raises `msgspec.MsgspecError`."""
+    """Return the declaration of a legacy client, from the params of its `initialize`. Raises `msgspec.MsgspecError`."""
     said = _params.decode(initialize_params or b"{}")
     return _caller(bytes(said.clientInfo), bytes(said.capabilities))
 
 
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
-    """Return whether the client has declared the capability or the extension that a server's request needs. Raises
-    `MsgspecError` if the mode of an elicitation is no text."""
+    """Return True if the client has declared the capability or the extension that a server's request needs. Raises
+    `msgspec.MsgspecError` if the mode of an elicitation is not a string."""
     declared = object_of(capabilities)
     if method == "elicitation/create":
         mode = msgspec.json.decode(params.get("mode", b'"form"'), type=str)
@@ -130,7 +131,8 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
-    """Return the capability, in a client's format, that a client must declare before a server may send it a request."""
+    """Return the capability that a client must declare before a server may send it this request, in the format of the
+    declaration."""
     if method == "elicitation/create":
         return {"elicitation": {msgspec.json.decode(params.get("mode", b'"form"'), type=str): {}}}
     name = method.partition("/")[0]
@@ -161,7 +163,7 @@ def _caller(info: bytes, declared: bytes) -> ClientDeclaration:
 
 
 def _info(raw: bytes) -> bytes:
-    """Return valid `clientInfo`: with a name and a version, and shortened if it is too long."""
+    """Return a valid `clientInfo`: with a name and a version, and shortened if it is too long."""
     info = object_of(raw)
     name, version = _text(info.get("name")), _text(info.get("version"))
     if 0 < len(name) <= _MAX_NAME and 0 < len(version) <= _MAX_VERSION and len(raw) <= MAX_INFO_BYTES:

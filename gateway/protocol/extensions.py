@@ -1,7 +1,7 @@
 """Find the extension that a method belongs to, and the extensions that capabilities declare. Pure.
 
-SEP-2133 names extensions `vendor-prefix/name` and leaves the names of their methods open, so the gateway has a rule for
-these.
+SEP-2133 names extensions `vendor-prefix/name`, but does not say how their methods are named. So the gateway has a rule
+of its own for the names of methods (`match`).
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ SKILLS: Final = "io.modelcontextprotocol/skills"
 """The Skills extension: its methods are in the table of methods."""
 
 HANDLED: Final = frozenset({"io.modelcontextprotocol/tasks"})
-"""Extensions that the gateway handles itself where client and server are of different eras. Their declarations do not
-pass from one era to the other."""
+"""Extensions that the gateway handles itself if client and server are of different eras. Their declarations are not
+passed from one era to the other."""
 
 HANDLED_CAPABILITIES: Final = frozenset({"tasks"})
-"""Capabilities of the core protocol that only one era has. Like `HANDLED`, they do not pass to the other era."""
+"""Capabilities of the core protocol that only one era has. They are not passed to the other era."""
 
 _OFFICIAL: Final = "io.modelcontextprotocol/"
 _NOTIFICATIONS: Final = "notifications/"
@@ -30,7 +30,7 @@ _CORE: Final = frozenset(
 
 MOST_NAMES: Final = 256
 MOST_NAME_CHARS: Final = 256
-"""Limits for declared names; others do not count. Each name costs time for every method that MCP does not define."""
+"""Limits for declared names; names beyond them are ignored. Each name costs time for every call of an extension."""
 
 _objects = msgspec.json.Decoder(Object)
 
@@ -44,7 +44,7 @@ def object_of(raw: msgspec.Raw | bytes | None) -> Object:
 
 
 def passed_on(capabilities: Object) -> Object:
-    """Return the capabilities that pass to the other era: all but those that the gateway handles itself."""
+    """Return the capabilities that are passed to the other era: all but those that the gateway handles itself."""
     plain = {name: raw for name, raw in capabilities.items() if name not in HANDLED_CAPABILITIES}
     if "extensions" in plain:
         extensions = object_of(plain["extensions"])
@@ -57,18 +57,18 @@ def passed_on(capabilities: Object) -> Object:
 
 
 def method_forms(method: str) -> tuple[str, ...]:
-    """Return the names that patterns and declarations may use for a method: its own, and for a notification also that
-    without `notifications/` in front."""
+    """Return the names that patterns and declarations may use for a method: its own name, and for a notification also
+    the name without the prefix `notifications/`."""
     plain = method.removeprefix(_NOTIFICATIONS)
     return (method,) if plain == method else (method, plain)
 
 
 def match(method: str, declared: str) -> int:
-    """Return how closely a method belongs to a declared name; 0 if not at all.
+    """Return how closely a method matches a declared extension; 0 if not at all.
 
-    3: the method is the identifier, or begins with it and a slash. 2: it begins with the vendor prefix. 1: it begins
-    with the name alone. `notifications/` in front counts for nothing. For `com.acme/search`, examples are
-    `com.acme/search/query`, `notifications/com.acme/changed` and `search/query`.
+    3: the method is the extension's name, or begins with this name and a slash. 2: it begins with the vendor prefix. 1:
+    it begins with the last part of the name. A prefix `notifications/` is ignored. For `com.acme/search`, examples are
+    `com.acme/search/query` (3), `notifications/com.acme/changed` (2) and `search/query` (1).
     """
     method = method_forms(method)[-1]
     vendor, slash, name = declared.rpartition("/")
@@ -81,9 +81,10 @@ def match(method: str, declared: str) -> int:
 
 class Declared(msgspec.Struct, frozen=True):
     """The names that a client or a server declares: of extensions, of experimental capabilities, and of capabilities
-    outside the core protocol. `is_open`: one of them is no official extension, so that methods may have any name.
+    outside the core protocol. `is_open`: one of them is not an official extension, so that its methods may have any
+    name.
 
-    Only the first `MOST_NAMES` of at most `MOST_NAME_CHARS` count. `left_off`: number of names that do not count.
+    Only the first `MOST_NAMES` names with up to `MOST_NAME_CHARS` characters count. `left_off`: how many are ignored.
     """
 
     names: tuple[str, ...] = ()
@@ -102,16 +103,17 @@ class Declared(msgspec.Struct, frozen=True):
         return cls(names, is_open=is_open, left_off=len(extensions) + len(own) - len(names))
 
     def match(self, method: str) -> int:
-        """Return how closely the method belongs to one of these names (`match`)."""
+        """Return how closely the method matches the best of these names, from 0 to 3 (`match`)."""
         return max((match(method, name) for name in self.names), default=0)
 
     def takes(self, method: str) -> bool:
-        """Return whether a client or server with these declarations may understand the method."""
+        """Return True if a client or server with these declarations may understand the method."""
         return self.is_open or self.match(method) > 0
 
 
 def closest(method: str, parties: Iterable[tuple[str, Declared]]) -> list[str]:
-    """Return the names of the parties whose declarations the method matches most closely; none if it matches none."""
+    """Return the names of the parties (clients or servers) whose declarations the method matches most closely; an empty
+    list if it matches none."""
     matches = {name: declared.match(method) for name, declared in parties}
     best = max(matches.values(), default=0)
     return [name for name, found in matches.items() if found == best and best]

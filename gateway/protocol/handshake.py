@@ -41,9 +41,10 @@ class HandshakeRefused(Exception):
 
 
 def with_known_version(params: Object) -> Object:
-    """Return the params of `initialize` with a version of the legacy era.
+    """Return the params of `initialize` with a protocol version of the legacy era.
 
-    An unknown or a modern version is replaced by the newest one (MCP 2025-11-25, Lifecycle §Version Negotiation).
+    An unknown or a modern version is replaced by the newest legacy version (MCP 2025-11-25, Lifecycle §Version
+    Negotiation).
     """
     version = params.get("protocolVersion")
     if version is not None and bytes(version).strip(b'"').decode("ascii", "replace") in HANDSHAKE_VERSIONS:
@@ -52,9 +53,9 @@ def with_known_version(params: Object) -> Object:
 
 
 def limit_version(result: bytes, version: str) -> bytes:
-    """Return an `initialize` result whose version is no newer than the one that the client asked for.
+    """Return an `initialize` result with a version that is not newer than the client's `version`.
 
-    The process of the server may be shared or older than this request: it has negotiated with another client then.
+    The server may have negotiated a newer version with another client, if its process is shared or was started earlier.
     """
     decoded = msgspec.json.decode(result, type=Object)
     negotiated = msgspec.json.decode(decoded.get("protocolVersion", b'""'))
@@ -72,7 +73,7 @@ def version_of(result: bytes) -> str:
 _SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 _OF_HANDSHAKES: Final = frozenset({"protocolVersion", "capabilities", "serverInfo", "instructions", "_meta"})
 _OF_DISCOVERIES: Final = _OF_HANDSHAKES | {"supportedVersions", "resultType", "ttlMs", "cacheScope"}
-"""Members of the results that are translated or merged. All others pass as they are."""
+"""Members of the results that are translated or merged. All other members are passed unchanged."""
 
 
 def discovery_of(result: bytes) -> bytes:
@@ -93,9 +94,9 @@ def discovery_of(result: bytes) -> bytes:
 
 
 def discovery_for_all(result: bytes, name: str) -> bytes:
-    """Return the part of a `server/discover` result that all sessions may see: versions and capabilities. One session
-    got the result with its credentials, so that instructions and the like may be for their owner only. `name` is the
-    server's name in the gateway."""
+    """Return the part of a `server/discover` result that all sessions may see: versions and capabilities. The result
+    was sent to one session with credentials, so its other members, such as instructions, may be only for their owner.
+    `name` is the server's name in the gateway."""
     discovered = object_of(result)
     body: dict[str, Any] = {
         "resultType": "complete",
@@ -124,7 +125,7 @@ def handshake_of(result: bytes, version: str) -> bytes:
 
 
 def _common(result: Object) -> Object:
-    """Return the capabilities that pass to the other era."""
+    """Return the capabilities in a result that are passed to the other era."""
     return passed_on(object_of(result.get("capabilities")))
 
 
@@ -159,20 +160,20 @@ def _part(result: bytes | None, name: str) -> dict[str, Any]:
 
 
 _LISTED: Final = ("tools", "prompts", "resources")
-"""Kinds of lists that the gateway merges. It also notifies clients of their changes itself."""
+"""Kinds of lists that the gateway merges. The gateway itself notifies clients of changes of the merged lists."""
 
 
 _BY_NAME: Final = frozenset({"experimental", "extensions"})
-"""Capabilities whose members are declared by name. If several servers declare a name, the first one's settings stand in
-the merged result; that server also gets the methods of the extension. `SKILLS` is of all servers that declare it."""
+"""Capabilities whose members are declared by name. If several servers declare the same name, the merged result has the
+settings of the first server, which also gets the extension's methods. The settings of `SKILLS` are merged instead."""
 
 
 def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool = False) -> bytes:
-    """Return one `initialize` result for several servers. A single result is returned as it is. `version` is the
-    gateway's.
+    """Merge the `initialize` results of several servers into one. A single result is returned as it is. `version` is
+    the gateway's.
 
-    `incomplete`: more servers may come, and their lists are unknown. So every list is declared, that of skills too: the
-    gateway answers it, and notifies the client when a server has come.
+    `incomplete`: other servers have not answered yet. So every kind of list is declared, including skills: the gateway
+    answers requests for it, and notifies the client when another server has answered.
     """
     if len(results) == 1 and not incomplete:
         return results[0]
@@ -189,9 +190,9 @@ def merge_handshakes(results: Sequence[bytes], version: str, *, incomplete: bool
 def merge_discoveries(
     results: Sequence[bytes], version: str, *, incomplete: bool = False, is_filtered: bool = False
 ) -> bytes:
-    """Return one `server/discover` result for several servers. A single result is returned as it is. For `version` and
-    `incomplete`, see `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions may see
-    other servers, so that the result is private."""
+    """Merge the `server/discover` results of several servers into one. A single result is returned as it is. `version`
+    and `incomplete` as for `merge_handshakes`; an incomplete result must not be cached. `is_filtered`: other sessions
+    may see other servers, so that the result is private."""
     if len(results) == 1 and not incomplete:
         return encode(object_of(results[0]) | {"cacheScope": PRIVATE}) if is_filtered else results[0]
     discovered = [object_of(result) for result in results]
@@ -219,7 +220,8 @@ def _decoded(result: Object, name: str, kind: type[T], default: T) -> T:
 
 
 def _others(results: Sequence[Object], known: frozenset[str]) -> Object:
-    """Return the members whose meaning only servers know. If several servers have one name, the first one's counts."""
+    """Return the members of the results that the gateway does not know. If several results have the same member, the
+    first one is used."""
     return {key: raw for result in reversed(results) for key, raw in result.items() if key not in known}
 
 
@@ -242,7 +244,7 @@ def _merged(results: Sequence[Object], *, incomplete: bool) -> dict[str, Any]:
 
 
 def _flagged(first: Object, value: Object) -> Object:
-    """Join two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if one of them sets it."""
+    """Merge two objects. A flag such as `listChanged`, `subscribe` or `directoryRead` is set if one of them sets it."""
     return {**value, **{key: raw for key, raw in first.items() if key not in value or _is_set(raw)}}
 
 

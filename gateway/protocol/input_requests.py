@@ -1,6 +1,6 @@
 """Read the questions (input requests) of modern servers to clients (MCP 2026-07-28, Multi Round-Trip Requests).
 
-Pure, but for random ids. `gateway.calls.questions` decides how many a client may have.
+Pure, except for random ids. `gateway.calls.questions` limits how many open questions a client may have.
 """
 
 import secrets
@@ -20,17 +20,17 @@ class Question(NamedTuple):
 
 
 def questions_of(outer: Object) -> Mapping[str, Question]:
-    """Return the questions in the `inputRequests` of a result or of a task, by their keys. Empty if there are none.
+    """Return the questions in the `inputRequests` of a result or of a task, by their keys; empty if there are none.
 
     Raises:
-        InvalidMessage: they cannot be read.
+        InvalidMessage: `inputRequests` is invalid.
     """
     requests = decode_object(outer.get("inputRequests", b"{}"), "inputRequests")
     return {key: question_of(raw) for key, raw in requests.items()}
 
 
 def question_of(raw: msgspec.Raw) -> Question:
-    """Return the question in one input request. Raises `InvalidMessage` if it cannot be read."""
+    """Return the question in one input request. Raises `InvalidMessage` if it is invalid."""
     asked = decode_object(raw, "an input request")
     try:
         method = msgspec.json.decode(asked.get("method", b"null"), type=str)
@@ -40,7 +40,8 @@ def question_of(raw: msgspec.Raw) -> Question:
 
 
 def for_legacy_client(question: Question) -> Question:
-    """Return a question as a request to a legacy client. The elicitation of a URL gets an id, which it needs there."""
+    """Return a question in the form for a legacy client: URL elicitations get an `elicitationId`, which that era
+    requires."""
     method, params = question
     if params is None or method != "elicitation/create" or bytes(params.get("mode", b"")) != b'"url"':
         return question

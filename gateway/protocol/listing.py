@@ -1,5 +1,5 @@
-"""Keep servers' lists within bounds, and merge those of several servers into one, with public names (`server__name`)
-and cursors. Pure. Does not know who may see what."""
+"""Limit the size of servers' lists, and merge the lists of several servers into one, with public names (`server__name`)
+and cursors. Pure. Policy is not applied here."""
 
 import base64
 import sys
@@ -24,16 +24,17 @@ READ: Final = "read"
 WRITE: Final = "write"
 
 MOST_TOOLS: Final = 4_096
-"""Most tools, prompts or resources of one server. Later ones are left out, because each takes memory."""
+"""Maximum number of tools, prompts or resources of one server that the gateway keeps. It ignores later ones."""
 MOST_BYTES: Final = 4 << 20
-"""Most bytes of one list of one server."""
+"""Maximum number of bytes of one list of one server that the gateway keeps."""
 
 
 def items_of(page: Any, key: str, name: str, *, most_chars: int = sys.maxsize) -> list[dict[str, Any]]:
-    """Return the items of a list's page that a client can name in a request. `key` is the list's key in the page.
+    """Return the valid items in one page of a list. `key`: the list's key in the page. `name`: the key of an item's
+    name or URI.
 
-    `name` is the key of the item's name or URI. Items whose name is missing, empty, no string, or longer than
-    `most_chars` characters are left out: a request with such a name is refused.
+    Items whose name is missing, empty, not a string, or longer than `most_chars` characters are left out, because
+    requests with these names are refused.
     """
     items = page.get(key) if isinstance(page, dict) else None
     named = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
@@ -57,27 +58,27 @@ class Names(frozenset[str]):
 
     @property
     def size(self) -> int:
-        """Return the number of characters of all names together."""
+        """Return the total number of characters of all names."""
         return sum(map(len, self))
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the properties of a tool's input schema, by argument. Empty if the schema has none that can be read."""
+    """Return the properties of a tool's input schema, by argument name; empty if the schema has no valid properties."""
     schema = tool.get("inputSchema")
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
 def operation_of(tool: Mapping[str, Any]) -> str:
-    """Return the operation that a tool's annotations name: `read` if they have `readOnlyHint`, else `write`, which is
-    the default of the specification (MCP 2025-11-25, ToolAnnotations)."""
+    """Return `read` if a tool's annotations set `readOnlyHint`, else `write`, the default of the specification (MCP
+    2025-11-25, ToolAnnotations)."""
     annotations = tool.get("annotations")
     return READ if isinstance(annotations, dict) and annotations.get("readOnlyHint") is True else WRITE
 
 
 def app_of(tool: Mapping[str, Any]) -> str:
-    """Return the URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if it has none. Servers name
-    it in one of two places; the second is that of earlier drafts."""
+    """Return the URI of the app that shows a tool's results (MCP Apps 2026-01-26); empty if the tool has no app. Reads
+    `_meta.ui.resourceUri`, else `ui/resourceUri` of earlier drafts."""
     meta = tool.get("_meta")
     if not isinstance(meta, dict):
         return ""
@@ -87,7 +88,8 @@ def app_of(tool: Mapping[str, Any]) -> str:
 
 
 def is_for_apps(tool: Mapping[str, Any]) -> bool:
-    """Return whether apps may call a tool (MCP Apps 2026-01-26). Only its `_meta.ui.visibility` can exclude them."""
+    """Return True if apps may call a tool (MCP Apps 2026-01-26): always, unless its `_meta.ui.visibility` is a list
+    without `app`."""
     meta = tool.get("_meta")
     ui = meta.get("ui") if isinstance(meta, dict) else None
     visibility = ui.get("visibility") if isinstance(ui, dict) else None
@@ -95,30 +97,29 @@ def is_for_apps(tool: Mapping[str, Any]) -> bool:
 
 
 def is_mirrored(schema: Schema | None) -> bool:
-    """Return whether an input schema has arguments that clients repeat in headers (MCP 2026-07-28, Transports)."""
+    """Return True if an input schema has arguments that clients repeat in HTTP headers (MCP 2026-07-28, Transports)."""
     return schema is not None and _ANNOTATION in schema.text
 
 
 def is_repeatable(tool: Mapping[str, Any]) -> bool:
-    """Return whether a tool's annotations say that calling it twice does no more than calling it once."""
+    """Return True if, by its annotations, a tool may be called twice without further effect."""
     hints = tool.get("annotations")
     return isinstance(hints, dict) and (hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True)
 
 
 def task_support(tool: Mapping[str, Any]) -> str:
-    """Return whether a tool is called as a task: `required`, `optional` or `forbidden` (MCP 2025-11-25,
-    `execution.taskSupport`). Empty if the tool gives none of these."""
+    """Return a tool's `execution.taskSupport`, which says if it can be called as a task: `required`, `optional` or
+    `forbidden` (MCP 2025-11-25); empty if missing or invalid."""
     execution = tool.get("execution")
     support = execution.get("taskSupport") if isinstance(execution, dict) else None
     return support if isinstance(support, str) and support in _TASK_SUPPORT else ""
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool of a call: its server, its name there, and its own declarations.
+    """The tool of a call: its server, its name at that server, and the properties that it declares.
 
-    `is_repeatable`: calling it twice does no more than calling it once (ToolAnnotations). `task_support`, `operation`,
-    `app` and `is_for_apps`: see `task_support`, `operation_of`, `app_of` and `is_for_apps`. `is_unlisted`: the list of
-    the server does not have it.
+    `is_repeatable`, `task_support`, `operation`, `app`, `is_for_apps`: see the functions `is_repeatable`,
+    `task_support`, `operation_of`, `app_of` and `is_for_apps`. `is_unlisted`: the server does not list the tool.
     """
 
     server: str = ""
@@ -133,7 +134,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tool: dict[str, Any]) -> "Called":
-        """Return a tool with the declarations that a server has listed. It names no server yet."""
+        """Return the `Called` of a tool in a server's list. Its `server` is still empty."""
         return cls(
             name=tool["name"],
             schema=Schema.of(tool.get("inputSchema")),
@@ -146,7 +147,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_task(self) -> bool:
-        """Return whether the tool may only be called as a task."""
+        """Return True if the tool must be called as a task."""
         return self.task_support == "required"
 
 
@@ -154,7 +155,7 @@ _UNLISTED: Final = Called(is_unlisted=True)
 
 
 class Tools:
-    """Hold the tools of one server, and the schemas that their arguments are checked against. `size` is in bytes."""
+    """The tools that one server lists, and the schemas of their arguments. `size` is in bytes."""
 
     def __init__(self, listed: Iterable[dict[str, Any]] = ()) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -180,29 +181,29 @@ class Tools:
                 self.mirrored[found.name] = tool["inputSchema"]
 
     def takes(self, name: str, argument: str) -> bool:
-        """Return whether the schema of the tool of that name has the argument."""
+        """Return True if the schema of the tool `name` has the argument."""
         return argument in self._arguments.get(name, ())
 
     def operation(self, name: str) -> str:
-        """Return `read` or `write`, from the annotations of the tool of that name (`operation_of`)."""
+        """Return `read` or `write`, from the annotations of the tool `name` (`operation_of`)."""
         return self._declared.get(name, _UNLISTED).operation
 
     def called(self, server: str, name: str) -> Called:
-        """Return the tool of that name of `server`. A tool that is not listed gets the defaults."""
+        """Return the tool `name` of `server`. A tool that is not listed gets default properties."""
         return msgspec.structs.replace(self._declared.get(name, _UNLISTED), server=server, name=name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.schemas
 
     def unmatched(self, compare: Callable[[Iterable[str]], list[str]]) -> list[str]:
-        """Return the messages of `compare` for the names of these tools: one for each pattern that matches none.
-        `compare` is called once, and later calls get the same messages."""
+        """Call `compare` with the names of these tools, and return its messages: one for each pattern that matches no
+        name. The result is cached: later calls do not call `compare`."""
         if self._unmatched is None:
             self._unmatched = compare(self.schemas)
         return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
-        """Return True if the list contains that tool, with the same schema and the same facts that decide its calls."""
+        """Return True if the list contains the tool with the same schema and the same declared properties."""
         return self._declared.get(tool["name"]) == Called.of(tool)
 
 
@@ -215,11 +216,12 @@ def _size(tool: dict[str, Any]) -> int:
 
 SEPARATOR: Final = "__"
 _MOST_CURSOR_CHARS: Final = 4_096
-"""Longest cursor of the gateway: half of the length that a request may have for it."""
+"""Maximum number of characters of a cursor that the gateway makes: half of the length that requests may have."""
 
 
 def owner_of(name: str, upstreams: Iterable[str], kind: str) -> tuple[str, str]:
-    """Return the upstream server that a public name belongs to, and the name there. Raises `Refused`: there is none."""
+    """Split a public name (`server__name`) into the upstream and the name at that upstream. Raises `Refused` if
+    `upstreams` has no such upstream."""
     upstream, _, inner = name.partition(SEPARATOR)
     if not inner or upstream not in upstreams:
         raise Refused(200, INVALID_PARAMS, f"Unknown {kind}: {name[:128]}", reason=f"unknown_{kind}")
@@ -232,22 +234,23 @@ def named(upstream: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_lists(method: str, pages: Iterable[tuple[str, Any]]) -> list[Any]:
-    """Return the items of several servers' pages, in the order of `pages`, under their public names."""
+    """Return the items of several servers' pages, in the order of `pages`, with public names. `pages`: pairs of a
+    server's name and its page."""
     row = METHODS[method]
     items = ((upstream, item) for upstream, page in pages for item in items_of(page, row.listed, row.item_key))
     return [named(upstream, item) if row.item_key == "name" else item for upstream, item in items]
 
 
 def has_more(page: Mapping[str, Any]) -> bool:
-    """Return whether a page of a list has a cursor for the next page. In the modern era an empty cursor counts (MCP
-    2026-07-28, Pagination). Some legacy servers mark the end of a list with it."""
+    """Return True if a page of a list has a cursor for the next page. An empty cursor is valid in the modern era (MCP
+    2026-07-28, Pagination), but marks the end of a list at some legacy servers."""
     cursor = page.get("nextCursor")
     return isinstance(cursor, str) and (cursor != "" or "resultType" in page)
 
 
 def next_cursor(more: Mapping[str, str]) -> str | None:
-    """Return one cursor with the cursors of all upstreams for the next page; None if there is no upstream. An upstream
-    is left out if the cursor would be too long for a request with it."""
+    """Combine the next-page cursors of several upstreams into one cursor; None if there are none. An upstream is left
+    out if the combined cursor would become too long for a request."""
     fitting: dict[str, str] = {}
     for upstream, cursor in more.items():
         if len(_cursor(fitting | {upstream: cursor})) <= _MOST_CURSOR_CHARS:
@@ -260,10 +263,11 @@ def _cursor(more: Mapping[str, str]) -> str:
 
 
 def cursor_of(params: Object) -> dict[str, str] | None:
-    """Return the cursor of each upstream from a cursor of the gateway, at least one; None for the first page.
+    """Return the cursor of each upstream (at least one) in a request's combined cursor; None if the request has no
+    cursor, and so asks for the first page.
 
     Raises:
-        Refused: it is no cursor of the gateway.
+        Refused: the cursor was not made by `next_cursor`.
     """
     if "cursor" not in params:
         return None

@@ -1,8 +1,8 @@
-"""List the methods of MCP and its extensions: one row for each, with all that the gateway has to know of it.
+"""The table of methods of MCP and its extensions: one row for each, with all properties that the gateway needs.
 
-Pure. Schemas of MCP 2024-11-05 to 2026-07-28. A request that works as others do, or a change of a list, needs a row and
-nothing else. Another notification also needs its rule in `gateway.calls.server_messages`. Only a method with behaviour
-of its own is named elsewhere: the unit tests list those, and compare the table with the SDK's.
+Pure. Covers MCP 2024-11-05 to 2026-07-28. An ordinary request, or the notification of a change, needs only a row here.
+Any other notification also needs a rule in `gateway.calls.server_messages`. Only methods with special behaviour are
+named in other modules: the unit tests list these, and compare the table with the SDK's.
 The SDK itself is not imported: the command line reads this table, and the SDK takes a second to load.
 """
 
@@ -14,30 +14,31 @@ import msgspec
 from gateway.protocol.extensions import SKILLS
 
 Kind = Literal["tools", "prompts", "resources", "completions", "none"]
-"""The policy that decides: that of tools, prompts or resources; for completions, that of the completed item."""
+"""The policy that decides on a method: that for tools, prompts or resources. For `completions`, it is the policy for
+the item whose argument is completed."""
 
 LEGACY, MODERN, BOTH = frozenset({"legacy"}), frozenset({"modern"}), frozenset({"legacy", "modern"})
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One method. The defaults are those of a client's request that only the session's server understands.
+    """One method, and its properties. The defaults fit a client's request that is passed to the session's server.
 
     `eras`: the eras that have the method.
     `kind`: the policy that decides on it.
-    `named`: the key of the params that names the target of the request; `uri` means a resource's URI.
-    `listed`: the key of the list in the result; `item_key`: the key by which an item of the list is known. With `named`
-    too, the list is of what the request names, and none of the server's lists.
-    `extension`: the extension that has the method. A server that does not declare it must not get the method.
-    `setting`: the setting of the extension that must be true, too.
-    `flag`: the key of a `subscriptions/listen` filter that asks for this notification.
+    `named`: the key in the params that names the target of the request; `uri` means a resource's URI.
+    `listed`: the key of the list in the result; `item_key`: the key of an item's name. If `named` is set too, the list
+    belongs to that target, and is not one of the server's own lists.
+    `extension`: the extension that defines the method. It is not sent to a server that does not declare the extension.
+    `setting`: the setting of the extension that must be true as well.
+    `flag`: the key in a `subscriptions/listen` filter that asks for this notification.
     `sender`: who sends it.
-    `is_cacheable`: the modern result may be cached, so it must contain nothing of the session.
-    `is_repeatable`: making the request twice does no more than making it once; of tools, each tool says so itself.
+    `is_cacheable`: the modern result may be cached, so it must not contain facts of one session.
+    `is_repeatable`: the request may be sent twice without further effect. For tool calls, the annotations decide.
     `may_ask`: a modern server may answer it with questions to the client (`input_required`).
-    `is_recorded`: its effect is kept in the session's record, for servers that are started anew.
-    `for_all`: every server of an endpoint gets it, instead of the one that it names.
-    `is_stream`: its response stays open, so its duration is no measure.
-    `is_counted`: metrics have a label of its own for it.
+    `is_recorded`: its effect is stored in the session's record, and repeated for new processes of the server.
+    `for_all`: it is sent to every server of an endpoint, not to the one that it names.
+    `is_stream`: its response stays open, so its duration is not measured.
+    `is_counted`: it has its own label in metrics.
     """
 
     name: str
@@ -60,7 +61,8 @@ class Method(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_offered(self, capabilities: Mapping[str, Any]) -> bool:
-        """Return whether a server that declares these capabilities may get the method, as far as extensions decide."""
+        """Return True if the method needs no extension, or a server's `capabilities` declare its extension and
+        setting."""
         if not self.extension:
             return True
         extensions = capabilities.get("extensions")
@@ -82,7 +84,7 @@ def _list(name: str, kind: Kind, listed: str, item_key: str = "name", extension:
 
 
 def _of_skills(name: str, listed: str, setting: str = "") -> Method:
-    """Return a method about one skill or directory, which has the rules of resources (the Skills extension)."""
+    """Return the row of a method about one skill or directory (Skills extension). The policy for resources applies."""
     return Method(
         name,
         BOTH,
@@ -106,8 +108,8 @@ def _change(name: str, kind: Kind, flag: str = "", named: str = "") -> Method:
 
 
 def _task(name: str, eras: frozenset[str]) -> Method:
-    """Return a method about one task (the extension `io.modelcontextprotocol/tasks`, Routing Headers; experimental in
-    MCP 2025-11-25). It needs no policy: the client has the id from a call that was allowed."""
+    """Return the row of a method about one task (extension `io.modelcontextprotocol/tasks`, Routing Headers;
+    experimental in MCP 2025-11-25). No policy applies: the client has the task's id from a call that was allowed."""
     return Method(name, eras, named="taskId", is_repeatable=True, is_counted=False)
 
 
@@ -156,19 +158,19 @@ METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sen
 """Methods that clients send, by name."""
 
 REQUESTS: Final = frozenset(row.name for row in ROWS if row.is_request)
-"""Requests of clients and of servers. One that comes without an id gets no answer, and no server gets it."""
+"""Names of requests of clients and servers. If one comes without an id, it is not answered and not forwarded."""
 
 NO_REQUESTS: Final[Mapping[str, frozenset[str]]] = {
     era: frozenset(row.name for row in ROWS if not row.is_request or row.sender == "server" or era not in row.eras)
     for era in sorted(BOTH)
 }
-"""Method names of MCP that a client of an era must not send as a request, by era."""
+"""For each era, the MCP methods that a client must not send as a request."""
 
 SERVER_METHODS: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender != "client"}
 """Methods that servers send, by name."""
 
 LISTS: Final[Mapping[str, str]] = {row.name: row.listed for row in ROWS if row.listed and not row.named}
-"""The list requests, and the key of the list in their results."""
+"""The list requests by name, with the key of the list in their results."""
 
 CACHEABLE: Final = frozenset(row.name for row in ROWS if row.is_cacheable)
 REPEATABLE: Final = frozenset(row.name for row in ROWS if row.is_repeatable)
@@ -178,18 +180,18 @@ OF_TASKS: Final = frozenset(row.name for row in ROWS if row.name.startswith("tas
 RECORDED: Final = frozenset(row.name for row in ROWS if row.is_recorded)
 
 CHANGES: Final[Mapping[str, Method]] = {row.name: row for row in ROWS if row.sender == "server" and row.kind != "none"}
-"""Notifications of servers that something has changed: a list, or a resource."""
+"""Notifications of servers that a list or a resource has changed, by name."""
 
 _LABELS: Final = {row.name: row.name for row in METHODS.values() if row.is_counted}
 
 
 def metric_label(method: str) -> str:
-    """Return the method's label in metrics; `other` for unknown ones, so that no client can add a label."""
+    """Return a method's label in metrics; `other` for an unknown method, so that clients cannot add labels."""
     return _LABELS.get(method, "other")
 
 
 def lists_of(kind: str) -> tuple[Method, ...]:
-    """Return the list methods that the policy of that kind decides on."""
+    """Return the list methods of one kind, such as `resources`, to which the policy for that kind applies."""
     return tuple(row for row in ROWS if row.name in LISTS and row.kind == kind)
 
 
@@ -197,8 +199,8 @@ _NOTIFICATIONS: Final = "notifications/"
 
 
 def folded_method(method: str) -> str:
-    """Return a method in lower case and without empty parts between slashes. A lenient server may take all methods with
-    the same result for one."""
+    """Return a method name in lower case and without empty parts between slashes. A lenient server may treat names with
+    the same result as the same method."""
     return "/".join(filter(None, method.lower().split("/")))
 
 
@@ -206,10 +208,10 @@ _KNOWN: Final = frozenset(folded_method(row.name) for row in ROWS)
 
 
 def may_be_relayed(method: str, *, is_request: bool) -> bool:
-    """Return whether a client's method that MCP does not define can pass to servers.
+    """Return True if a client's method that MCP does not define may be sent to servers.
 
-    It must be visible ASCII, so that no letter looks like another one and no space is overlooked. In any case of its
-    letters, it must be no method of MCP. A request must not be named like a notification. The wire bounds its length.
+    The name must be visible ASCII, so that it cannot imitate another name. It must not differ from a method of MCP only
+    by case or empty parts. A request must not be named like a notification. The transport limits its length.
     """
     if not (method.isascii() and method.isprintable()) or " " in method:
         return False

@@ -9,12 +9,12 @@ _texts = msgspec.json.Decoder(str)
 
 
 def meta_of(params: Object) -> Object:
-    """Return the entries of `_meta`; empty if the params have none."""
+    """Return the entries of `_meta` in params or in a result; empty if there is no `_meta`."""
     return decode_object(params["_meta"], "_meta") if "_meta" in params else {}
 
 
 def text_of(params: Object, key: str) -> str:
-    """Return the string under `key`. Raises `Refused` (-32602) if it is missing or no string."""
+    """Return the string under `key`. Raises `Refused` (-32602) if it is missing or not a string."""
     try:
         return _texts.decode(params.get(key, b"null"))
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Remove the `_meta` keys that only the gateway sets from what clients and servers send. Pure."""
+"""Remove the `_meta` keys that only the gateway may set from messages of clients and servers. Pure."""
 
 from typing import Any, Final
 
@@ -9,19 +9,19 @@ from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import INVALID_REQUEST, InvalidMessage, Message, Object, decode_exact, decode_object, encode
 
 RESERVED: Final = "io.github.mcp-session-gateway"
-"""Start of the keys that only the gateway sets. Matched in upper and lower case, with or without a slash after it."""
+"""Prefix of the keys that only the gateway may set. Matched in any case, with or without a slash after it."""
 
 _WRITTEN: Final = RESERVED.encode()
 _CHARACTERS: Final = (rf"(?i:{re2.escape(each)}|\\u00(?:{ord(each):02x}|{ord(each.upper()):02x}))" for each in RESERVED)
 _KEY: Final = re2.compile(rf'[{{,\s]"{"".join(_CHARACTERS)}'.encode())
-"""Matches that start where a key may begin. Any of its characters may be an escape of JSON (RFC 8259 §7)."""
+"""Matches the beginning of a reserved key in JSON. Any of its characters may be written as an escape (RFC 8259 §7)."""
 
 _MOST_BYTES: Final = 256 << 10
-"""Largest member of a body that is decoded to look for the keys deeper in it."""
+"""Maximum number of bytes of a member of a body that is decoded to remove reserved keys in it."""
 
 
 def without_reserved(meta: Object) -> Object:
-    """Return the entries of a `_meta` without the gateway's own keys."""
+    """Return the entries of a `_meta` without the gateway's reserved keys."""
     for key in meta:
         if _is_reserved(key):
             return {name: value for name, value in meta.items() if not _is_reserved(name)}
@@ -29,11 +29,11 @@ def without_reserved(meta: Object) -> Object:
 
 
 def without_reserved_in(message: Message) -> Message:
-    """Remove the gateway's own keys from each `_meta` in a message, at any depth. A message without such keys is
-    returned as it is.
+    """Remove the gateway's reserved keys from each `_meta` in a message, at any depth. A message without reserved keys
+    is returned as it is.
 
     Raises:
-        msgspec.MsgspecError, InvalidMessage: the body with a key cannot be read, or its member is too large.
+        msgspec.MsgspecError, InvalidMessage: a body with a reserved key is invalid, or the member with it is too large.
     """
     changes: dict[str, msgspec.Raw] = {}
     for field, raw in (("result", message.result), ("params", message.params), ("error", message.error)):
@@ -43,7 +43,8 @@ def without_reserved_in(message: Message) -> Message:
 
 
 def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
-    """Remove the gateway's own keys from each `_meta` in a raw value, at any depth. Raises as `without_reserved_in`."""
+    """Remove the gateway's reserved keys from each `_meta` in a raw value, at any depth. Raises as
+    `without_reserved_in`."""
     data = bytes(raw)
     if not may_name_reserved(data):
         return raw
@@ -55,8 +56,8 @@ def without_reserved_below(raw: msgspec.Raw) -> msgspec.Raw:
 
 
 def _member_without_reserved(name: str, raw: msgspec.Raw) -> msgspec.Raw:
-    """Return a member of an object without the gateway's own keys in each `_meta`. Only a member that has one is
-    decoded. Raises `InvalidMessage` if it is so large that decoding would hold up all others."""
+    """Return a member of an object without the gateway's reserved keys in any `_meta`. Only a member with a reserved
+    key is decoded. Raises `InvalidMessage` if it is so large that decoding would block the event loop."""
     data = bytes(raw)
     if not may_name_reserved(data) or _KEY.search(data) is None:
         return raw
@@ -72,12 +73,12 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Return whether a body may have one of the gateway's own keys, by a quick look at its bytes."""
+    """Return False if a body certainly has none of the gateway's reserved keys. This is a quick test of its bytes."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 
 def _remove(value: Any) -> None:
-    """Remove the keys from each `_meta` within a decoded value, at any depth that the decoder allows."""
+    """Remove the reserved keys from each `_meta` within a decoded value, at any depth."""
     rest = [value]
     while rest:
         found = rest.pop()

@@ -1,4 +1,4 @@
-"""Translate results and errors between the eras, and name the servers that a merged result lacks. Pure."""
+"""Translate results and errors between the eras, and name the servers that are missing in a merged result. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ MISSING_KEY: Final = f"{RESERVED}/missing"
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A server whose part of a merged result is missing. `since`: seconds since 1970. `retry_s`: seconds until the
-    gateway tries it again, 0 if it tries now, infinite if it never does; None while the server is starting."""
+    """A server whose part of a merged result is missing. `since`: Unix time. `retry_s`: seconds until the gateway tries
+    the server again; 0 if it tries now, infinite if it never does; None while the server is starting."""
 
     server: str
     reason: str
@@ -36,7 +36,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 def missing_meta(missing: Iterable[Missing]) -> list[dict[str, Any]]:
-    """Return the missing servers in the form of `MISSING_KEY` in the `_meta` of a result."""
+    """Return the missing servers as the value of `MISSING_KEY` in a result's `_meta`."""
     return [
         {
             "server": entry.server,
@@ -65,11 +65,11 @@ def list_result(
     *,
     is_filtered: bool = False,
 ) -> dict[str, Any]:
-    """Return the result for a list that was merged from several servers' pages. It names the servers that are missing.
+    """Complete the result (`body`) of a list that was merged from several servers' pages. `missing` servers are named
+    in its `_meta`.
 
-    A modern result tells the client how long it may cache the list, and for whom: the shortest time and the most
-    private scope of all pages (MCP 2026-07-28, Caching). `is_filtered`: policy hides some items, so the scope is
-    private. An incomplete list must not be cached.
+    A modern result gets cache hints: the shortest time and the most private scope of all pages (MCP 2026-07-28,
+    Caching). `is_filtered`: policy hides some items, so the scope is private. An incomplete list must not be cached.
     """
     if missing:
         body = body | {"_meta": {MISSING_KEY: missing_meta(missing)}}
@@ -81,13 +81,14 @@ def list_result(
 
 
 def tool_result(era: Era, text: str, content: dict[str, Any]) -> bytes:
-    """Return the result of a tool call, as text for the model and as `content` for programs (MCP, CallToolResult)."""
+    """Return the result of a tool call as JSON, with `text` for the model and `content` for programs (MCP,
+    CallToolResult)."""
     result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "structuredContent": content}
     return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
 
 
 def tool_error(era: Era, text: str) -> bytes:
-    """Return the result of a tool call that has failed; `text` is for the model (MCP, CallToolResult)."""
+    """Return the result of a failed tool call as JSON; `text` is for the model (MCP, CallToolResult)."""
     result: dict[str, Any] = {"content": [{"type": "text", "text": text}], "isError": True}
     return encode(result if era is Era.LEGACY else result | {"resultType": "complete"})
 
@@ -96,8 +97,8 @@ def tool_error(era: Era, text: str) -> bytes:
 
 
 def modern_result(method: str, result: Object, server_info: bytes) -> Object:
-    """Return a legacy server's result with the fields that the modern era requires. It must not be cached, because its
-    lifetime is unknown."""
+    """Return a legacy server's result with the fields that the modern era requires. Its cache hints forbid caching,
+    because its lifetime is unknown."""
     more: Object = {"resultType": msgspec.Raw(_COMPLETE)}
     if server_info != _NO_INFO:
         meta: Object = _objects.decode(result["_meta"]) if "_meta" in result else {}
@@ -115,11 +116,11 @@ def modern_result(method: str, result: Object, server_info: bytes) -> Object:
 
 
 def modern_error(error: msgspec.Raw) -> msgspec.Raw:
-    """Return an error with a code that the modern era permits.
+    """Return a legacy server's error with a code that the modern era permits.
 
-    A legacy server was free to use -32020 to -32099 for faults of its own. The modern era has reserved these codes and
-    given them meanings: on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). A -32021 that names the
-    missing capabilities has that meaning already: servers of both eras send it in both.
+    A legacy server may use -32020 to -32099 for errors of its own. The modern era has given these codes fixed meanings:
+    on -32020 a client sends its call again (MCP 2026-07-28, Error Codes). So they are replaced, except a -32021 that
+    names missing capabilities: servers of both eras send it with its modern meaning.
     """
     code = error_code(error)
     if code == MISSING_CAPABILITY and _names_capabilities(error):
@@ -139,8 +140,8 @@ def _names_capabilities(error: msgspec.Raw) -> bool:
 
 
 def urls_required(error: msgspec.Raw) -> list[Object] | None:
-    """Return the elicitations of an error that asks the user to visit URLs first (MCP 2025-11-25); None for other
-    errors."""
+    """Return the elicitations in an error that asks the user to visit URLs first (MCP 2025-11-25); None for any other
+    error."""
     if error_code(error) != _URLS_REQUIRED:
         return None
     try:
@@ -154,8 +155,8 @@ def urls_required(error: msgspec.Raw) -> list[Object] | None:
 
 
 def legacy_result(method: str, result: Object) -> Object:
-    """Return a modern server's result without the fields that the legacy era does not have. Fields that only an
-    extension can understand stay."""
+    """Return a modern server's result without the fields that the legacy era does not have. Fields in results of
+    extensions' methods stay."""
     is_extension = method not in METHODS
     dropped = _MODERN_ONLY
     if is_extension:
@@ -171,10 +172,10 @@ def legacy_result(method: str, result: Object) -> Object:
 
 
 def legacy_error(method: str, params: Object, error: msgspec.Raw) -> msgspec.Raw:
-    """Return an error with the code that the legacy era uses for a resource that does not exist. `params` are the
-    request's.
+    """Return a modern server's error with the legacy error code, if it says that a resource does not exist. `params`
+    are the request's.
 
-    The modern code, -32602, stands for other faults as well: it is replaced only if the error names the URI of the
+    The modern code, -32602, is also used for other errors. So it is replaced only if the error names the URI of the
     request, or says that the resource was not found (SEP-2164).
     """
     row = METHODS.get(method)

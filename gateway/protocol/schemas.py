@@ -1,8 +1,8 @@
-"""Compile servers' input schemas within limits of cost, and check arguments against them.
+"""Compile servers' input schemas, and check arguments against them, at limited cost.
 
 Schemas come from servers, which are not trusted. References to other documents are not fetched, and patterns run in
-linear time. A check is made only if its cost has a bound: the parts of the schema, counted with every reference
-followed, times the parts of the arguments. A `pattern` with look-around or backreferences is left out of the check,
+linear time. The cost of a check is limited: it is the number of parts of the schema, with every reference followed,
+times the number of parts of the arguments. A `pattern` with look-around or backreferences is left out of the check,
 because no engine runs it in linear time. The rest of its schema is checked.
 """
 
@@ -23,14 +23,14 @@ _KINDS: Final = (
     jsonschema_rs.ValidationErrorKind.AnyOf,
     jsonschema_rs.ValidationErrorKind.OneOfNotValid,
 )
-"""Errors that say that a value has another type. The others are about the value itself."""
+"""Kinds of schema errors for a value of the wrong type. All other kinds are about the value itself."""
 
 _scalars = msgspec.json.Decoder(int | float | bool)
 
 
 def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool:
-    """Replace the value at `path`, where a schema error of that kind was found, by what a server may read there.
-    Changes `arguments`. Return False if there is no other reading."""
+    """Convert the value at `path`, which has the wrong type, as a lenient server would: drop a null, or read a string
+    as a number or boolean. Changes `arguments`. Return False if nothing can be converted. `kind`: the schema error."""
     if not path or not isinstance(kind, _KINDS):
         return False
     try:
@@ -53,25 +53,25 @@ def read_leniently(arguments: Any, path: Sequence[str | int], kind: Any) -> bool
 
 
 SCHEMA_BYTES: Final = 128 << 10
-"""A larger schema is not used: compiling one of this size blocks the event loop for 20 ms."""
+"""Maximum number of bytes of a schema that is used: compiling one of this size blocks the event loop for 20 ms."""
 MOST_VISITS: Final = 20_000
-"""Parts of a schema, counted with its references followed. Without a bound, forty lines make 2^30."""
+"""Maximum number of parts of a schema, with its references followed: a schema of forty lines could have 2^30."""
 MOST_DEPTH: Final = 128
 MOST_PATTERNS: Final = 64
 SMALL_PATTERN_BYTES, PATTERN_BYTES, DFA_BYTES = 32 << 10, 1 << 20, 32 << 10
-"""Memory of one compiled pattern: enough for nearly all, the most that is allowed, and the most for its cache."""
+"""Bytes of memory for one compiled pattern: enough for nearly all patterns, the limit, and the limit of its cache."""
 _FEW: Final = 256
-"""Most parts of arguments that are counted exactly. The count tells one long text from many parts."""
+"""Maximum number of parts of arguments that are counted exactly. One long string counts less than many parts."""
 MOST_COST: Final = 2_000_000
-"""Limit for the parts of the schema times the parts of the arguments: some 0.1 s, and 1 s at worst."""
+"""Limit for the parts of the schema times the parts of the arguments. A check takes up to 0.1 s, at worst 1 s."""
 MOST_REPORTED: Final = 100_000
 """Limit like `MOST_COST` for finding the error to report, which takes longer than a check."""
 MOST_SCANNED: Final = 32 << 20
-"""Limit for the patterns times the bytes of the arguments."""
+"""Limit for the number of patterns times the bytes of the arguments."""
 HELD_BYTES: Final = 128 << 20
-"""Bytes of all compiled schemas. Those of one list may take half of it, or each list would compile them again."""
+"""Maximum number of bytes of all compiled schemas in the cache. The schemas of one list may use half of it."""
 _READINGS: Final = 2
-"""Times that errors are searched for lenient readings: one reading can show another error."""
+"""How often lenient conversions are tried: converting one value can reveal another error."""
 _MOST_CHARS: Final = 300
 _MOST_PATH: Final = 20
 
@@ -84,7 +84,7 @@ _MAPS: Final = frozenset("properties patternProperties dependentSchemas dependen
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
 Problem = tuple[str, str]
-"""The place in the arguments that is wrong, and what is wrong there."""
+"""A violation of a schema: the place in the arguments, and the error message."""
 
 
 class UnusableSchema(ValueError):
@@ -92,9 +92,9 @@ class UnusableSchema(ValueError):
 
 
 class _Weight:
-    """Count the parts of a schema, with local references followed. A reference that leads back counts as one part.
+    """Count the parts of a schema, with local references followed. A reference to an enclosing part counts as one part.
 
-    Removes from the schema each `pattern` that does not run in linear time, and keeps it in `unchecked`.
+    Moves each `pattern` that does not run in linear time from the schema to `unchecked`.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class _Weight:
         self.visits = self._weigh(schema, 0)
 
     def _look(self, value: dict[str, Any] | list[Any], depth: int) -> bool:
-        """Collect the anchors and patterns of a schema, at any depth. Returns True if `value` contains a reference."""
+        """Collect the anchors and patterns of a schema, at any depth. Return True if `value` contains a reference."""
         if depth > MOST_DEPTH:
             raise UnusableSchema(f"it is nested more than {MOST_DEPTH} deep")
         refers = False
@@ -198,7 +198,7 @@ class _Weight:
 
 
 def _few(value: Any) -> int:
-    """Return the number of parts of a value; 0 if there are more than `_FEW`."""
+    """Return the number of values within a JSON value, itself included; 0 if there are more than `_FEW`."""
     count, left = 0, [value]
     while left:
         count += 1
@@ -213,7 +213,8 @@ def _few(value: Any) -> int:
 
 
 class Checker:
-    """Check arguments against one schema. `held`: its memory in bytes. `unchecked`: the patterns that are left out."""
+    """Check arguments against one schema. `held`: memory in bytes. `unchecked`: the schema's patterns that are not
+    checked."""
 
     def __init__(self, schema: dict[str, Any], size: int) -> None:
         weight = _Weight(schema)
@@ -224,8 +225,8 @@ class Checker:
         self._validator = _compiled(schema)
 
     def problem(self, arguments: Any, raw: bytes, *, lenient: bool = False) -> Problem | None:
-        """Return the first violation of the schema; None if there is none. `raw` is the JSON of the arguments.
-        `lenient`: a value that servers commonly read as the schema says is no violation (`read_leniently`)."""
+        """Return the first violation of the schema; None if there is none. `raw`: the JSON of the arguments. `lenient`:
+        accept a value that servers commonly convert to the type in the schema (`read_leniently`)."""
         parts = len(raw) // 2 + 1
         if parts * self._visits > MOST_COST:
             parts = _few(arguments) or 1 + sum(map(raw.count, (b",", b"[", b"{")))
@@ -252,7 +253,7 @@ class Checker:
         return f"arguments{''.join(path[:_MOST_PATH])}"[:_MOST_CHARS], str(error.message)[:_MOST_CHARS]
 
     def _error_left(self, arguments: Any) -> Any:
-        """Return the first error after the lenient readings, which change `arguments`; None if none is left."""
+        """Apply lenient conversions to `arguments`, and return the first error that remains; None if there is none."""
         for _ in range(_READINGS):
             errors = list(islice(self._validator.iter_errors(arguments), _FEW))
             read = [read_leniently(arguments, error.instance_path, error.kind) for error in errors]
@@ -279,14 +280,15 @@ def _compiles(pattern: str, options: Any) -> bool:
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """One schema as a server listed it. `text` is empty if the schema cannot be serialized."""
+    """One schema as a server has listed it: its JSON and the SHA-256 of that. `text` is empty if the schema is too
+    large or nested too deeply."""
 
     text: bytes
     digest: bytes
 
     @classmethod
     def of(cls, listed: Any) -> "Schema | None":
-        """Return the schema of a tool's `inputSchema`; None if the tool has none."""
+        """Return the `Schema` of a tool's `inputSchema` (`listed`); None if the tool has none."""
         if listed is None:
             return None
         try:
@@ -298,7 +300,8 @@ class Schema(msgspec.Struct, frozen=True):
 
 
 class Schemas:
-    """Compile every schema that servers list, once even if several tools have it. Keep compiled schemas by digest."""
+    """Compile the schemas that servers list, and cache them by digest. A schema that several tools share is compiled
+    once."""
 
     def __init__(self) -> None:
         self._cached: LRUCache[bytes, Checker | UnusableSchema] = LRUCache(
@@ -306,10 +309,10 @@ class Schemas:
         )
 
     def checker(self, schema: Schema) -> Checker:
-        """Return the checker of a schema, from the cache if it is there.
+        """Return the checker of a schema, from the cache if possible.
 
         Raises:
-            UnusableSchema: no arguments can be checked against the schema.
+            UnusableSchema: the schema is invalid, too large or too costly.
         """
         found = self._cached.get(schema.digest)
         if found is None:

@@ -1,8 +1,8 @@
-"""Find the skill that a URI belongs to, and name the server of a skill in its URI (the Skills extension). Pure.
+"""Find the skill that a URI belongs to, and put the server's name into a skill's URI (the Skills extension). Pure.
 
-Hosts know a skill by its server and its URI, and the only server that they know is the gateway. So where several
-servers have a skill of one URI, all but the first get their name in front: `skill://billing__/refunds/SKILL.md`. The
-segments behind it stay, because the extension demands that one of them is the name of the skill.
+Hosts identify a skill by its server and its URI, and the only server that they see is the gateway. If several servers
+have a skill with the same URI, the URIs of all but the first server get the server's name in front:
+`skill://billing__/refunds/SKILL.md`. The other segments stay: by the extension, one of them is the skill's name.
 """
 
 import functools
@@ -14,13 +14,12 @@ from gateway.protocol.listing import SEPARATOR
 SKILLS_LIST: Final = "skills/list"
 _SKILL_FILE: Final = "/SKILL.md"
 WITH_URIS: Final = ("skills", "skill", "resources", "contents")
-"""Members of results, and of skills, whose items have URIs. The frontmatter of a skill is its author's: it may not
-change."""
+"""Members of results, and of skills, whose items have URIs to convert. The frontmatter of a skill must not change."""
 
 
 def skill_fit(uri: str, skills: Iterable[str]) -> int:
-    """Return how closely a URI belongs to one of these skills, which are given by the URIs of their `SKILL.md`. The
-    closest is the innermost skill that contains it. A directory of skills fits least; 0 if the URI fits none."""
+    """Return how closely a URI matches one of `skills`, the URIs of `SKILL.md` files; 0 if it matches none. The
+    innermost skill that contains the URI gives the highest number. A URI of a directory of skills gives 1."""
     best = 0
     for skill in skills:
         root = skill.removesuffix(_SKILL_FILE)
@@ -32,21 +31,21 @@ def skill_fit(uri: str, skills: Iterable[str]) -> int:
 
 
 def named_uri(server: str, uri: str) -> str:
-    """Return a server's URI with the server in it; empty if the URI has no place for it."""
+    """Return a URI with the server's name put in after `://`; empty if the URI has no `://`."""
     scheme, slashes, rest = uri.partition("://")
     return f"{scheme}://{server}{SEPARATOR}/{rest}" if slashes else ""
 
 
 def distinct(server: str, skills: Iterable[dict[str, Any]], taken: Container[str]) -> list[dict[str, Any]]:
-    """Return a server's skills. One whose URI is `taken` has the server in its URIs, or is left out if these have no
-    place for it."""
+    """Return a server's skills with distinct URIs. A skill whose URI is in `taken` gets the server's name in its URIs,
+    or is left out if they have no `://`."""
     convert = functools.partial(named_uri, server)
     named = (_with_uri(skill, convert) if skill["uri"] in taken else skill for skill in skills)
     return [skill for skill in named if skill]
 
 
 def origin_of(uri: str) -> tuple[str, str]:
-    """Return the server that a URI names (`named_uri`) and this server's own URI. The server is empty if it names
+    """Split a URI of `named_uri` into the server's name and the server's own URI. The name is empty if the URI has
     none."""
     scheme, _, rest = uri.partition("://")
     server, separator, own = rest.partition(f"{SEPARATOR}/")
@@ -54,8 +53,8 @@ def origin_of(uri: str) -> tuple[str, str]:
 
 
 def with_uris(result: Mapping[str, Any], convert: Callable[[str], str]) -> dict[str, Any]:
-    """Return a result about skills or resources with converted URIs, also those of the files of each skill. What has no
-    URI, or one that `convert` makes empty, is left out."""
+    """Return a result about skills or resources with `convert` applied to all URIs, also those of each skill's files.
+    Items without a URI, or whose URI `convert` makes empty, are left out."""
     converted = dict(result)
     for key in WITH_URIS:
         found = result.get(key)

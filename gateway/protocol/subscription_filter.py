@@ -1,4 +1,4 @@
-"""Serve a modern client's `subscriptions/listen` for servers that do not know it, from their own notifications.
+"""Serve a modern client's `subscriptions/listen` from the notifications of servers that do not have this method.
 
 MCP 2026-07-28, Subscriptions.
 """
@@ -13,10 +13,10 @@ from gateway.protocol.methods import CHANGES
 from transports.jsonrpc import Object, RequestId, encode, encode_notification, parse, splice
 
 MAX_LISTENED_BYTES: Final = 64 << 10
-"""Bytes of the URIs in all open subscriptions of a session. They are kept as long as those are open."""
+"""Maximum number of bytes of the URIs in all open subscriptions of a session, which stay in memory."""
 
 MAX_EARLY: Final = 256
-"""Notifications outside MCP that may wait for the acknowledgement of one subscription."""
+"""Maximum number of notifications of extensions that wait until a subscription is acknowledged."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
@@ -28,7 +28,7 @@ _UPDATED: Final = next(row.name for row in CHANGES.values() if not row.flag)
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes that a client subscribes to."""
+    """The changes that a client subscribes to: kinds of lists, and URIs of resources."""
 
     kinds: frozenset[str] = frozenset()
     uris: frozenset[str] = frozenset()
@@ -43,11 +43,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Return the number of characters of its URIs."""
+        """Return the total number of characters of the URIs."""
         return sum(map(len, self.uris))
 
     def honoured(self, capabilities: Any) -> "Filter":
-        """Return the part of the filter that servers with these capabilities can fulfil."""
+        """Return the part of the filter for which servers with these capabilities send notifications."""
         kinds = {row.flag for row in _FLAGGED if capabilities.get(row.kind, {}).get("listChanged")}
         subscribes = bool(capabilities.get("resources", {}).get("subscribe"))
         return Filter(kinds=self.kinds & kinds, uris=self.uris if subscribes else frozenset())
@@ -59,18 +59,20 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kinds or self.uris)
 
     def wants(self, method: str, uri: object) -> bool:
-        """Return whether the filter asks for a notification. `uri` names the changed resource, if it is about one."""
+        """Return True if the filter asks for a notification. `uri`: the changed resource, if a resource has changed."""
         row = CHANGES[method]
         return row.flag in self.kinds if row.flag else uri in self.uris
 
     def may_have(self, method: str) -> bool:
-        """Return True if notifications with this method can belong to the subscription; those of extensions always can.
-        URIs are not compared: a server may report a resource below a named one (MCP, `ResourceUpdatedNotification`)."""
+        """Return True if notifications with this method may belong to the subscription. Notifications of extensions
+        always may. URIs are not compared, because a server may report a resource below a subscribed one (MCP,
+        `ResourceUpdatedNotification`)."""
         row = CHANGES.get(method)
         return row is None or (row.flag in self.kinds if row.flag else bool(self.uris))
 
     def changes(self) -> Iterator[tuple[str, Object, str | None]]:
-        """Yield a notification of each kind and resource: its method, its params, and the URI of the resource."""
+        """Yield one notification for each kind and resource in the filter: its method, its params, and the resource's
+        URI (None for a list)."""
         for row in _FLAGGED:
             if row.flag in self.kinds:
                 yield row.name, {}, None
@@ -78,19 +80,20 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             yield _UPDATED, {"uri": msgspec.Raw(encode(uri))}, uri
 
     def as_notifications(self) -> dict[str, Any]:
-        """Return the filter as the wire has it: the `notifications` in the params of a `subscriptions/listen`."""
+        """Return the filter as the member `notifications` in the params of a `subscriptions/listen`."""
         wanted: dict[str, Any] = dict.fromkeys(sorted(self.kinds), True)
         return wanted | ({"resourceSubscriptions": sorted(self.uris)} if self.uris else {})
 
 
 def extension_members(params: Object) -> Object:
-    """Return the members of the filter of a `subscriptions/listen` that MCP and its tasks do not define."""
+    """Return the members in the filter of a `subscriptions/listen` that neither MCP nor its tasks extension defines."""
     known = {"resourceSubscriptions", "taskIds", *(row.flag for row in _FLAGGED)}
     return {key: raw for key, raw in object_of(params.get("notifications")).items() if key not in known}
 
 
 class SubscriptionFilter:
-    """Send the notifications that one open `subscriptions/listen` asks for. Early ones wait for its acknowledgement."""
+    """Send a client the notifications that its open `subscriptions/listen` asks for. Notifications that come before the
+    acknowledgement is sent are queued."""
 
     def __init__(self, client_id: RequestId, wanted: Filter, emit: Any, declared: Declared = _NOTHING) -> None:
         self.wanted = wanted
@@ -101,11 +104,11 @@ class SubscriptionFilter:
         self._beyond: Object = {}
 
     def honour(self, more: Object) -> None:
-        """Record members of the filter that a server gets, and that MCP does not define."""
+        """Record members of the filter that an extension defines and a server supports, for the acknowledgement."""
         self._beyond |= more
 
     def acknowledge(self, honoured: Filter) -> None:
-        """Send the acknowledgement, the first frame of the subscription. The changes that waited for it follow."""
+        """Send the acknowledgement, which is the first frame of the subscription, and then the queued notifications."""
         self.wanted = honoured
         params: Object = {"notifications": msgspec.Raw(encode(honoured.as_notifications() | self._beyond))}
         self._send(ACKNOWLEDGED, params)
@@ -117,11 +120,12 @@ class SubscriptionFilter:
                 self._send(method, params)
 
     def extend(self, more: Filter) -> None:
-        """Add to the honoured filter: a server that supports more has come after the acknowledgement."""
+        """Add `more` to the filter: a server that supports it has answered only after the acknowledgement."""
         self.wanted |= more
 
     def notify(self, method: str, params: Object, uri: object) -> None:
-        """Pass on a change if the filter asks for it. `uri` names the changed resource, if it is about one."""
+        """Send or queue the notification of a change, if the filter asks for it. `uri`: the changed resource, if a
+        resource has changed."""
         if not self.wanted.wants(method, uri):
             return
         if self._early is not None:
@@ -130,13 +134,13 @@ class SubscriptionFilter:
             self._send(method, params)
 
     def notify_all(self, part: Filter) -> None:
-        """Notify the client of each kind and resource in `part`, because their changes may have been missed."""
+        """Notify the client of a change of each kind and resource in `part`: real changes may have been missed."""
         for method, params, uri in part.changes():
             self.notify(method, params, uri)
 
     def relay(self, frame: bytes) -> None:
-        """Pass on a notification of a server that has the subscription, as it is. Before the acknowledgement, only the
-        kind of a change is kept: a change of any resource counts as one of all named resources."""
+        """Send a notification of a server that has received this subscription itself, unchanged. Before the
+        acknowledgement, queue only the kind of a change: a change of any resource counts for all subscribed ones."""
         if self._early is None:
             self._emit(frame)
             return
@@ -149,7 +153,7 @@ class SubscriptionFilter:
             self._early[str(message.method), len(self._early)] = message.params_object()
 
     def pass_on(self, method: str, params: Object) -> None:
-        """Pass on a notification that MCP does not define, if the client has declared its extension."""
+        """Send or queue a notification of an extension, if the client has declared the extension."""
         if not self._declared.takes(method):
             return
         if self._early is None:
@@ -162,6 +166,6 @@ class SubscriptionFilter:
 
 
 def with_subscription_id(params: Object, client_id: RequestId) -> Object:
-    """Return the params of a notification, with the client's own subscription id."""
+    """Return the params of a notification with the subscription id (the id of the client's request) in `_meta`."""
     meta = msgspec.json.decode(params.get("_meta", b"{}"), type=Object)
     return params | {"_meta": msgspec.Raw(encode(meta | {SUBSCRIPTION_ID: msgspec.Raw(encode(client_id))}))}

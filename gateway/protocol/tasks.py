@@ -15,15 +15,15 @@ TASKS: Final = "io.modelcontextprotocol/tasks"
 """The name of the extension."""
 
 MAX_ID_CHARS: Final = 1_024
-"""Most characters of the id, and of the creation time, that a server gives a task which the gateway follows."""
+"""Maximum number of characters of a task's id, and of its creation time, in a server's message."""
 
 _CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 
 
 class TaskAtServer(msgspec.Struct, frozen=True):
-    """A task that a server has made of a call. It may outlive the process that has sent the call.
+    """A task that a server has created for a call. It may outlive the gateway process that has sent the call.
 
-    `id` is the server's own, `created_at` the time as the server has written it, and `era` that of the server.
+    `id`: the server's own id. `created_at`: the time as the server has written it. `era`: the server's era.
     """
 
     id: str
@@ -32,43 +32,46 @@ class TaskAtServer(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, frozen=True):
-    """The state of a task in a server's message. `ttl_s` counts from its creation; None: the server sets no limit."""
+    """The state of a task in a server's message. `ttl_s`: time to live from the task's creation; None if unlimited."""
 
     is_over: bool
     ttl_s: float | None
 
 
 def declares_tasks(meta: Mapping[str, Any]) -> bool:
-    """Return whether the client declares the extension in the `_meta` of this request: no other request counts."""
+    """Return True if the client declares the tasks extension in the `_meta` of this request. Each request must declare
+    it."""
     declared = meta.get(_CAPABILITIES)
     extensions = declared.get("extensions") if isinstance(declared, dict) else None
     return isinstance(extensions, dict) and TASKS in extensions
 
 
 def asks_for_task(params: Object) -> bool:
-    """Return whether a request asks for a task (MCP 2025-11-25). `null`, which some clients write, asks for none."""
+    """Return True if a request asks for a task (MCP 2025-11-25). Some clients send `null`, which asks for none."""
     return "task" in params and bytes(params["task"]) != b"null"
 
 
 def with_tasks(meta: Object) -> Object:
-    """Declare tasks in the `_meta` of a request that the gateway makes: it takes a task in place of a result."""
+    """Return the `_meta` of a request of the gateway, with the tasks extension declared: the server may answer with a
+    task in place of a result."""
     capabilities = object_of(meta.get(_CAPABILITIES))
     extensions = object_of(capabilities.get("extensions")) | {TASKS: msgspec.Raw(b"{}")}
     return meta | {_CAPABILITIES: msgspec.Raw(encode(capabilities | {"extensions": msgspec.Raw(encode(extensions))}))}
 
 
 def is_task(result: Object) -> bool:
-    """Return whether a server's result is a task, in place of the answer to the request."""
+    """Return True if a server's result is a task in place of the answer to the request."""
     return bytes(result.get("resultType", b"")) == b'"task"'
 
 
 def names_tasks(method: str, params: Object) -> bool:
-    """Return whether a request is a `subscriptions/listen` that names tasks."""
+    """Return True if a request is a `subscriptions/listen` for changes of tasks."""
     return method == "subscriptions/listen" and "taskIds" in object_of(params.get("notifications"))
 
 
 def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
-    """Return the state of a task as reported; None if this is no task. `ttl` is the key of the time to live, in ms."""
+    """Return the state of a task in a server's message; None if `task` has no valid state. `ttl`: the key of the time
+    to live in milliseconds."""
     try:
         status = msgspec.json.decode(task.get("status", b"null"))
         ttl_ms = msgspec.json.decode(task.get(ttl, b"null"), type=float | None)
@@ -80,13 +83,13 @@ def state_of(task: Object, ttl: str = "ttlMs") -> TaskState | None:
 
 
 def own_id(task: Object) -> str:
-    """Return the id that a server has given a task; empty if it has none."""
+    """Return the `taskId` that a server has given a task; empty if it is missing or not a string."""
     found = msgspec.json.decode(task.get("taskId", b"null"))
     return found if isinstance(found, str) else ""
 
 
 def created_at(task: Mapping[str, Any]) -> str:
-    """Return the time when a task was created, as its server writes it; empty if it does not say."""
+    """Return the creation time of a task, as its server has written it; empty if missing or invalid."""
     try:
         return msgspec.json.decode(task.get("createdAt", b'""'), type=str)
     except msgspec.MsgspecError:
@@ -94,8 +97,8 @@ def created_at(task: Mapping[str, Any]) -> str:
 
 
 def is_same_time(one: str, other: str) -> bool:
-    """Return whether two times are the same to the second, or the same text. A server may write a time with more or
-    fewer digits once it has read that from its store."""
+    """Return True if two times differ by less than a second, or are the same text. A server may later write the same
+    time with fewer or more digits."""
     if one == other:
         return True
     first, second = _instant(one), _instant(other)

@@ -11,11 +11,11 @@ from urllib.parse import unquote
 import re2
 
 MOST_MARKS: Final = 64
-"""Most combining marks of one character. The time to sort them grows with the square of their number."""
+"""Maximum number of combining marks of one character. The time for NFKC grows with the square of their number."""
 
 
 class TooManyMarks(ValueError):
-    """A text cannot be converted to NFKC in a bounded time."""
+    """A text has too many combining marks to convert it to NFKC in limited time."""
 
 
 def normal(text: str) -> str:
@@ -33,9 +33,9 @@ def normal(text: str) -> str:
 
 @functools.cache
 def _marks() -> re.Pattern[str]:
-    """Return a pattern for more than `MOST_MARKS` marks in a row. It repeats one class, so it never backtracks.
+    """Return a regular expression for more than `MOST_MARKS` combining marks in a row. It never backtracks.
 
-    Characters whose decomposition begins with a mark count as marks: some of them are not combining themselves.
+    A character whose decomposition begins with a mark counts as a mark, even if it is not combining itself.
     """
     marks = "".join(mark for mark in map(chr, range(0x300, 0x1F000)) if _is_mark(mark))
     return re.compile(f"[{marks}]{{{MOST_MARKS + 1}}}")
@@ -48,23 +48,23 @@ def _is_mark(character: str) -> bool:
 
 
 _MAX_DECODINGS: Final = 4
-"""Times that percent-encoding is decoded. A URI that needs more is refused."""
+"""How often percent-encoding is decoded. A URI that needs more is refused."""
 _CACHED, _MEMORY = 256, 256 << 10
-"""Number of compiled templates in the cache, and the most bytes that one of them may take."""
+"""Number of compiled templates in the cache, and the most bytes that one of them may use."""
 _MOST_WORK: Final = 2_000_000
-"""Characters of a URI times the template expressions that are matched with it: some 0.1 s. It is enough for 4,000
-templates with two expressions each and a URI of 150 characters."""
+"""Limit for the characters of a URI times the template expressions that are matched with it: about 0.1 s. It is enough
+for 4,000 templates with two expressions each and a URI of 150 characters."""
 _COMPILING: Final = 2
-"""The work of compiling one character of a template."""
+"""The cost of compiling one character of a template, in units of `_MOST_WORK`."""
 _SEGMENT: Final = re.compile(r"^[^:/]*:/*|[^/]*/")
 _COMPARED: Final = 256
-"""The characters at the beginning of a URI by which it is compared with others."""
+"""How many characters at the beginning of a URI are compared with other URIs."""
 _SAME: Final = 1 << 30
 _DROPPED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
-"""Characters that readers drop, replace or refuse: a URL with a tab is read as that without (WHATWG URL, 4.4)."""
+"""Characters that parsers drop, replace or refuse: a tab in a URL is ignored, for example (WHATWG URL, 4.4)."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443", "ws": "80", "wss": "443", "ftp": "21", "file": ""}
-"""Schemes whose URIs readers parse in a special way (WHATWG URL, 4.2), with their default ports."""
+"""The special schemes of the WHATWG URL standard (4.2), with their default ports."""
 _AUTHORITY: Final = re.compile(r"[^/\\?#]*")
 _SEPARATOR: Final = re.compile(r"[/\\?#;]")
 _QUERY: Final = re.compile(r"[?#;]")
@@ -77,10 +77,10 @@ _ONE: Final = {"": r"[^/?#]*", ".": r"[^/?#]*", ";": r"[^/?#]*"}
 def forms(uri: str) -> tuple[str, ...] | None:
     """Return the forms in which servers may read a URI: as it is written and, if that differs, in its normal form.
 
-    The normal form has percent-encoding decoded, dot segments and double slashes removed, and text in NFKC. None if
-    there is no one normal form, because readers (RFC 3986, the WHATWG URL standard, file systems) differ: the URI is
-    encoded too often, has control characters or spaces around it, has dot segments beside encoded delimiters, leaves
-    its authority by dot segments, or names its host in an unusual way.
+    In the normal form, percent-encoding is decoded, dot segments and double slashes are removed, and text is in NFKC.
+    Return None if parsers (RFC 3986, the WHATWG URL standard, file systems) would disagree on the normal form: if the
+    URI is encoded too often, has control characters or surrounding spaces, has dot segments beside encoded delimiters,
+    leaves its authority by dot segments, or writes its host in an unusual way.
     """
     if uri != uri.strip():
         return None
@@ -104,7 +104,7 @@ def forms(uri: str) -> tuple[str, ...] | None:
 
 
 def _is_literal(uri: str, plain: str) -> bool:
-    """Return whether every reader finds the same segments in a URI as in its decoded form."""
+    """Return True if every parser finds the same segments in a URI as in its decoded form `plain`."""
     once = unquote(uri)
     return once == plain and "\\" not in plain and all(uri.count(mark) == once.count(mark) for mark in "/?#")
 
@@ -136,8 +136,8 @@ def _canonical(plain: str, *, is_literal: bool) -> str | None:
 
 
 def _special(scheme: str, rest: str) -> tuple[str, str] | None:
-    """Return the authority and the path of a URI whose scheme is special: any number of slashes, in either direction,
-    leads to its host (WHATWG URL, 4.4). None if readers may find another host than is written."""
+    """Return the authority and the path of a URI with a special scheme (`rest` follows the colon): any number of
+    slashes or backslashes may precede its host (WHATWG URL, 4.4). None if parsers may find different hosts."""
     body = rest.lstrip("/\\")
     slashes = len(rest) - len(body)
     if scheme == "file" and slashes != 2:
@@ -153,8 +153,8 @@ def _special(scheme: str, rest: str) -> tuple[str, str] | None:
 
 
 def _is_plain_host(scheme: str, place: str) -> bool:
-    """Return whether readers leave a host as it is written, but for case and port. It must be an ASCII name, or an
-    address in its usual form."""
+    """Return True if all parsers read the host in `place` as it is written, except for case and port: it is an ASCII
+    name, or an IP address in its usual form."""
     host, _, _ = _PORT.sub("", place).partition("{")  # a template may go on with an expression
     if not host:
         return scheme == "file" or "{" in place
@@ -192,7 +192,7 @@ def _without_login(authority: str) -> str:
 
 
 def _climbs(path: str) -> bool:
-    """Return whether dot segments lead above the beginning of a path."""
+    """Return True if the `..` segments of a path lead above its beginning."""
     depth = 0
     for part in path.split("/"):
         depth += -1 if part == ".." else part not in (".", "")
@@ -212,7 +212,7 @@ def _without_dots(path: str) -> str:
 
 
 def matches_template(uri: str, template: str) -> bool:
-    """Return whether a URI matches a template (RFC 6570)."""
+    """Return True if a URI matches a URI template (RFC 6570)."""
     try:
         return _expression(template).fullmatch(uri.encode("utf-8", "replace")) is not None
     except re2.error:  # the compiled template is larger than `_MEMORY`
@@ -220,8 +220,8 @@ def matches_template(uri: str, template: str) -> bool:
 
 
 def _matching(uri: str, templates: Iterable[str]) -> Iterator[str]:
-    """Yield the templates that a URI matches or is equal to, until the search takes too long: servers choose how many
-    templates there are, and how many expressions each has."""
+    """Yield the templates that a URI matches or is equal to. Stop if the search takes too long, because servers choose
+    the number of templates and of their expressions."""
     work = 0
     for template in templates:
         work += len(uri) * (1 + template.count("{")) + _COMPILING * len(template)
@@ -232,13 +232,13 @@ def _matching(uri: str, templates: Iterable[str]) -> Iterator[str]:
 
 
 def matches_any_template(uri: str, templates: Iterable[str]) -> bool:
-    """Return whether a URI matches one of the templates. False if the search would take too long."""
+    """Return True if a URI matches one of the templates; False if none matches, or if the search takes too long."""
     return next(_matching(uri, templates), None) is not None
 
 
 def template_fit(uri: str, templates: Iterable[str]) -> int:
-    """Return how well the best of these templates fits a URI: the longer its fixed beginning, the better. A template
-    equal to the URI is best. 0 if the URI matches none, or if the search would take too long."""
+    """Return how well the best matching template fits a URI: the longer the text before its first expression, the
+    higher. A template equal to the URI gives the highest value. 0 if none matches, or if the search takes too long."""
     closest_first = sorted(templates, key=lambda template: (-len(template.partition("{")[0]), template))
     fits = (template for template in closest_first if uri.startswith(template.partition("{")[0]))
     found = next(_matching(uri, fits), None)
@@ -246,7 +246,8 @@ def template_fit(uri: str, templates: Iterable[str]) -> int:
 
 
 def closeness(uri: str, others: Iterable[str]) -> int:
-    """Return how many characters of a URI the closest of the others shares, in whole segments; 0 if none does."""
+    """Return the length of the longest beginning of a URI, in whole segments, that one of `others` also has; 0 if none
+    has."""
     cuts = [match.end() for match in _SEGMENT.finditer(uri, 0, _COMPARED)]
     others = tuple(others)
     for cut in reversed(cuts):

@@ -1,6 +1,6 @@
 """Find the configuration files of MCP hosts on this machine, read the servers in them, and add an entry to a file.
 
-The content of the file is kept, with comments and layout. Before it is written, the result is parsed again: it must
+The file's other content, comments and layout stay. Before the file is written, the result is parsed again: it must
 equal the old document with the new entry.
 """
 
@@ -34,15 +34,15 @@ _IN_HOME: Final = (
 _OURS_ALONE: Final = OURS - frozenset(
     {"command", "args", "env", "cwd", "url", "headers", "only_tools", "hidden_tools", "tools"}
 )
-"""Fields that no other host has: a file that came with a folder does not decide what a server may touch, or who shares
-it."""
+"""Fields that only this gateway has. They are not taken from other hosts' files, which may come with a folder: such a
+file must not decide what a server may touch, or who shares it."""
 _OF_APPS: Final = ("Claude/claude_desktop_config.json", "Code/User/mcp.json")
 
 
 @dataclass(slots=True)
 class FoundServers:
-    """`entries` by name, `places` the file of each by the same name, `secrets` what in it looks like a credential that
-    stands there as text, and `notes` on what was left out."""
+    """Servers in the files of hosts. `entries` are by name, `places` are their files. `secrets` are the fields with
+    what looks like a credential in plain text. `notes` say what was left out."""
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[str, Path] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class FoundServers:
 
 
 def found_servers(project: Path, home: Path, environ: Mapping[str, str]) -> FoundServers:
-    """Return the servers that hosts have for that folder, and for that user. The first of a name counts: those of the
-    project come first."""
+    """Return the servers that hosts have for the folder `project` and for the user. Of several with one name, the first
+    one is used; those of the project come first."""
     found = FoundServers()
     apps = home / ("Library/Application Support" if sys.platform == "darwin" else ".config")
     files = [*(project / name for name in _IN_PROJECT), *(apps / name for name in _OF_APPS)]
@@ -90,7 +90,7 @@ def _add(file: Path, document: dict[str, Any], project: Path, environ: Mapping[s
 
 
 def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[str, Any]:
-    """Return what another host's entry is taken for."""
+    """Return the fields of another host's entry that are adopted. Add a note on fields that are not."""
     taken = {key: value for key, value in entry.items() if key not in WITHOUT_MEANING | _OURS_ALONE}
     if isinstance(taken.get("tools"), dict):
         del taken["tools"]  # a list is another host's, a table ours
@@ -102,8 +102,7 @@ def _taken(where: str, entry: Mapping[str, Any], found: FoundServers) -> dict[st
 
 
 def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fields whose text looks like a credential, by its name or its form, and not like a placeholder for
-    one."""
+    """Yield the fields that have a credential in plain text, judged by its name or form. Placeholders do not count."""
     for table in ("env", "environment", "headers", "http_headers"):
         given = entry.get(table)
         values = given if isinstance(given, dict) else {}
@@ -118,7 +117,7 @@ def _secrets(entry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the servers of a file. Claude Code has some by project."""
+    """Yield the servers in a host's file by name, first those that Claude Code has for the project."""
     projects = document.get("projects")
     of_project = projects.get(str(project)) if isinstance(projects, dict) else None
     for part in (of_project, document):
@@ -129,8 +128,8 @@ def _entries(document: dict[str, Any], project: Path) -> Iterator[tuple[str, dic
 
 
 def _is_gateway(entry: Mapping[str, Any], url: Any) -> bool:
-    """Return whether it is most likely this gateway, which a client has been told of: it would serve itself. `url` is
-    what the entry says of its URL, in whichever field."""
+    """Return whether an entry most likely leads to this gateway, which would then serve itself. `url` is the entry's
+    URL, whatever its field is called."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
     if session_key_of(entry) or {"stdio", "--url"} <= {*words} or any(word.startswith(KEY_HEADER) for word in words):
@@ -139,7 +138,7 @@ def _is_gateway(entry: Mapping[str, Any], url: Any) -> bool:
 
 
 def session_key_of(entry: Mapping[str, Any]) -> str:
-    """Return the session key of an entry; empty if it has none."""
+    """Return the session key in an entry; empty if the entry has none."""
     for table, name in (("headers", KEY_HEADER), ("http_headers", KEY_HEADER), ("env", KEY_VARIABLE)):
         given = entry.get(table)
         if isinstance(given, dict) and isinstance(given.get(name), str):
@@ -165,7 +164,7 @@ def other_servers(path: Path, file: ClientFile) -> list[str]:
 
 
 def entry_in(path: Path, file: ClientFile) -> dict[str, Any]:
-    """Return the entry that the file at `path` has in the place of `file`; empty if it has none.
+    """Return the entry in the file at `path` that has the keys `file.at`; empty if there is none.
 
     Raises:
         ConfigurationError: the file cannot be read.
@@ -180,7 +179,7 @@ _TOKEN: Final = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}\[\]:,]|[^\s{}\[\]:,"'/]+""", re.DOTALL
 )
 _MODE: Final = 0o600
-"""Of a new file: entries can hold credentials."""
+"""The permissions of a new file: entries can contain credentials."""
 
 
 def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool:
@@ -210,9 +209,8 @@ def copy_of(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace the file as a whole, or not at all. It keeps its permissions; a new one is for its owner alone. Links to
-    what exists are followed, to the file and to the folders above it, unless another user has made them. Raises
-    `OSError`."""
+    """Replace the file in one step. It keeps its permissions; a new file is only for its owner. Symlinks to the file
+    and its parent folders are followed if they have a target and are not another user's. Raises `OSError`."""
     _check_links(path.absolute())
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +231,8 @@ def _replace(real: Path, data: bytes, mode: int) -> None:
 
 
 def _check_links(path: Path) -> None:
-    """Raise `OSError` if whoever made a link on the way would choose where the file is written."""
+    """Raise `OSError` if the path leads through a symlink without a target or of another user. Whoever made the link
+    would choose where the file is written."""
     for part in (*reversed(path.parents), path):
         if not part.is_symlink():
             continue
@@ -246,7 +245,8 @@ def _check_links(path: Path) -> None:
 
 
 def with_entry(text: str, file: ClientFile, where: str) -> str:
-    """Return the text of the file with the entry. `where` is its name in messages. Raises `ConfigurationError`."""
+    """Return the text of a file with the entry added. `where` is the file's name in messages. Raises
+    `ConfigurationError` if the text cannot be edited."""
     if not text.strip():
         return file.text
     document = parsed_document(text, where, is_toml=file.language == "toml")
@@ -279,7 +279,8 @@ def _toml(text: str, file: ClientFile) -> str:
 
 
 def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
-    """Return JSON with the entry: plain JSON written anew in its own indentation, JSON with comments as it was."""
+    """Return JSON text with the entry added. Plain JSON is formatted again with its own indentation; JSON with comments
+    keeps its layout."""
     try:
         json.loads(text)
     except ValueError:
@@ -289,7 +290,7 @@ def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
 
 
 def _inserted(text: str, file: ClientFile) -> str:
-    """Return the entry as the last one of its table, below the comments that stand there."""
+    """Return the text with the entry added as the last one in its object, after the comments there."""
     tables = {table.keys: table for table in _tables(text)}
     above, inner = file.at[:-1], {file.at[-1]: _plain(file.entry)}
     while above not in tables and above:
@@ -311,8 +312,8 @@ def _inserted(text: str, file: ClientFile) -> str:
 
 
 class _Table(NamedTuple):
-    """An object of a JSON document: its keys, its last word that is no comment and where that ends, and where the brace
-    is that ends the object."""
+    """An object in JSON text. `keys`: the path to it. `last_word`: the last token in it that is not a comment, which
+    ends at `last_end`. `end`: the position of its closing brace."""
 
     keys: tuple[str, ...]
     last_word: str
@@ -321,7 +322,7 @@ class _Table(NamedTuple):
 
 
 def _tables(text: str) -> Iterator[_Table]:
-    """Yield the objects of a JSON document that are in no list."""
+    """Yield the objects in JSON text, except those in lists."""
     path: list[str | None] = []
     key: str | None = None
     last, last_end = "", 0
@@ -356,7 +357,7 @@ def _unquoted(word: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a document has it, of dicts and lists."""
+    """Convert a value to dicts and lists, as parsing a file returns them."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """Write what a client needs to use a gateway: a command, an entry for its configuration file, a link. Pure: no I/O.
 
-One table for the command line, the console and the documents. The forms are those of the clients' own documentation,
-which each snippet names. A credential never stands in a snippet: the client reads a variable.
+The command line, the console and the documents use the same table. The forms are those of the clients' documentation,
+which each snippet names. No snippet contains a credential: the client reads it from a variable.
 """
 
 import base64
@@ -18,21 +18,21 @@ from gateway.config.addresses import is_of_this_machine
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 
 CREDENTIAL_VARIABLE: Final = "MCP_TOKEN"
-"""The variable in which a client finds its API key or access token. No `MCP_GATEWAY_…`: those are settings."""
+"""The variable with the API key or access token of a client. It does not begin with `MCP_GATEWAY_`, as settings do."""
 PLACEHOLDER: Final = f"<{CREDENTIAL_VARIABLE}>"
-"""What a person replaces by the credential, in the files of hosts that read no variables."""
+"""The text that a person replaces by the credential, in files of hosts that read no variables."""
 WITH_KEY: Final = frozenset({"claude-desktop", "lm-studio", "windsurf", "zed"})
-"""Clients that get a session key unless they are told otherwise: apps that a person opens again, whose file is that
-person's alone."""
+"""Clients that get a session key by default: apps that a person starts again and again, with a file of that person
+alone."""
 
 Language = Literal["sh", "json", "toml", "python", "typescript"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFile:
-    """An entry of a client's configuration file: `entry` under the keys `at`.
+    """An entry in a client's configuration file: `entry` is the value, `at` the path of keys to it.
 
-    `path` begins with `~/` if it is a file of the user, otherwise it is one of the project.
+    `path` begins with `~/` if the file is the user's; otherwise it is a file in the project's folder.
     """
 
     path: str
@@ -42,7 +42,7 @@ class ClientFile:
 
     @property
     def text(self) -> str:
-        """Return the text of a file that has only this entry."""
+        """Return the content of a file with only this entry."""
         if self.language == "toml":
             lines = [f"{key} = {_toml(value)}" for key, value in self.entry.items()]
             return "\n".join([f"[{'.'.join(map(_toml_key, self.at))}]", *lines]) + "\n"
@@ -54,10 +54,10 @@ class ClientFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """How one client connects.
+    """How one client connects to the gateway.
 
-    `text` is the shortest way, in `language`. `file` is the entry that a client with a configuration file reads; None
-    for the others. `link` is a deep link that opens the client; empty if it has none.
+    `text` is the shortest way, written in `language`. `file` is the entry in the client's configuration file; None if
+    the client has no such file. `link` is a deep link that opens the client; empty if there is none.
     """
 
     client: str
@@ -71,8 +71,9 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Connection:
-    """What a client is told: `name` of the server in the client. `needs_token`: it sends a credential. `program`: the
-    words that start this gateway's command on the client's machine; empty if it may not be there."""
+    """What a client has to know of the gateway. `name`: the server's name in the client. `needs_token`: the client
+    sends a credential. `program`: the words that start this gateway's command on the client's machine; empty if it may
+    be missing."""
 
     url: str
     name: str
@@ -82,34 +83,34 @@ class _Connection:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers beside the credential."""
+        """Return the headers to send, without the credential."""
         return {KEY_HEADER: self.session_key} if self.session_key else {}
 
     def headers_with(self, variable: str) -> dict[str, str]:
-        """Return the headers. `variable`: how the client refers to `CREDENTIAL_VARIABLE`."""
+        """Return all headers to send. `variable` is the client's syntax for the value of `CREDENTIAL_VARIABLE`."""
         credential = {"Authorization": f"Bearer {variable}"} if self.needs_token else {}
         return credential | self.headers
 
     def options(self, option: str = "--header") -> str:
-        """Return the headers as options of a shell command, in which the shell replaces the variable."""
+        """Return the headers as options of a shell command. The shell replaces the variable with the credential."""
         credential = f' {option} "Authorization: Bearer ${CREDENTIAL_VARIABLE}"' if self.needs_token else ""
         more = [f" {option} {shlex.quote(f'{name}: {value}')}" for name, value in self.headers.items()]
         return credential + "".join(more)
 
     def entry(self, variable: str, **more: Any) -> dict[str, Any]:
-        """Return an entry in JSON with these fields and the headers, if there are any."""
+        """Return a JSON entry with the fields in `more`, and with the headers if there are any."""
         headers = self.headers_with(variable)
         return more | ({"headers": headers} if headers else {})
 
 
 def name_for(url: str) -> str:
-    """Return what a client may call the server at that URL: `files` for `/servers/files/mcp`, otherwise `gateway`."""
+    """Return a name for the server at a URL: `files` for `/servers/files/mcp`, `gateway` for other URLs."""
     found = re.search(r"/servers/([A-Za-z0-9._-]+)/mcp$", url)
     return found[1] if found else "gateway"
 
 
 def snippets(url: str, *, name: str = "", needs_token: bool = False, session_key: str = "") -> list[Snippet]:
-    """Return all clients for the gateway at `url`. For the options, see `snippet`."""
+    """Return the snippets of all clients for the gateway at `url`. `snippet` describes the other arguments."""
     return [snippet(client, url, name=name, needs_token=needs_token, session_key=session_key) for client in CLIENTS]
 
 
@@ -124,10 +125,10 @@ def snippet(
 ) -> Snippet:
     """Return how one of `CLIENTS` uses the gateway at `url`, which ends with `/mcp`.
 
-    `name`: what the client calls the server; empty: `name_for(url)`. `needs_token`: the gateway asks for a credential,
-    which the client finds in `CREDENTIAL_VARIABLE`. `session_key`: the key that names the client's session. `program`:
-    the words that start this gateway's command on the client's machine, for hosts that only speak stdio; without it,
-    they start mcp-remote.
+    `name`: the server's name in the client; empty: `name_for(url)`. `needs_token`: the gateway requires a credential,
+    which the client reads from `CREDENTIAL_VARIABLE`. `session_key`: the key of the client's session. `program`: the
+    words that start this gateway's command on the client's machine, for hosts that speak only stdio; without it, these
+    hosts start mcp-remote.
 
     Raises:
         KeyError: there is no such client.
@@ -222,7 +223,7 @@ def _gemini(to: _Connection) -> Snippet:
 
 
 def _in_file(client: str, title: str, documentation: str, file: ClientFile) -> Snippet:
-    """Return the snippet of a client that has nothing but its file."""
+    """Return the snippet of a client that can be configured only by its file."""
     return Snippet(client=client, title=title, documentation=documentation, language="json", text=file.text, file=file)
 
 
@@ -237,7 +238,7 @@ def _claude_desktop(to: _Connection) -> Snippet:
 
 
 def _started(to: _Connection) -> dict[str, Any]:
-    """Return the entry of a host that only speaks stdio: a program that it starts, and that speaks HTTP."""
+    """Return the entry for a host that speaks only stdio: the command of a program that forwards messages over HTTP."""
     env = {CREDENTIAL_VARIABLE: PLACEHOLDER} if to.needs_token else {}
     if to.program:
         command, args = to.program[0], [*to.program[1:], "stdio", "--url", to.url]
@@ -356,11 +357,11 @@ _CLIENTS: Final[Mapping[str, Callable[[_Connection], Snippet]]] = {
     "typescript": _typescript,
 }
 CLIENTS: Final = tuple(_CLIENTS)
-"""The clients by name, in the order in which they are shown."""
+"""The names of the clients, in the order in which they are shown."""
 
 
 def _quoted(text: str) -> str:
-    """Return a string of Python, JavaScript, JSON and TOML."""
+    """Return a string literal that is valid in Python, JavaScript, JSON and TOML."""
     return json.dumps(text)
 
 

@@ -1,7 +1,7 @@
-"""Translate one server of a host's configuration file into the fields of `mcpServers`.
+"""Translate a server's entry in a host's configuration file into the fields of `mcpServers`.
 
 Hosts agree on `command`, `args`, `env`, `url` and `headers`, and differ in the rest. The tables below are from their
-documentation; configuration.md lists what is read.
+documentation; configuration.md lists the fields that are read.
 """
 
 import io
@@ -37,7 +37,7 @@ WITHOUT_MEANING: Final = frozenset(
     "startup_timeout_sec supports_parallel_tool_calls tags timeout timeoutMs title tool_timeout_sec trust version "
     "watchPaths".split()
 )
-"""Fields of other hosts that concern their user interface or their own time limits."""
+"""Fields of other hosts that have no meaning for a gateway, such as those for a user interface or a host's timeouts."""
 CREDENTIALS: Final = frozenset({"auth", "authProviderType", "headersHelper", "oauth"})
 STDIO: Final = frozenset({"local", "stdio"})
 HTTP: Final = frozenset({"http", "remote", "streamable", "streamable-http", "streamable_http", "streamableHttp"})
@@ -54,7 +54,7 @@ _MOST_ENV_FILE: Final = 1 << 20
 
 @dataclass(slots=True)
 class Findings:
-    """What was found in a file: `faults` stop the start, `notes` are told."""
+    """Results of reading a file: `faults` are errors, `notes` say what has no effect."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -70,9 +70,10 @@ class Findings:
 
 
 def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Findings) -> dict[str, Any] | None:
-    """Return the entry in the words of `mcpServers`; None if it is not served, which is then told.
+    """Return the entry in the fields of `mcpServers`. Return None, and add a note or fault, if the server is not
+    served.
 
-    Values of a wrong type are left as they are, for validation to name.
+    Values of a wrong type stay unchanged; validation reports them later.
     """
     if not _is_enabled(where, given, found) or not _is_reachable(where, given, found):
         return None
@@ -94,7 +95,8 @@ def adapted_entry(where: str, given: Mapping[str, Any], place: Place, found: Fin
 
 
 def command_fault(command: str, path: str | None) -> str:
-    """Return why a command can be no program: it holds its arguments. An empty string if it can. `path` is a PATH."""
+    """Return a fault if a command is not a program but a whole command line; an empty string otherwise. `path` is the
+    PATH in which the program is searched."""
     words = command.split()
     if len(words) < 2 or shutil.which(command, path=path) or Path(command).exists():
         return ""
@@ -122,7 +124,7 @@ def _is_enabled(where: str, given: Mapping[str, Any], found: Findings) -> bool:
 
 
 def _is_reachable(where: str, given: Mapping[str, Any], found: Findings) -> bool:
-    """Return whether the gateway speaks the transport that the entry names."""
+    """Return whether the gateway supports the transport that the entry names. If not, add a warning or fault."""
     for name in ("type", "transport", "transportType"):
         kind = given.get(name)
         if kind is None or kind in STDIO | HTTP:
@@ -152,7 +154,7 @@ def _flatten_command(entry: dict[str, Any]) -> None:
 
 
 def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
-    """Keep the lists of tools that the host shows or hides: what it hides is not served either."""
+    """Translate the host's lists of shown and hidden tools: a tool that the host hides is not served."""
     shown = [given[name] for name in ONLY if given.get(name) is not None]
     if isinstance(entry.get("tools"), list):  # GitHub Copilot
         shown.append(entry.pop("tools"))
@@ -178,7 +180,7 @@ def _filter_tools(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 
 def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], found: Findings) -> None:
-    """Tell which fields have no effect. A name that resembles one of ours is misspelt, which is a fault."""
+    """Note the fields that have no effect. A field whose name is similar to a known one is a fault: it is misspelt."""
     of_another = is_of_another_host(entry.get("sandbox"))
     if of_another or given.get("sandboxEnabled"):
         if of_another:
@@ -199,7 +201,7 @@ def _drop_foreign(where: str, entry: dict[str, Any], given: Mapping[str, Any], f
 
 
 def _expand(where: str, entry: dict[str, Any], place: Place, found: Findings, *, braces: bool) -> None:
-    """Replace the placeholders in the fields that hosts expand."""
+    """Replace the placeholders in those fields in which hosts do so."""
 
     def one(name: str, text: Any, *, is_pair: bool = False) -> Any:
         if not isinstance(text, str):
@@ -225,8 +227,7 @@ def _expand(where: str, entry: dict[str, Any], place: Place, found: Findings, *,
 def _add_named_variables(
     where: str, entry: dict[str, Any], given: Mapping[str, Any], place: Place, found: Findings
 ) -> None:
-    """Add the values that the host takes from variables or a file: Codex's `…env_var…` fields and VS Code's
-    `envFile`."""
+    """Add values that a host reads from variables or a file: Codex's `…env_var…` fields and VS Code's `envFile`."""
 
     def value(name: str, source: Any, read: Callable[[str], Any]) -> Any:
         try:
@@ -257,7 +258,7 @@ def _add_named_variables(
 
 
 def _env_file(path: str, place: Place) -> dict[str, str]:
-    """Return the variables of a file in the format of `.env`. Raises `Unresolved`."""
+    """Return the variables in a `.env` file. Raises `Unresolved` if the file cannot be read."""
     from dotenv import dotenv_values  # only for files that need it
 
     file = place.workspace / Path(expanded(path, place)).expanduser()

@@ -1,7 +1,8 @@
 """Read configuration files: TOML, JSON, or JSON with comments and trailing commas, in the forms of MCP hosts.
 
-The file of the gateway itself is one of them: `mcpServers`, as desktop hosts have it, with `gateway` beside it. A file
-is read whole, so its size and its depth are bounded. Error messages hold no part of it: it can contain secrets.
+The file of the gateway itself has such a form: `mcpServers`, as in files of desktop hosts, and `gateway` beside it. The
+size and depth of a file are limited, because it is read as a whole. Error messages quote nothing from it, because it
+can contain secrets.
 """
 
 import json
@@ -21,10 +22,10 @@ _MOST_LEVELS: Final = 64
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the object or table in a file.
+    """Return the object (JSON) or table (TOML) in a file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is not what its name says.
+        ConfigurationError: the file cannot be read, or is not in the format that its name says.
     """
     try:
         with path.open("rb") as file:
@@ -38,8 +39,8 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def parsed_document(data: bytes | str, where: str, *, is_toml: bool, hint: str = "") -> dict[str, Any]:
-    """Return the object or table in the content of a file. `where` is its name in messages. Raises as
-    `read_document`."""
+    """Return the object (JSON) or table (TOML) in the content of a file. `where` is the file's name in messages. Raises
+    as `read_document`."""
     kind = "TOML" if is_toml else "JSON"
     try:
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
@@ -54,7 +55,7 @@ def parsed_document(data: bytes | str, where: str, *, is_toml: bool, hint: str =
 
 
 class _GivenTwice(ValueError):
-    """An object has a key twice."""
+    """An object in JSON text has the same key twice."""
 
 
 def _json(text: str) -> Any:
@@ -87,7 +88,7 @@ def _with_comments(text: str) -> Any:
 
 
 def _with_line(message: str, text: str) -> str:
-    """Return the message of the library, with line and column in place of its count of characters."""
+    """Return the library's error message, with line and column in place of a character position."""
     words = re.sub(r"b'(\w+)'", r"\1", message)
     words = re.sub(r"U\+00([2-7][0-9a-f])", lambda code: repr(chr(int(code[1], 16))), words)
     found = re.search(r"near (\d+)", words)
@@ -105,14 +106,14 @@ TABLES: Final = {
     "mcp_servers": "Codex",
     "amp.mcpServers": "Amp",
 }
-"""Keys of the file that hold servers by name, and whose they are."""
+"""Keys of a file that have servers by name, each with the hosts that use it."""
 BESIDE: Final = frozenset({"$schema", "gateway", "inputs", "mcp", "allowMCPServers", "excludeMCPServers", *TABLES})
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _SHOWN: Final = 12
 
 
 class FaultyEntry(NamedTuple):
-    """An entry of a server as the file has it, and why it cannot be served."""
+    """A server's entry that cannot be served, as it is in the file, with its faults."""
 
     given: Any
     faults: tuple[str, ...]
@@ -120,10 +121,11 @@ class FaultyEntry(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Adapted:
-    """The document in the gateway's own form.
+    """A file's document in the form of the gateway.
 
-    `places` has, by server, where the file has it if that is not `mcpServers.NAME`. `faulty` has the entries that
-    cannot be served, as the file has them, with their faults. The faults in `findings` are those of the whole file.
+    `places`: the path of a server's entry in the file, by server, if that is not `mcpServers.NAME`. `faulty`: the
+    entries that cannot be served, as they are in the file, with their faults. `findings`: notes, and the faults of the
+    whole file.
     """
 
     document: dict[str, Any]
@@ -133,8 +135,8 @@ class Adapted:
 
 
 def adapted(given: Mapping[str, Any], place: Place) -> Adapted:
-    """Return `mcpServers` and `gateway` of a host's file. Values that are no servers are left for validation to
-    name."""
+    """Translate a host's file into `mcpServers` and `gateway`. Entries that are not servers stay; validation reports
+    them later."""
     found = Findings()
     tables = dict(_tables(given))
     _unknown_keys(given, bool(tables), found)
@@ -169,12 +171,13 @@ def _tables(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def served_name(name: str) -> str:
-    """Return the name under which a server of a host is served. Empty if nothing of its name can stand in a URL."""
+    """Return the name under which the gateway serves a host's server. Empty if no character of the host's name is
+    allowed in a URL."""
     return name if _NAME.fullmatch(name) else re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip(".-")
 
 
 def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> None:
-    """Put the server into the document, under a name that can stand in URLs and in names of tools."""
+    """Add a server to the document, under a name that is allowed in URLs and names of tools."""
     found, (key, name) = result.findings, where
     served = served_name(name)
     at, servers = f"{key}.{name}", result.document["mcpServers"]
@@ -201,7 +204,7 @@ def _add(result: Adapted, where: tuple[str, str], entry: Any, place: Place) -> N
 
 
 def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the defaults of VS Code's input variables."""
+    """Return the default values of VS Code's input variables, by id."""
     inputs, within = given.get("inputs"), given.get("mcp")
     if inputs is None and isinstance(within, dict):
         inputs = within.get("inputs")
@@ -210,7 +213,7 @@ def _inputs(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
-    """Apply Gemini CLI's lists of servers that may be used."""
+    """Remove the servers that Gemini CLI's lists do not allow or exclude."""
     within = given.get("mcp")
     rules = within if isinstance(within, dict) else {}
     allowing = "mcp.allowed" if "allowed" in rules else "allowMCPServers"  # the second is of earlier versions
@@ -228,8 +231,8 @@ def _filter_servers(given: Mapping[str, Any], result: Adapted) -> None:
 
 
 def _unknown_keys(given: Mapping[str, Any], has_servers: bool, found: Findings) -> None:
-    """Note unknown keys. One that resembles `gateway` or `mcpServers` is a fault: without its rules the gateway would
-    serve more."""
+    """Note unknown keys at the top of the file. A key similar to `gateway` or `mcpServers` is a fault: if it were
+    ignored, the gateway would serve without its rules."""
     ignored = []
     for key in given:
         if key in BESIDE:

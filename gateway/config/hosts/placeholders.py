@@ -1,6 +1,6 @@
 """Replace placeholders in the servers of a configuration file: `${VAR}`, `${VAR:-x}`, `${env:VAR}`, `$VAR`, ….
 
-Hosts write them in different ways, and all of these are read. What a placeholder stands for is never expanded again.
+Hosts use different syntaxes, and all of these are read. Placeholders in a replaced value are not replaced again.
 """
 
 import re
@@ -19,12 +19,12 @@ _INPUT: Final = "input:"
 
 
 class Unresolved(ValueError):
-    """A placeholder has no value. The message names the variable, and no value."""
+    """A placeholder has no value. The message names the variable and contains no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What placeholders of one file are resolved with.
+    """The variables and the folder by which the placeholders of one file are replaced.
 
     `folder` is the folder of the file. `inputs` are the defaults of VS Code's input variables, by id.
     """
@@ -35,11 +35,12 @@ class Place:
 
     @property
     def workspace(self) -> Path:
-        """Return the folder of the project. Files in `.vscode`, `.cursor` and the like lie one level below it."""
+        """Return the folder of the project: the file's folder, or its parent if it is a folder such as `.vscode` or
+        `.cursor`."""
         return self.folder.parent if self.folder.name.startswith(".") else self.folder
 
     def predefined(self) -> dict[str, str]:
-        """Return the variables of VS Code and Cursor that have a meaning outside an editor."""
+        """Return those predefined variables of VS Code and Cursor that have a meaning outside an editor."""
         return {
             "workspaceFolder": str(self.workspace),
             "workspaceFolderBasename": self.workspace.name,
@@ -50,19 +51,19 @@ class Place:
 
 
 def input_variable(input_id: str) -> str:
-    """Return the environment variable that is read for `${input:ID}`, as GitHub Actions names it: `INPUT_ID`."""
+    """Return the environment variable for `${input:ID}`: `INPUT_ID`, as in GitHub Actions."""
     return "INPUT_" + re.sub(r"[^A-Za-z0-9]", "_", input_id).upper()
 
 
 def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool = False) -> str:
-    """Return the text with its placeholders replaced; `$${…}` is `${…}` itself.
+    """Return the text with its placeholders replaced. `$${…}` becomes the text `${…}`.
 
     Args:
         last_word: a `$VAR` that is the whole text or its last word is a placeholder, as in Gemini CLI.
-        secrets: `${secret:NAME}` stays, for the principal's secret.
+        secrets: `${secret:NAME}` is allowed and stays, for the secret of a principal.
 
     Raises:
-        Unresolved: a variable is not set, or the placeholder means nothing here.
+        Unresolved: a variable is not set, or the placeholder has no meaning here.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -80,8 +81,8 @@ def expanded(text: str, place: Place, *, last_word: bool = False, secrets: bool 
 
 
 def in_braces(text: str, place: Place) -> str:
-    """Expand the placeholders of opencode, `{env:VAR}`, as `expanded` does; a variable that is not set is an error
-    here as well."""
+    """Return the text with the placeholders of opencode, `{env:VAR}`, replaced. Raises `Unresolved` if a variable is
+    not set."""
     if "{file:" in text:
         raise Unresolved("{file:…} is not read: put the value into a variable, and write {env:VARIABLE}")
     return _IN_BRACES.sub(lambda found: variable(found[1], place), text)
@@ -123,7 +124,8 @@ def _input(input_id: str, place: Place) -> str:
 
 
 def _plain(name: str, value: str) -> str:
-    """Return a value that later steps read as text."""
+    """Return a variable's value. Raises `Unresolved` if a later step would take a part of it for a secret's
+    placeholder."""
     if "${secret:" in value:
         raise Unresolved(
             f"the value of {name} contains ${{secret:…}}, which is not replaced in the value of a variable"
