@@ -121,7 +121,7 @@ class Rest:
             return self._events(arguments["session"])
         work = getattr(self.operations, verb.name)
         answer = await work(**arguments)
-        if is_stream and isinstance(answer, FramesPage | StderrPage):
+        if is_stream and verb.method == "GET" and isinstance(answer, FramesPage | StderrPage):
             if not answer.watched:
                 raise TooLate("the frames of this session are off: switch them on first (PUT …/frames)")
             return self._frames(answer, lambda after: work(**arguments | {"after": after, "limit": _FRAMES_AT_ONCE}))

@@ -70,8 +70,10 @@ class Parameter:
             return self.default
         if (among := get_args(self.kind)) and text not in among:
             raise OperatorError(f"{self.name}: must be one of {', '.join(filter(None, among))}")
+        if self.kind is bool and text != "true":
+            raise OperatorError(f"{self.name}: must be true, or left out")
         if self.kind is not int:
-            return text
+            return self.kind is bool or text
         most = self.about.most
         if not text.isascii() or not text.isdigit() or len(text) > 17 or (most and not 1 <= int(text) <= most):
             right = f"from 1 to {most}" if most else f"`{self.name}` of the previous page"
@@ -178,6 +180,9 @@ Over = Annotated[Range, About(f"How far to look back: {', '.join(RANGES)} (15m b
 After = Annotated[
     int, About("The oldest entries after this number: `after` of the previous page. If left out: the newest")
 ]
+Reason = Annotated[
+    str, About("Why, in at most 200 characters, for the audit trail; required for a session of somebody else")
+]
 FramesLimit = Annotated[int, About("Maximum number of items: 100 by default, at most 500", most=500)]
 
 
@@ -239,7 +244,10 @@ class Operators(Protocol):
 
     @verb("GET", "/timelines")
     async def past_sessions(self, query: PastQuery) -> list[TimelineHead]:
-        """Sessions of the last day, live and ended, those that were used last first, without their entries."""
+        """Sessions of the last day, live and ended, those that were used last first, without their entries.
+
+        A server or a tool is looked for in the newest 200 entries of the newest 500 sessions that match otherwise.
+        """
         ...
 
     @verb("GET", "/sessions/{session}/frames")
@@ -248,7 +256,7 @@ class Operators(Protocol):
         ...
 
     @verb("PUT", "/sessions/{session}/frames")
-    async def switch_frames_on(self, prefix: SessionName, by: By) -> FramesPage:
+    async def switch_frames_on(self, prefix: SessionName, by: By, reason: Reason = "") -> FramesPage:
         """Switch the frames of a session on for 10 minutes, or for 10 minutes more.
 
         Raises `TooLate` if no replica serves the session now.

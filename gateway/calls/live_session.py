@@ -482,15 +482,17 @@ class FrameWatches:
         return iter([live.frames for live in self._watched if live.frames is not None])
 
     def start(self, live: LiveSession, by: str) -> bool:
-        """Watch a session for the operator `by`, or extend the watch. Return False if too many are watched."""
+        """Watch a session for the operator `by`, or extend the watch. What another operator's watch has seen is
+        forgotten: that one may have been allowed to see it for another reason. Return False if too many are watched."""
         for ended in [one for one in self._watched if one.ended]:
             self.stop(ended)
         if live not in self._watched and len(self._watched) >= MOST_WATCHED:
             return False
-        if live.frames is None:
+        if live.frames is None or live.frames.by != by:
+            live.watched_by(None)
             live.watched_by(SessionFrames(live.session.id, by))
         assert live.frames is not None
-        live.frames.extend(by, time() + WATCHED_S)
+        live.frames.extend(time() + WATCHED_S)
         if (timer := self._watched.pop(live, None)) is not None:
             timer.cancel()
         self._watched[live] = asyncio.get_running_loop().call_later(WATCHED_S, self.stop, live)

@@ -107,9 +107,9 @@ class SessionFrames:
         self._bodies = FrameBodies()
         self._bodies.hide((session_id,))
 
-    def extend(self, by: str, ends_at: float) -> None:
-        """Set the end of the watch, and the operator who watches."""
-        self.by, self.ends_at = by, ends_at
+    def extend(self, ends_at: float) -> None:
+        """Watch until `ends_at`."""
+        self.ends_at = ends_at
 
     def hide(self, values: Iterable[str]) -> None:
         """Replace these secret values in everything that is recorded from now on."""

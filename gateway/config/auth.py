@@ -216,10 +216,11 @@ class AdminSettings(Frozen):
     that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail records each
     such call, with the operator's name. Default: `any` if the gateway listens on loopback and needs no credential of
     clients, else `own`."""
-    frames: Literal["any", "own", "off"] | None = None
+    frames: Literal["any", "with_reason", "own", "off"] | None = None
     """The sessions whose JSON-RPC messages and stderr operators may watch, with arguments and results of calls, but
-    without credentials: `any` session, their `own` ones (as for `try_tools`), or `off`. The audit trail records who has
-    switched them on. Default: as for `try_tools`."""
+    without credentials: `any` session; their `own` ones (as for `try_tools`), and `with_reason` those of others too,
+    each for 10 minutes and for the operator alone who has given the reason; or `off`. The audit trail records who has
+    switched them on, and why. Default: `any` where that of `try_tools` is `any`, else `with_reason`."""
 
 
 ALL_SERVERS: Final = "*"

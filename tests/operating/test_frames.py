@@ -9,9 +9,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.operating.conftest import ADMIN, Pair, replica
+from tests.operating.conftest import ADMIN, OPERATOR, Pair, replica
 from tests.operating.console_browser import axe_violations, on_device, signed_in
 from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, RunningGateway, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis
@@ -177,7 +178,7 @@ def test_the_replica_watches_a_few_sessions_only(watched_pair: Pair, ops: httpx.
 
 
 @requirement("ops.frames")
-def test_off_loopback_or_with_keys_operators_see_their_own_sessions_only(
+def test_where_the_setting_is_own_operators_see_their_own_sessions_only(
     own_redis: RunningRedis, ops: httpx.Client, http: httpx.Client
 ) -> None:
     with running_gateway({"probe": server(PROBE)}, options={"admin": ADMIN | {"frames": "own"}}) as gateway:
@@ -193,6 +194,66 @@ def test_off_loopback_or_with_keys_operators_see_their_own_sessions_only(
     with running_gateway({"probe": server(PROBE)}, options={"admin": ADMIN | {"frames": "off"}}) as gateway:
         _, session = opened(gateway, http, Legacy)
         assert "is off" in ops.put(frames_path(gateway, session)).json()["detail"]
+
+
+@requirement("ops.frames-reason")
+def test_where_clients_have_keys_an_operator_gives_a_reason_and_the_next_one_another(ops: httpx.Client) -> None:
+    keys = {"olga": sha256(OPERATOR), "otto": sha256("key of otto")}
+    options = {"admin": {"keys": keys}, "api_keys": {"ann": sha256("key of ann")}}
+    others = httpx.Client(headers=bearer("key of otto"), timeout=20)
+    with (
+        running_gateway({"probe": server(PROBE)}, options=options) as gateway,
+        httpx.Client(headers=bearer("key of ann"), timeout=20) as http,
+        others as otto,
+    ):
+        client, session = opened(gateway, http, Legacy)
+        url = frames_path(gateway, session)
+        assert ops.put(url).status_code == 400 and page_of(ops, url)["watched"] is False
+        assert ops.put(url, params={"reason": "ticket 17"}).json()["by"] == "olga"
+        tool_text(client.tool("echo", {"first": 1}))
+        assert len(page_of(ops, url)["frames"]) == 4
+        streamed = {"Accept": "text/event-stream"}
+        for refused in (otto.get(url), otto.get(url, headers=streamed), otto.put(url)):
+            assert refused.status_code == 400 and "reason" in refused.json()["detail"]
+        assert otto.get(url.replace("/frames", "/stderr")).status_code == 400
+        assert otto.put(url, params={"reason": "on call"}).json()["frames"] == []
+        tool_text(client.tool("echo", {"second": 2}))
+        assert len(page_of(otto, url)["frames"]) == 4 and ops.get(url).status_code == 400
+        assert ops.delete(url).json()["watched"] is False and page_of(otto, url)["frames"] == []
+
+        def reasons() -> list[str]:
+            events = ops.get(f"{gateway.base}/admin/api/events", params={"session": session}).json()
+            return [event["reason"] for event in events if event["event"] == "operated"]
+
+        assert eventually(lambda: len(reasons()) == 3)
+        assert reasons() == [
+            "the operator olga has switched off its frames",
+            "the operator otto has switched on its frames: on call",
+            "the operator olga has switched on its frames: ticket 17",
+        ]
+
+
+@requirement("ops.frames-reason")
+def test_the_page_asks_for_the_reason(http: httpx.Client, browser: Browser) -> None:
+    with running_gateway({"probe": server(PROBE)}, options={"admin": ADMIN | {"frames": "with_reason"}}) as gateway:
+        client, session = opened(gateway, http, Legacy)
+        context = on_device(browser, "dark")
+        page = signed_in(context, gateway)
+        page.goto(f"{gateway.base}/admin/sessions/{session}")
+        expect(page.get_by_text("only the operator who gives a reason")).to_be_visible()
+        page.get_by_role("button", name="Switch on for 10 minutes").click()  # the browser asks for the reason
+        expect(page.get_by_text("Switched on by olga")).to_be_hidden()
+        page.get_by_label("Reason, for the audit trail").fill("ticket <17>")
+        page.get_by_role("button", name="Switch on for 10 minutes").click()
+        expect(page.get_by_text("Switched on by olga")).to_be_visible()
+        tool_text(client.tool("echo", {"first": 1}))
+        expect(page.locator("table.frames tbody tr")).to_have_count(4)
+        assert axe_violations(page) == []
+        page.get_by_role("button", name="Switch off").click()
+        expect(page.get_by_label("Reason, for the audit trail")).to_be_visible()
+        page.goto(f"{gateway.base}/admin/events?event=operated")
+        expect(page.locator("tbody")).to_contain_text("the operator olga has switched on its frames: ticket <17>")
+        context.close()
 
 
 @requirement("ops.frames", "ops.stderr-live", "ops.console-live", "ops.console-keys")

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import re2
 from starlette.requests import Request
@@ -17,9 +17,12 @@ from gateway.admin.reports import SessionRow, StderrPage
 from gateway.admin.verbs import Operators
 from gateway.calls.session_frames import StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
+from session_store.ports.timelines import MAX_ENTRIES
+from transports.inbound.http import read_body
 
 _LATEST_ENTRIES: Final = 100
 _LATEST_TASKS: Final = 20
+_MAX_FORM_BYTES: Final = 16 << 10
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
@@ -34,6 +37,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "failures": [] if row is None else explained(row),
         "picture": picture_of(timeline.entries),
         "entries": [*zip(entries, notes_of(entries, [] if row is None else row.refused), strict=True)][::-1],
+        "is_cut": len(timeline.entries) >= MAX_ENTRIES,
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
         "tasks": page.tasks,
         "has_more_tasks": bool(page.after),
@@ -69,15 +73,21 @@ async def _frame_facts(operators: Operations, request: Request, row: SessionRow)
     """Return the variables of `frames.html` for a live session, with its newest messages first. If the operator may not
     see messages, `frames` is None, and `stderr` has the last lines of each process."""
     by = request.scope.get(OPERATOR, "")
-    both = await operators.watches.both(row.session, by, frames=_FRAMES, lines=_LINES)
-    if both is None:
+    view = await operators.watches.both(row.session, by, frames=_FRAMES, lines=_LINES)
+    stderr = StderrPage(watched=False) if view is None else view.report.stderr
+    if not stderr.watched and not stderr.lines:
         kept = [StderrLine(number=0, server=one.server, text=text) for one in row.processes for text in one.stderr]
-        frames, stderr = None, StderrPage(watched=False, lines=kept)
-    else:
-        frames, stderr = both.frames, both.stderr
+        stderr = StderrPage(watched=False, lines=kept)
     exceptions = exceptions_in(line.text for line in stderr.lines)
+    frames = None if view is None else view.report.frames
     return {
-        "frames": frames and {"page": frames, "newest": frames.frames[::-1]},
+        "frames": frames
+        and {
+            "page": frames,
+            "newest": frames.frames[::-1],
+            "needs_reason": view is not None and view.needs_reason,
+            "is_hidden": view is not None and view.needs_reason and frames.watched and frames.by != by,
+        },
         "stderr": stderr,
         "exceptions": exceptions,
         "may_be_refused": not row.refused and any("Permission" in one or "EACCES" in one for one in exceptions),
@@ -108,7 +118,9 @@ def _whole(lines: Sequence[str], at: int) -> str:
 async def _switch(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
     if request.url.path.endswith("/on"):
-        await operators.switch_frames_on(page.session, operator)
+        body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
+        [reason] = parse_qs((body or b"").decode("utf-8", "replace")).get("reason", [""])[:1]
+        await operators.switch_frames_on(page.session, operator, reason)
     else:
         await operators.switch_frames_off(page.session, operator)
     return f"/admin/sessions/{page.session}#frames"
@@ -173,7 +185,8 @@ PAGE: Final = ConsolePage(
 <header><h2 id="timeline">Timeline</h2>
 <a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
 {{ tables.timeline(picture, entries) }}
-{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.</p>{% endif %}
+{% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.
+{%- if is_cut %} Those before them are not kept.{% endif %}</p>{% endif %}
 </section>
 {% endset %}
 {% if not s %}
@@ -203,7 +216,7 @@ day.</p>
 <tbody>
 {% for f, refused in failures %}
 <tr data-key="{{ f.at }}-{{ f.correlation }}">
-<td>{{ f.at | moment }}</td><td>{{ f.name }}</td><td>{{ f.server }}</td>
+<td>{{ f.at | moment }}</td><td class="wrap">{{ f.name }}</td><td class="wrap">{{ f.server }}</td>
 <td><span class="badge bad">{{ f.outcome }}</span></td>
 <td class="words">{{ f.why }}
 {% for r in refused %}<p class="soft">Its sandbox refused {{ r.kind }} {{ r.what }} just before ({{ r.why }})
@@ -223,7 +236,7 @@ title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
 <tbody>
 {% for r in s.refused %}
 <tr>
-<td>{{ r.at | moment }}</td><td>{{ r.server }}</td><td class="words">{{ r.kind }} {{ r.what }}</td>
+<td>{{ r.at | moment }}</td><td class="wrap">{{ r.server }}</td><td class="words">{{ r.kind }} {{ r.what }}</td>
 <td class="words">{{ r.why }}</td><td class="n">{{ r.count }}</td><td class="words"><code>{{ r.allows }}</code></td>
 </tr>
 {% endfor %}

@@ -240,12 +240,24 @@ async def test_a_few_are_watched_and_one_that_has_ended_makes_room() -> None:
     assert [watches.start(one, "ann") for one in live] == [True] * MOST_WATCHED + [False]
     assert len(list(watches)) == MOST_WATCHED and live[-1].frames is None
     seen = live[0].frames
-    assert watches.start(live[0], "bob") and live[0].frames is seen and seen is not None and seen.by == "bob"
+    assert watches.start(live[0], "ann") and live[0].frames is seen and seen is not None and seen.by == "ann"
     await live[1].close()
     assert watches.start(live[-1], "ann") and live[-1].frames is not None
     for one in live:
         watches.stop(one)
     assert list(watches) == [] and all(one.frames is None for one in live)
+
+
+@requirement("ops.frames-reason")
+async def test_another_operator_sees_nothing_of_before() -> None:
+    watches, [live] = FrameWatches(), sessions(1)
+    assert watches.start(live, "ann") and live.frames is not None
+    live.frames.from_client(parse(request("1")))
+    first = live.frames
+    assert watches.start(live, "bob") and live.frames is not None
+    assert (live.frames.by, live.frames.frames.behind(0, 50)) == ("bob", ([], 0))
+    assert len(first.frames.behind(0, 50)[0]) == 1 and len(list(watches)) == 1
+    watches.stop(live)
 
 
 @requirement("ops.frames")
