@@ -1,5 +1,6 @@
 """Read for operators the timelines of sessions, the history of calls, and the state of servers."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -33,9 +34,15 @@ from session_store import Backend, HistoryRecord, Session, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
 from transports.tasks import Tasks
+from transports.work_steps import let_others_run, slices
 
 _READ_AT_ONCE: Final = 2_000
-"""The most timelines that a search reads at once."""
+"""The most heads of timelines that a search reads at once."""
+
+MOST_SEARCHED: Final = 500
+"""The most timelines of which a search reads the entries, each up to `MAX_TIMELINE_BYTES`."""
+
+_SEARCHED_AT_ONCE: Final = 32
 
 _STATES: Final = ("ok", "starting", "failing")
 """States of a server, the worst last. A server has the worst state that any replica reports."""
@@ -85,17 +92,31 @@ class Insights:
         await self._replicas.ask(Replica.write_activity)
         # Where nearly all match, few have to be read. One written meanwhile moves to the front: it is met twice.
         found: dict[str, TimelineHead] = {}
+        searched: set[str] = set()
         read = 0
-        while len(found) < query.limit and read < MAX_SESSIONS:
+        while len(found) < query.limit and len(searched) < MOST_SEARCHED and read < MAX_SESSIONS:
             size = min(max(query.limit, read), _READ_AT_ONCE)
             heads = await self._backend.timelines.newest(size, skip=read)
-            for head in heads:
-                if query.matches(head):
-                    found.setdefault(head.session, head)
+            matching = [head for head in heads if query.matches(head) and head.session not in found]
+            if query.is_of_entries:
+                matching = [head for head in matching if head.session not in searched][: MOST_SEARCHED - len(searched)]
+                searched.update(head.session for head in matching)
+                matching = await self._with_entry(query, matching)
+            found.update((head.session, head) for head in matching)
             read += size
             if len(heads) < size // 2:  # the last ones; a few may have expired among others
                 break
         return list(found.values())[: query.limit]
+
+    async def _with_entry(self, query: PastQuery, heads: Sequence[TimelineHead]) -> list[TimelineHead]:
+        """Return the heads of the timelines that have an entry for the query."""
+        found: list[TimelineHead] = []
+        for some in slices(heads, _SEARCHED_AT_ONCE):
+            timelines = await asyncio.gather(*(self._backend.timelines.read(head.session) for head in some))
+            pairs = zip(some, timelines, strict=True)
+            found += [head for head, one in pairs if one is not None and query.has_entry(one.entries)]
+            await let_others_run()
+        return found
 
     async def _named(self, prefix: str) -> tuple[str, Session | None]:
         """Find the one timeline whose session's id begins with `prefix`. Return its name, and the session's record;

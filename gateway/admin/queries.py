@@ -1,13 +1,14 @@
 """Define operators' queries and filters, pages of results, and the errors that operators get."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, get_args
 
 import msgspec
 
-from gateway.admin.reports import SESSION_STATES, SessionRow, SessionTotals, TaskRow
-from session_store import Task, TaskStatus, TimelineHead
+from gateway.admin.reports import SESSION_STATES, SessionRow, SessionTotals, TaskRow, is_failure
+from session_store import Task, TaskStatus, TimelineEntry, TimelineHead
 
 SHORTEST_PREFIX: Final = 4
 """The minimum length of the beginning of an id by which an operator names a session or a task."""
@@ -219,27 +220,108 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
         return not self.query and self.only == "all" and self.which is None and self.order == "id"
 
 
+_DAY_S: Final = 86_400
+_CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
+_ZONE: Final = re.compile(r"-?[0-9]{1,3}")
+
+
+class DayHours(msgspec.Struct, frozen=True, kw_only=True):
+    """Hours of every day, from the minute `since` to the minute `until`, both included, by a clock that is `zone`
+    minutes ahead of UTC. They may pass midnight. An empty `since` is the begin of the day, an empty `until` its end.
+
+    Raises:
+        OperatorError: `since` or `until` is no time of day, or `zone` is no number of minutes.
+    """
+
+    since: Annotated[str, About("From this time of day on: HH:MM", name="from")] = ""
+    until: Annotated[str, About("Up to this time of day, also behind midnight: HH:MM", name="to")] = ""
+    zone: Annotated[str, About("How many minutes the clock of these times is ahead of UTC (0 by default)")] = ""
+
+    def __post_init__(self) -> None:
+        for name, text in (("from", self.since), ("to", self.until)):
+            if text and not _CLOCK.fullmatch(text):
+                raise OperatorError(f"{name}: must be a time of day, such as 14:30")
+        if self.zone and not _ZONE.fullmatch(self.zone):
+            raise OperatorError("zone: must be how many minutes the clock is ahead of UTC, such as -300")
+
+    @property
+    def are_all(self) -> bool:
+        """Return True if these are all hours of the day."""
+        return not self.since and not self.until
+
+    @property
+    def clock(self) -> str:
+        """Return the name of the clock for people, such as `UTC+05:45`."""
+        ahead = int(self.zone or 0)
+        return f"UTC{'-' if ahead < 0 else '+'}{abs(ahead) // 60:02}:{abs(ahead) % 60:02}" if ahead else "UTC"
+
+    def meet(self, first: float, last: float) -> bool:
+        """Return True if a part of the time from `first` to `last` (Unix time) is in these hours."""
+        if self.are_all:
+            return True
+        begin, end = _minute(self.since or "00:00"), _minute(self.until or "23:59")
+        begin_s, length_s = (begin - int(self.zone or 0)) * 60, ((end - begin) % 1_440 + 1) * 60
+        return (begin_s - first) % _DAY_S <= last - first or (first - begin_s) % _DAY_S < length_s
+
+
+def _minute(text: str) -> int:
+    hours, _, minutes = text.partition(":")
+    return int(hours) * 60 + int(minutes)
+
+
+def is_part(given: str, text: str) -> bool:
+    """Return True if `text` contains `given`, in upper or lower case."""
+    return given.lower() in text.lower()
+
+
 class PastQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A query for sessions of the last day, live or ended. `query` has words to find in their facts; `principal` and
-    `client` must be equal."""
+    """A query for sessions of the last day, live or ended. `query` has words to find in their facts. `principal`,
+    `client`, `server` and `tool` are parts of names. `failed` selects sessions with failed calls, `hours` those that
+    were in use then.
+
+    If `server` or `tool` is given, the session must have an entry with both of them, from these `hours`. If `failed` is
+    given too, that entry must be a failure.
+    """
 
     query: Annotated[
         str,
         About("Words to find in id, principal, client, workspace, endpoint, era, and how it ended", name="q"),
     ] = ""
-    principal: Annotated[str, About("Of this principal only, as listed")] = ""
-    client: Annotated[str, About("Of clients with this name only")] = ""
+    principal: Annotated[str, About("With this part of a principal, as listed")] = ""
+    client: Annotated[str, About("With this part of a client's name")] = ""
+    server: Annotated[str, About("That used a server with this part of a name")] = ""
+    tool: Annotated[str, About("That called a tool or method with this part of a name")] = ""
+    failed: Annotated[bool, About("true: sessions in which calls have failed")] = False
+    hours: DayHours = DayHours()
     limit: Limit = 50
 
+    @property
+    def is_of_entries(self) -> bool:
+        """Return True if only the entries of a session can say whether it matches."""
+        return bool(self.server or self.tool)
+
     def matches(self, head: TimelineHead) -> bool:
-        """Return True if the session has the given principal and client, and its facts contain all words of the
-        query."""
+        """Return True if the session has all given values except `server` and `tool`, and its facts contain all words
+        of the query."""
         facts = (head.session, head.principal, head.client, head.workspace, head.endpoint, head.era, head.ended)
         text = "\n".join(facts).lower()
+        last = max(head.updated_at, head.ended_at)
         return (
-            self.principal in ("", head.principal)
-            and self.client in ("", head.client)
+            is_part(self.principal, head.principal)
+            and is_part(self.client, head.client)
+            and (head.failed > 0 or not self.failed)
+            and self.hours.meet(head.created_at or last, last)
             and all(word in text for word in self.query.lower().split())
+        )
+
+    def has_entry(self, entries: Iterable[TimelineEntry]) -> bool:
+        """Return True if one of these entries has all of `server`, `tool`, `failed` and `hours`."""
+        return any(
+            is_part(self.server, one.server)
+            and is_part(self.tool, one.name)
+            and (not self.failed or is_failure(one))
+            and self.hours.meet(one.at, max(one.at, one.until))
+            for one in entries
         )
 
 

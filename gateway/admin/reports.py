@@ -333,6 +333,11 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.tool_error or self.status == "failed"
 
 
+def is_failure(entry: TimelineEntry) -> bool:
+    """Return True if an entry is a refusal or a failure."""
+    return entry.kind == "refusal" or entry.outcome.startswith(("error", "tool error", "refused", "failed"))
+
+
 class TimelineRow(TimelineEntry, frozen=True, array_like=False):
     """An entry of a timeline; in JSON, an object with a name for each field. In entries of the kinds `session` and
     `move`, `name` is the event of the audit trail."""
@@ -340,7 +345,7 @@ class TimelineRow(TimelineEntry, frozen=True, array_like=False):
     @property
     def has_failed(self) -> bool:
         """Return True if the entry is a refusal or a failure."""
-        return self.kind == "refusal" or self.outcome.startswith(("error", "tool error", "refused", "failed"))
+        return is_failure(self)
 
 
 class SessionTimeline(msgspec.Struct, frozen=True, kw_only=True):

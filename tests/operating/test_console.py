@@ -9,10 +9,12 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.operating.conftest import Pair
+from tests.operating.conftest import Pair, replica
 from tests.operating.console_browser import axe_violations, on_device, signed_in
 from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
 from tests.support.mcp_clients import Legacy, tool_text
+from tests.support.redis_server import RunningRedis
 from tests.support.waiting import gone
 
 PATHS = ("", "/sessions", "/sessions?when=day", "/tasks", "/servers", "/usage", "/events", "/replicas", "/connect",
@@ -78,6 +80,57 @@ def test_times_are_those_of_the_readers_place(pair: Pair, browser: Browser, fail
     failing.tool("fail")  # often in the second of the event before
     expect(page.locator("time").nth(shown)).to_be_visible(timeout=15_000)
     expect(time).to_have_attribute("title", re.compile("UTC"))
+    context.close()
+
+
+@requirement("ops.console-search")
+def test_a_time_of_day_is_that_of_the_readers_place(pair: Pair, browser: Browser, failing: Legacy) -> None:
+    context = browser.new_context(timezone_id="Asia/Kathmandu", locale="en-GB")
+    page = signed_in(context, pair[0])
+    failing.tool("fail")
+    for path in ("/events", "/sessions?when=day"):
+        rows = page.locator("#live tbody tr", has_text=re.compile("tool error|looked-at"))
+        for hours_ago, is_found in ((0, True), (12, False)):
+            page.goto(f"{pair[0].base}/admin{path}")
+            expect(page.get_by_text("UTC+05:45").first).to_be_visible()
+            page.get_by_label("Outcome").select_option("failed or refused")
+            page.get_by_label("Tool", exact=True).fill("FAI")
+            clock = "(hours) => new Date(Date.now() - hours * 3.6e6).toLocaleTimeString('en-GB').slice(0, 5)"
+            page.get_by_label("From").fill(page.evaluate(clock, hours_ago + 1))
+            page.get_by_label("To", exact=False).last.fill(page.evaluate(clock, hours_ago - 1))
+            page.get_by_role("button", name="Find").click()
+            expect(page.get_by_text("UTC+05:45").first).to_be_visible()
+            expect(page.get_by_label("Tool", exact=True)).to_have_value("FAI")
+            if is_found:
+                expect(rows.first).to_be_visible()
+            else:
+                expect(page.get_by_text(re.compile("matches"))).to_be_visible()
+    context.close()
+
+
+LONG = "https://login.example.com/realms/platform-agents/9f1c2d3e-4b5a-6789-abcd-ef0123456789"
+
+
+@requirement("ops.console-look")
+def test_nothing_is_out_of_sight_on_a_small_laptop(pair: Pair, browser: Browser, own_redis: RunningRedis) -> None:
+    context = browser.new_context(viewport={"width": 1366, "height": 768})
+    with (
+        replica(own_redis, api_keys={LONG: sha256("a client")}) as gateway,
+        httpx.Client(timeout=20, headers=bearer("a client")) as http,
+    ):
+        client = Legacy(f"{gateway.base}/servers/probe/mcp", http).open(name=f"client-{LONG[8:]}")
+        client.tool("fail")
+        page = signed_in(context, gateway)
+        found = {}
+        for path in (*PATHS, "/sessions?only=failing", "/events?failed=true", f"/sessions/{client.session[:8]}"):
+            page.goto(f"{gateway.base}/admin{path}")
+            expect(page.locator("h1")).to_be_visible()
+            over = "[document.documentElement, ...document.querySelectorAll('.wide, .tiles, .facts')]"
+            found[path] = page.evaluate(f"Math.max(...{over}.map((one) => one.scrollWidth - one.clientWidth))")
+            if path in ("/sessions", "/sessions?when=day", "/events"):
+                expect(page.locator("#live")).to_contain_text(LONG)
+        client.delete()
+    assert not any(found.values()), found
     context.close()
 
 

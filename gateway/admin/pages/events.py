@@ -5,9 +5,11 @@ from typing import Any, Final, get_args
 
 from starlette.requests import Request
 
-from gateway.admin.pages.page import ConsolePage
-from gateway.admin.verbs import Operators
+from gateway.admin.operations import Operations
+from gateway.admin.pages.page import ConsolePage, hours_of
+from gateway.admin.queries import DayHours, is_part
 from session_store.ports.accounting import EventName
+from session_store.session import redact
 
 _ROWS: Final = 100
 _SHOWN: Final = 1_000
@@ -16,24 +18,47 @@ _SEARCHED: Final = 5_000
 
 _KINDS: Final[tuple[str, ...]] = get_args(EventName)
 _WORDS: Final = ("principal", "tool", "reason", "outcome", "correlation", "client", "workspace", "endpoint")
+_FILTERS: Final = ("q", "session", "principal", "server", "tool", "event", "failed")
 _GOOD: Final = ("ok", "working", "completed", "cancelled", "")
 
 
-async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
-    given = {name: request.query_params.get(name, "") for name in ("session", "q", "event", "failed")}
-    has_filter = any(given[name] for name in ("q", "event", "failed"))
-    events = await operators.events(_SEARCHED if has_filter else _SHOWN, given["session"])
-    rows = folded(event for event in events if _matches(event, given))
-    return {"events": rows[:_ROWS], "is_full": len(rows) > _ROWS, "kinds": _KINDS, **given}
+async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
+    given = {name: request.query_params.get(name, "") for name in _FILTERS}
+    hours = hours_of(request)
+    has_filter = any(given.values()) or not hours.are_all
+    events = await operators.events(_SEARCHED if has_filter else _SHOWN)
+    rows = folded(event for event in events if _matches(event, given, hours))
+    audit = operators.settings.gateway.audit
+    return {
+        "events": rows[:_ROWS],
+        "is_full": len(rows) > _ROWS,
+        "kinds": _KINDS,
+        "has_filter": has_filter,
+        "hours": hours,
+        "searched": len(events) if len(events) == _SEARCHED else 0,
+        "oldest": events[-1]["at"] if events else 0.0,
+        "has_calls": audit.calls,
+        "is_kept": "store" in audit.to,
+        **given,
+    }
 
 
-def _matches(event: dict[str, Any], given: dict[str, str]) -> bool:
+def _matches(event: dict[str, Any], given: dict[str, str], hours: DayHours) -> bool:
     if given["event"] and event["event"] != given["event"]:
         return False
     if given["failed"] and event["event"] not in ("refused", "blocked") and event.get("outcome", "") in _GOOD:
         return False
+    server, _, tool = event.get("tool", "").partition("/")
+    of_endpoint = event.get("endpoint", "").removeprefix("/servers/").removesuffix("/mcp")
     text = "\n".join(str(event.get(name, "")) for name in _WORDS).lower()
-    return all(word in text for word in given["q"].lower().split())
+    return (
+        hours.meet(event["at"], event["at"])
+        and is_part(redact(given["session"]), event.get("session", ""))
+        and is_part(given["principal"], event.get("principal", ""))
+        and (is_part(given["server"], server) or is_part(given["server"], of_endpoint))
+        and is_part(given["tool"], tool)
+        and all(word in text for word in given["q"].lower().split())
+    )
 
 
 _OWN: Final = frozenset({"at", "took_s", "correlation", "count"})
@@ -74,25 +99,32 @@ PAGE: Final = ConsolePage(
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ q }}"
 placeholder="principal, tool, reason, correlation …"></label>
-<label>Session<input name="session" value="{{ session }}" placeholder="first 8 characters" size="16"></label>
 <label>Event<select name="event">
 <option value="">all</option>
 {% for kind in kinds %}<option value="{{ kind }}"{% if kind == event %} selected{% endif
 %}>{{ tables.event_word(kind) }}</option>
 {% endfor %}
 </select></label>
-<label>Outcome<select name="failed">
-<option value="">all</option><option value="1"{% if failed %} selected{% endif %}>failed or refused</option>
-</select></label>
+{{ tables.failed_choice(failed) }}
 <button>Find</button>
+<span class="break"></span>
+{{ tables.parts([("session", session), ("principal", principal), ("server", server), ("tool", tool)]) }}
+{{ tables.hours(hours) }}
 </form>
 """,
     live="""\
 <section class="panel" aria-label="Events">
-{{ tables.events_table(events, "No event matches." if q or session or event or failed else
+{{ tables.events_table(events, "No event matches." if has_filter else
     "Nothing has happened yet.") }}
 </section>
 {% if is_full %}<p class="soft">There are more: these {{ events | length }} rows are the newest. Find older ones by
-their words, session, event or outcome.</p>{% endif %}
+their words, names, time, event or outcome.</p>{% endif %}
+{% if has_filter and searched %}<p class="soft">Searched were the newest {{ "{:,}".format(searched) }} events, back to
+{{ oldest | moment }}.</p>{% endif %}
+{% if not has_calls %}<p class="soft">Calls are not among the events, as <code>gateway.audit.calls</code> is off. What
+failed in them is with the <a href="{{ root }}/admin/sessions?when=day&amp;failed=true">sessions of the last
+day</a>.</p>{% endif %}
+{% if not is_kept %}<p class="notice" role="status">This replica keeps no events in the store
+(<code>gateway.audit.to</code>), so those that it has recorded are not here.</p>{% endif %}
 """,
 )

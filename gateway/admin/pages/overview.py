@@ -93,6 +93,7 @@ those for which nothing is left are refused. <a href="{{ root }}/admin/sessions?
 <dl class="tiles">
 {{ tables.tiles(totals.items(), bad=["Failed"]) }}
 </dl>
+<p class="soft">Requests, failures and restarts are counted since each replica has started.</p>
 {{ tables.charts(charts) }}
 {% if unavailable %}
 <section class="panel" aria-labelledby="unavailable">
@@ -171,8 +172,8 @@ failed.</p>{% endif %}
 <tbody>
 {% for w in warnings %}
 <tr>
-<th scope="row">{{ w.client or "no name" }}</th><td class="wrap">{{ w.agent or "none" }}</td><td>{{ w.principal
-}}</td>
+<th scope="row" class="wrap">{{ w.client or "no name" }}</th><td class="wrap">{{ w.agent or "none" }}</td>
+<td class="wrap">{{ w.principal }}</td>
 <td class="n">{{ w.sessions }}</td><td>{{ w.last | moment }}</td><td class="words"><code>{{ w.line }}</code></td>
 </tr>
 {% endfor %}

@@ -7,6 +7,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
+from gateway.admin.queries import DayHours
 
 BASE_URL: Final = "gateway.base_url"
 """The key in `request.scope` of the gateway's base URL, as the browser knows it."""
@@ -61,3 +62,9 @@ class ConsolePage:
         return '{% extends "layout.html" %}' + "".join(
             f"{{% block {name} %}}{text}{{% endblock %}}" for name, text in blocks.items()
         )
+
+
+def hours_of(request: Request) -> DayHours:
+    """Return the hours that the fields of the macro `hours` give. Raises `OperatorError`: they are none."""
+    given = request.query_params
+    return DayHours(since=given.get("from", ""), until=given.get("to", ""), zone=given.get("zone", ""))

@@ -47,15 +47,16 @@ to the others and takes no new ones.</p></div></div>
 <tbody>
 {% for r in replicas %}
 <tr data-key="{{ r.replica }}">
-<th scope="row"><a class="id" href="{{ root }}/admin/sessions?q={{ r.replica | urlencode }}">{{ r.replica }}</a>
+<th scope="row" class="wrap">
+<a class="id" href="{{ root }}/admin/sessions?q={{ r.replica | urlencode }}">{{ r.replica }}</a>
 {%- if r.here %}<small>shows this page</small>{% endif %}</th>
 {% if r.silent %}
-<td><span class="badge bad">no answer</span></td><td class="id">{{ r.address }}</td>
+<td><span class="badge bad">no answer</span></td><td class="id wrap">{{ r.address }}</td>
 <td colspan="10">holds a lease but does not answer</td>
 {% else %}
 <td><span class="badge {{ "warn" if r.draining else "good" if r.ready else "bad" }}">
 {{- "draining" if r.draining else "ready" if r.ready else "not ready" }}</span></td>
-{% if several %}<td class="id">{{ r.address or "none" }}</td>{% endif %}
+{% if several %}<td class="id wrap">{{ r.address or "none" }}</td>{% endif %}
 <td>{{ r.version }}</td><td class="n">{{ r.up_s | span }}</td>
 <td>{% if several %}{{ tables.meter(r.sessions, most) }}{% endif %}
 {{ "{:,}".format(r.sessions) }}</td>
@@ -76,6 +77,7 @@ to the others and takes no new ones.</p></div></div>
 {% endfor %}
 </tbody></table></div>
 </section>
+<p class="soft">Requests and failures are counted since the start of the replica, and forgotten with it.</p>
 {% if not several %}<p class="soft">This is the only gateway on its store, so there is no other that could take its
 sessions.</p>{% endif %}
 """,

@@ -14,7 +14,9 @@ from gateway.admin.verbs import Operators
 
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     over, name = range_of(request, "1h"), request.query_params.get("server", "")
-    servers, history = await asyncio.gather(operators.servers(over), operators.history(over, name))
+    servers, history, replicas = await asyncio.gather(
+        operators.servers(over), operators.history(over, name), operators.replicas()
+    )
     if name and name not in [server.server for server in servers]:
         raise NoSuch(f"no server is called {name[:64]!r}")
     shown = [server for server in servers if name in ("", server.server)]
@@ -25,6 +27,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "charts": charts_of_history(history),
         "died": [(server.server, dead) for server in shown for dead in server.died],
         "restarted": any(server.restarts for server in shown),
+        "silent": sum(replica.silent for replica in replicas),
         "name": name,
         "range": over,
         "ranges": RANGE_CHOICES,
@@ -46,6 +49,7 @@ PAGE: Final = ConsolePage(
 }}</div></div>
 """,
     live="""\
+{{ tables.unanswered(silent) }}
 {{ tables.charts(charts) }}
 <section class="panel" aria-labelledby="servers">
 <header><h2 id="servers">{{ "State" if name else "All servers" }}</h2></header>
@@ -55,7 +59,7 @@ PAGE: Final = ConsolePage(
 <tbody>
 {% for s in servers %}
 <tr data-key="{{ s.server }}">
-<th scope="row"><a href="{{ root }}/admin/servers?{{ {"server": s.server, "range": range} | urlencode }}">
+<th scope="row" class="wrap"><a href="{{ root }}/admin/servers?{{ {"server": s.server, "range": range} | urlencode }}">
 {{- s.server }}</a></th>
 <td><span class="badge {{ {"ok": "good", "starting": "warn"}.get(s.state, "bad") }}">{{ s.state }}</span>
 {%- if s.states | length > 1 %}<small>{% for state, count in s.states.items() %}{{ count }} {{ state }}

@@ -1,14 +1,16 @@
 """Show all live sessions, or those of the last day, with search, filters and sort orders. A form ends the filtered
 sessions."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 
+from gateway.admin.insights import MOST_SEARCHED
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import ConsolePage
+from gateway.admin.pages.page import ConsolePage, hours_of
 from gateway.admin.queries import (
     FILTERS,
     ONLY,
@@ -74,15 +76,23 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
 
 
 async def _of_last_day(operators: Operations, request: Request) -> dict[str, Any]:
-    given = {name: request.query_params.get(name, "") for name in ("q", "principal", "client")}
-    asked = PastQuery(query=given["q"], principal=given["principal"], client=given["client"], limit=_ROWS)
-    heads = await operators.past_sessions(asked)
+    given = {name: request.query_params.get(name, "") for name in ("q", "principal", "client", "server", "tool")}
+    failed, hours = bool(request.query_params.get("failed")), hours_of(request)
+    parts = {name: value for name, value in given.items() if name != "q"}
+    asked = PastQuery(query=given["q"], **parts, failed=failed, hours=hours, limit=_ROWS)
+    heads, replicas = await asyncio.gather(operators.past_sessions(asked), operators.replicas())
     words = {"q": given["q"]} if given["q"] else {}
     return {
         "when": "day",
         "heads": heads,
         "given": given,
+        "parts": parts.items(),
+        "failed": failed,
+        "hours": hours,
         "is_full": len(heads) == _ROWS,
+        "is_of_entries": asked.is_of_entries,
+        "most_searched": MOST_SEARCHED,
+        "silent": sum(replica.silent for replica in replicas),
         "which": None,
         "words": words,
     }
@@ -139,9 +149,11 @@ and their state is deleted.</p>
 <input type="hidden" name="when" value="day">
 <label class="grow">Find<input name="q" type="search" value="{{ given.q }}"
 placeholder="id, workspace, endpoint …"></label>
-<label>Principal<input name="principal" value="{{ given.principal }}"></label>
-<label>Client<input name="client" value="{{ given.client }}"></label>
+{{ tables.failed_choice(failed) }}
 <button>Find</button>
+<span class="break"></span>
+{{ tables.parts(parts) }}
+{{ tables.hours(hours) }}
 </form>
 {% else %}
 <form class="search" role="search">
@@ -175,11 +187,16 @@ placeholder="id, principal, client, workspace, server …"></label>
 """,
     live="""\
 {% if when == "day" %}
+{{ tables.unanswered(silent) }}
 <section class="panel" aria-label="Sessions of the last day">
 {% if heads %}{{ tables.past_table(heads) }}{% else %}<p class="empty">No session of the last day matches.</p>{%
 endif %}
 </section>
 {% if is_full %}<p class="soft">There may be more: these {{ heads | length }} were used last.</p>{% endif %}
+{% if is_of_entries %}<p class="soft">Servers and tools are looked for in the newest 200 entries of the newest
+{{ most_searched }} sessions that match otherwise.</p>{% endif %}
+<p class="soft">Kept are the newest 10,000 sessions, each for a day after its last use. What the last seconds of a
+replica that was killed had in them is not known.</p>
 {% else %}
 {% set t = page.totals %}
 {% if page.unanswered %}

@@ -56,6 +56,8 @@ that, where it takes longer than <code>gateway.tasks.after_s</code>, or at once 
 <code>gateway.tasks.at_once</code> names its tool.{% endif %}</p>
 {% endif %}
 </section>
+<p class="soft">Tasks that a server makes itself are not here: only the server knows them.
+{%- if query or status %} Searched are the newest 20,000.{% endif %}</p>
 <p class="pages">
 {% if after %}<a href="?q={{ query | urlencode }}&amp;status={{ status | urlencode }}">First page</a>{% endif %}
 {% if next_page %}<a class="button" href="?{{ next_page }}" rel="next">Next {{ tasks | length }}</a>{% endif %}

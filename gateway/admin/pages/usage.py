@@ -1,5 +1,6 @@
 """Show how much each principal, client, server and tool was used in a range of time."""
 
+import asyncio
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -8,6 +9,7 @@ from gateway.admin.pages.charts import RANGE_CHOICES, range_of
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.reports import UsageBy
 from gateway.admin.verbs import Operators
+from gateway.observability.usage_counts import OTHERS
 
 _ROWS: Final = 200
 _KINDS: Final[tuple[UsageBy, ...]] = ("principal", "client", "server", "tool")
@@ -16,7 +18,7 @@ _KINDS: Final[tuple[UsageBy, ...]] = ("principal", "client", "server", "tool")
 async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     over = range_of(request, "24h")
     by: UsageBy = next((kind for kind in _KINDS if kind == request.query_params.get("by")), "principal")
-    rows = await operators.usage(by, over)
+    rows, replicas = await asyncio.gather(operators.usage(by, over), operators.replicas())
     most = max((row.calls for row in rows), default=0) or 1
     return {
         "calls": sum(row.calls for row in rows),
@@ -25,6 +27,8 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "rows": rows[:_ROWS],
         "left_out": max(len(rows) - _ROWS, 0),
         "most": most,
+        "has_others": any(row.name == OTHERS for row in rows),
+        "silent": sum(replica.silent for replica in replicas),
         "by": by,
         "kinds": [(kind, f"{kind.capitalize()}s") for kind in _KINDS],
         "range": over,
@@ -48,6 +52,7 @@ PAGE: Final = ConsolePage(
 </div></div>
 """,
     live="""\
+{{ tables.unanswered(silent) }}
 {% if rows %}
 <dl class="tiles">
 {{ tables.tiles([(by | capitalize ~ "s", count), ("Calls", calls), ("Failed", failed)], bad=["Failed"]) }}
@@ -58,6 +63,8 @@ PAGE: Final = ConsolePage(
 {% elif by in ("principal", "client") %}{{ tables.usage_table(rows, by, most, calls or 1) }}
 {% else %}{{ tables.tool_usage_table(rows, range, most) }}{% endif %}
 </section>
+{% if has_others %}<p class="soft">Of each minute 200 names are told apart. Who or what was beyond that is counted as
+(others), also with a name that has a row of its own.</p>{% endif %}
 {% if left_out %}<p class="soft">{{ left_out }} more are not shown.</p>{% endif %}
 """,
 )

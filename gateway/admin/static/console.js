@@ -34,6 +34,16 @@ function prepare(root) {
   for (const element of root.querySelectorAll("[data-needs-script]")) element.hidden = false;
 }
 
+// -- times that are searched for: by the clock of this place, unless the address says which
+
+for (const field of document.querySelectorAll("input[data-zone]")) {
+  const ahead = -new Date().getTimezoneOffset();
+  const parts = [Math.trunc(Math.abs(ahead) / 60), Math.abs(ahead) % 60].map((part) => String(part).padStart(2, "0"));
+  field.value = ahead;
+  for (const name of field.form.querySelectorAll(".clock"))
+    if (ahead) name.textContent = `UTC${ahead < 0 ? "-" : "+"}${parts.join(":")}`;
+}
+
 // -- live: what has changed is changed, so that focus, selection, scrolling and what is open stay
 
 const keyOf = (node) => node.nodeType === Node.ELEMENT_NODE && (node.dataset.key || node.id || null);

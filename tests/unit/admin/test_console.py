@@ -71,7 +71,8 @@ class Draining(FakeReplicas):
     is_draining = True
 
     async def reports(self) -> list[ReplicaReport]:
-        return [ReplicaReport(replica="abc", address=HOSTILE), ReplicaReport(replica="def", draining=True)]
+        silent = ReplicaReport(replica="ghi", silent=True)
+        return [ReplicaReport(replica="abc", address=HOSTILE), ReplicaReport(replica="def", draining=True), silent]
 
 
 @pytest.fixture
@@ -137,6 +138,21 @@ async def test_each_page_is_shown_whole_and_its_live_part_is_sent_again(operator
         assert ("&lt;script&gt;" in live or name == "connect") and HOSTILE not in answer.text + live, name
         assert "\u202e" not in live, f"{name}: what turns the order of the text around it is an escape"
         assert "the-secret-rest" not in answer.text + live, name
+
+
+@requirement("ops.console-limits")
+async def test_pages_say_what_they_cannot_know(operator: httpx.AsyncClient) -> None:
+    for path in ("sessions?when=day", "servers", "usage"):
+        assert "1 replica did not answer in time" in (await operator.get(f"/admin/{path}")).text, path
+    for path, words in (
+        ("", "counted since each replica has started"),
+        ("/replicas", "since the start of the replica"),
+        ("/events", "<code>gateway.audit.calls</code> is off"),
+        ("/sessions?when=day&tool=x", "newest 500 sessions"),
+        ("/tasks?status=failed", "Searched are the newest 20,000"),
+        ("/sessions/abcdefgh", "forgets them when frames are switched"),
+    ):
+        assert words in " ".join((await operator.get(f"/admin{path}")).text.split()), path
 
 
 @requirement("ops.console", "ops.try-tools")

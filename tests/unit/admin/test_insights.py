@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.admin import insights
 from gateway.admin.insights import Insights, points_of, usage_of
 from gateway.admin.queries import PastQuery
 from gateway.admin.replicas import Replicas
@@ -35,17 +36,35 @@ def used(session: str, client: str) -> TimelinePart:
 
 @requirement("ops.timeline")
 async def test_a_session_behind_all_others_is_found(backend: SqliteBackend) -> None:
-    insights = Insights(backend, Replicas(backend), FakeClock())
+    found = Insights(backend, Replicas(backend), FakeClock())
     await backend.timelines.add([used("past", "past-agent")])
     crowd = [used(f"c{number:07}", "crowd") for number in range(MAX_SESSIONS - 1)]
     for begin in range(0, len(crowd), 500):  # no write may take longer than the store waits for one
         await backend.timelines.add(crowd[begin : begin + 500])
 
-    [found] = await insights.past_sessions(PastQuery(client="past-agent"))
+    [head] = await found.past_sessions(PastQuery(client="past-agent"))
 
-    assert found.session == "past"
-    assert await insights.past_sessions(PastQuery(client="nobody")) == []
-    assert len(await insights.past_sessions(PastQuery(limit=7))) == 7
+    assert head.session == "past"
+    assert await found.past_sessions(PastQuery(client="nobody")) == []
+    assert len(await found.past_sessions(PastQuery(limit=7))) == 7
+
+
+@requirement("ops.console-search")
+async def test_a_tool_is_looked_for_in_the_entries_of_a_bounded_number_of_sessions(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Insights(backend, Replicas(backend), FakeClock())
+    for session, tool in (("a-read", "read_file"), ("b-get", "get"), ("c-read", "read_file")):
+        entries = [TimelineEntry(1.0, "call", "files", tool, "ok")]
+        await backend.timelines.add([TimelinePart(head=TimelineHead(session=session), entries=entries)])
+    asked = PastQuery(tool="READ", server="file")
+    assert sorted(head.session for head in await found.past_sessions(asked)) == ["a-read", "c-read"]
+    assert len(await found.past_sessions(PastQuery(tool="read", limit=1))) == 1
+    assert await found.past_sessions(PastQuery(tool="read", server="web")) == []
+    monkeypatch.setattr(insights, "MOST_SEARCHED", 2)
+    looked_at = await backend.timelines.newest(2)
+    some = [head.session for head in looked_at if head.session.endswith("read")]
+    assert [head.session for head in await found.past_sessions(asked)] == some
 
 
 def a_record(at: int, replica: str, *tools: ToolFigures, live: int = 1) -> HistoryRecord:
