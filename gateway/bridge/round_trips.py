@@ -11,15 +11,28 @@ from time import monotonic
 
 import msgspec
 
+from gateway.bridge.gateway_subscriptions import caller_in
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CALL_TIMED_OUT
+from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.input_requests import Question, questions_of
 from transports.era import LEGACY
 from transports.jsonrpc import INTERNAL_ERROR, Object, encode
+
+
+def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
+    """Return True if the client has declared that it answers all of these questions. Otherwise fail the call."""
+    caller = caller_in(exchange)
+    declared = b"{}" if caller is None else caller.capabilities
+    for method, params in questions.values():
+        if not may_be_asked(declared, method, params or {}):
+            exchange.fail(INTERNAL_ERROR, f"The server asked {method}, which the client has not declared to answer.")
+            return False
+    return True
 
 
 class RoundTrips(ABC):
@@ -60,10 +73,6 @@ class RoundTrips(ABC):
     def _ask(self, live: LiveSession, questions: Mapping[str, Question]) -> None:
         """Ask the client these questions. Call `_answered` with each answer."""
 
-    def _may_ask(self, questions: Mapping[str, Question]) -> bool:
-        """Return True if the client may be asked these questions. Fail the call otherwise."""
-        return True
-
     def begin(self, result: Object) -> None:
         """Ask the client the questions in a result of the server. If there are none, or the client has no session, send
         the call again after `poll_s` seconds.
@@ -83,7 +92,7 @@ class RoundTrips(ABC):
         if live is None and monotonic() - self._since > self._call_s:
             exchange.fail(CALL_TIMED_OUT, f"The server did not complete the call within {self._call_s:g} s.")
             return
-        if live is not None and not self._may_ask(questions):
+        if live is not None and not may_ask(exchange, questions):
             return
         self._state = {"requestState": result["requestState"].copy()} if "requestState" in result else {}
         self._answers, self._wanted = {}, len(questions)

@@ -17,7 +17,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest, SuspendedCall
 from gateway.errors import UNREAD
-from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.capabilities import may_be_asked, refusal_code
 from gateway.protocol.methods import MAY_ASK
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
@@ -94,8 +94,9 @@ class _ServerRequest:
             live.questions.ask(conversation, message, exchange)
             return
         question = self._question(method, exchange)
-        if exchange.caller is None or not may_be_asked(exchange.caller.capabilities, method, question.params or {}):
-            self._refuse(METHOD_NOT_FOUND, f"The client has not declared that it answers {method}.")
+        declared = b"{}" if exchange.caller is None else exchange.caller.capabilities
+        if not may_be_asked(declared, method, question.params or {}):
+            self._refuse(refusal_code(declared, method), f"The client has not declared that it answers this {method}.")
             return
         known = exchange.take_replay(question.digest)
         if known is not None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from gateway.bridge.round_trips import may_ask
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
@@ -355,8 +356,9 @@ class FollowedTask(TaskFollower):
         if live is None:
             self._fail(OUTCOME_UNKNOWN, "the task asked its client, which has no session")
             return
-        # An error of the client ends the call, and so cancels the task.
-        ask_legacy_client(live.questions, self._conversation, self._exchange, questions, self._answered)
+        # An error ends the call, and so cancels the task.
+        if may_ask(self._exchange, questions):
+            ask_legacy_client(live.questions, self._conversation, self._exchange, questions, self._answered)
 
     def _withdraw(self, keys: Set[str]) -> None:
         live = live_session_of(self._exchange)

@@ -8,13 +8,15 @@ import msgspec
 
 from gateway.protocol.extensions import Declared, object_of, passed_on
 from gateway.protocol.tasks import with_tasks
-from transports.jsonrpc import Object, encode, splice
+from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, splice
 
 _SPEC: Final = "io.modelcontextprotocol/"
 _MODERN: Final = "2026-07-28"
 _LEGACY: Final = "2025-11-25"
 _ASKED: Final = {"elicitation": ("form", "url"), "sampling": ("context", "tools"), "roots": ()}
 """The client capabilities that servers may use, and the modes of each."""
+_TOOL_USE: Final = frozenset({"tools", "toolChoice"})
+"""Params of a sampling request that need `sampling.tools` (MCP 2025-11-25, Sampling §Tools in Sampling)."""
 _ONE_ERA: Final = frozenset({"listChanged"})
 """Members of these capabilities that MCP 2026-07-28 does not have: they are not passed to the other era."""
 
@@ -123,20 +125,33 @@ def caller_of_params(initialize_params: bytes) -> ClientDeclaration:
 def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
     """Return True if the client has declared the capability or the extension that a server's request needs. Raises
     `msgspec.MsgspecError` if the mode of an elicitation is not a string."""
-    declared = object_of(capabilities)
-    if method == "elicitation/create":
-        mode = msgspec.json.decode(params.get("mode", b'"form"'), type=str)
-        return mode in object_of(declared.get("elicitation"))
-    return method.partition("/")[0] in declared or Declared.of(capabilities).match(method) > 0
+    declared, name, kind = object_of(capabilities), method.partition("/")[0], _kind(method, params)
+    if kind:
+        return kind in object_of(declared.get(name))
+    return name in declared or Declared.of(capabilities).match(method) > 0
+
+
+def refusal_code(capabilities: bytes, method: str) -> int:
+    """Return the error code for a server's request that the client has not declared to answer (MCP 2025-11-25,
+    Elicitation and Roots §Error Handling)."""
+    name = method.partition("/")[0]
+    return INVALID_PARAMS if name == "elicitation" or name in object_of(capabilities) else METHOD_NOT_FOUND
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:
     """Return the capability that a client must declare before a server may send it this request, in the format of the
     declaration."""
+    name, kind = method.partition("/")[0], _kind(method, params)
+    if name in _ASKED:
+        return {name: {kind: {}} if kind else {}}
+    return {"extensions": {"/".join(method.split("/")[:2]): {}}}
+
+
+def _kind(method: str, params: Object) -> str:
+    """Return the part of a capability that a request needs; empty if it needs no part."""
     if method == "elicitation/create":
-        return {"elicitation": {msgspec.json.decode(params.get("mode", b'"form"'), type=str): {}}}
-    name = method.partition("/")[0]
-    return {name: {}} if name in _ASKED else {"extensions": {"/".join(method.split("/")[:2]): {}}}
+        return msgspec.json.decode(params.get("mode", b'"form"'), type=str)
+    return "tools" if method == "sampling/createMessage" and not _TOOL_USE.isdisjoint(params) else ""
 
 
 def _made_caller(info: bytes, declared: bytes) -> ClientDeclaration:

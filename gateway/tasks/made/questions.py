@@ -10,14 +10,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.round_trips import RoundTrips
+from gateway.bridge.round_trips import RoundTrips, may_ask
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.bridge.task_follower import TaskFollower
 from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.suspended_call import AskingServer, InputRequest
-from gateway.protocol.capabilities import may_be_asked
 from gateway.protocol.input_requests import Question
 from gateway.protocol.tasks import with_tasks
 from gateway.tasks.made.task_exchange import TaskExchange, TaskWork
@@ -25,16 +24,6 @@ from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, 
 
 MAX_ROUNDS: Final = 32
 """Maximum number of rounds of questions during one task: more than during a call, as a task may take hours."""
-
-
-def may_ask(exchange: TaskExchange, questions: Mapping[str, Question]) -> bool:
-    """Return True if the client has declared that it answers all of these questions. Otherwise fail the call."""
-    assert exchange.caller is not None
-    for method, params in questions.values():
-        if not may_be_asked(exchange.caller.capabilities, method, params or {}):
-            exchange.fail(INTERNAL_ERROR, f"The server asked {method}, which the client has not declared to answer.")
-            return False
-    return True
 
 
 def ask_client(server: AskingServer, exchange: TaskExchange, work: TaskWork, questions: Mapping[str, Question]) -> None:
@@ -82,9 +71,6 @@ class Rounds(RoundTrips):
             self.begin(result)
         except (InvalidMessage, msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._exchange.fail(INTERNAL_ERROR, f"The server's questions cannot be read: {error}")
-
-    def _may_ask(self, questions: Mapping[str, Question]) -> bool:
-        return may_ask(self._exchange, questions)
 
     def _ask(self, live: LiveSession, questions: Mapping[str, Question]) -> None:
         ask_client(self, self._exchange, self._work, questions)

@@ -20,12 +20,12 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.questions import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
-from session_store import StoreUnavailable
+from session_store import ClientFacts, MemoryEventLog, StoreUnavailable
 from tests.requirements import requirement
 from tests.support.fake_upstream import FakeUpstream, a_call, a_live, answer_of
 from tests.unit.calls import parts
 from tests.unit.calls.parts import until
-from transports.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, encode, parse
+from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, encode, parse
 
 pytestmark = [pytest.mark.anyio, requirement("spec.unnamed-question")]
 
@@ -60,9 +60,9 @@ class Server(parts.Server):
         self.calls.send(exchange)
         return exchange
 
-    def asks(self, method: str = "elicitation/create", call: Exchange | None = None) -> None:
-        """Ask. `call` is the one that the question names."""
-        params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}}
+    def asks(self, method: str = "elicitation/create", call: Exchange | None = None, **more: Any) -> None:
+        """Ask. `call` is the one that the question names. `more`: further params."""
+        params = {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {}}} | more
         message = parse(encode({"jsonrpc": "2.0", "id": "theirs", "method": method, "params": params}))
         ask_modern(self.live, self.conversation, message, call)
 
@@ -168,12 +168,28 @@ async def test_a_question_that_names_its_call_ends_with_it() -> None:
     assert server.given == [CANCEL] and second.suspended is None
 
 
+@requirement("spec.letter")
+@pytest.mark.parametrize(
+    ("method", "more", "code"),
+    [
+        ("roots/list", {}, METHOD_NOT_FOUND),
+        ("elicitation/create", {"mode": "url"}, INVALID_PARAMS),
+        ("sampling/createMessage", {"tools": []}, INVALID_PARAMS),
+    ],
+)
+async def test_a_server_is_refused_what_the_client_has_not_declared(method: str, more: Any, code: int) -> None:
+    server = Server()
+    call = server.call()
+    server.asks(method, **more)
+    assert server.refused == [code] and call.suspended is None
+
+
 INPUT_REQUIRED = {"resultType": "input_required", "requestState": "1"}
 
 
-async def sent_to_modern() -> tuple[FakeUpstream, Exchange]:
+async def sent_to_modern(live: LiveSession | None = None) -> tuple[FakeUpstream, Exchange]:
     """A call that a modern server has got."""
-    upstream, exchange = FakeUpstream(), a_call()
+    upstream, exchange = FakeUpstream(), a_call(live)
     exchange.use_bridge(ModernServerBridge(upstream.conversation, {}, {}))
     await upstream.conversation.start(exchange, {}, {})
     return upstream, exchange
@@ -204,6 +220,19 @@ async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
     now[0] += upstream.conversation.deadlines.call_s + 1
     link.answer(INPUT_REQUIRED)
     assert (await answer_of(exchange))["error"]["code"] == CALL_TIMED_OUT
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize("mode", ["form", "url"])
+async def test_a_legacy_client_is_asked_what_it_has_declared_by_a_modern_server_too(mode: str) -> None:
+    live = a_live(MemoryEventLog(), client=ClientFacts(initialize_params=b'{"capabilities":{"elicitation":{}}}'))
+    upstream, exchange = await sent_to_modern(live)
+    question = {"method": "elicitation/create", "params": {"mode": mode, "message": "?"}}
+    upstream.links[0].answer(INPUT_REQUIRED | {"inputRequests": {"q": question}})
+    told = await answer_of(exchange)
+    assert told.get("method") == ("elicitation/create" if mode == "form" else None)
+    if mode == "url":
+        assert told["error"]["code"] == INTERNAL_ERROR and "has not declared" in told["error"]["message"]
 
 
 @requirement("spec.complete")

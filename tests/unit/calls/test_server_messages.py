@@ -18,7 +18,7 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import Method
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
-from session_store import EventLog
+from session_store import ClientFacts, EventLog
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.fake_upstream import a_call, a_live
@@ -61,10 +61,16 @@ class Server(parts.Server):
         return exchange
 
 
+def declaring(**capabilities: Any) -> ClientFacts:
+    """A legacy client with these capabilities."""
+    return ClientFacts(initialize_params=encode({"capabilities": capabilities}))
+
+
 class Live(LiveSession):
     """A session whose own stream is a list."""
 
     def __init__(self, **fields: Any) -> None:
+        fields.setdefault("client", declaring(elicitation={}, roots={}))
         super().__init__(a_session(FakeClock(), **fields), cast("EventLog", None))
         self.sent: list[Any] = []
 
@@ -131,6 +137,29 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
     server.send(Live())
     router.asked(server.conversation, request("roots/list"))
     assert server.refusals == [(b"1", METHOD_NOT_FOUND)] * 2
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize(
+    ("declared", "method", "params", "code"),
+    [
+        ({}, "roots/list", {}, METHOD_NOT_FOUND),
+        ({}, "elicitation/create", {}, INVALID_PARAMS),
+        ({"elicitation": {}}, "elicitation/create", {"mode": "url"}, INVALID_PARAMS),
+        ({"elicitation": {}}, "elicitation/create", {"mode": 7}, INVALID_PARAMS),
+        ({"sampling": {}}, "sampling/createMessage", {"tools": []}, INVALID_PARAMS),
+        ({"sampling": {"tools": {}}}, "sampling/createMessage", {"tools": []}, None),
+        ({"elicitation": {"url": {}}}, "elicitation/create", {"mode": "url"}, None),
+    ],
+)
+async def test_a_shared_process_asks_a_client_only_for_what_it_has_declared(
+    declared: Any, method: str, params: Any, code: int | None
+) -> None:
+    server, live = Server(), Live(client=declaring(**declared))
+    call = server.send(live)
+    SharedRouter().asked(server.conversation, request(method, **params))
+    assert server.refusals == ([] if code is None else [(b"1", code)])
+    assert [frame["method"] for frame in await frames_of(call)] == ([method] if code is None else [])
 
 
 @pytest.mark.parametrize("method", ["roots/list", "ping"])

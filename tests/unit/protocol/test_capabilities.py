@@ -11,6 +11,7 @@ from gateway.protocol.capabilities import (
     ClientDeclaration,
     caller_of_meta,
     caller_of_params,
+    capability_for,
     may_be_asked,
 )
 from tests.requirements import requirement
@@ -100,6 +101,8 @@ def test_a_log_level_comes_with_a_modern_request_only() -> None:
         (b'{"elicitation":{"url":{}}}', "elicitation/create", {}, False),
         (b"{}", "elicitation/create", {}, False),
         (b'{"sampling":{}}', "sampling/createMessage", {}, True),
+        (b'{"sampling":{}}', "sampling/createMessage", {"tools": []}, False),
+        (b'{"sampling":{"tools":{}}}', "sampling/createMessage", {"toolChoice": {"mode": "auto"}}, True),
         (b'{"sampling":{}}', "roots/list", {}, False),
         (b'{"roots":{}}', "roots/list", {}, True),
         (b'{"extensions":{"com.acme/ask":{}}}', "com.acme/ask/name", {}, True),
@@ -108,9 +111,16 @@ def test_a_log_level_comes_with_a_modern_request_only() -> None:
     ],
 )
 def test_a_client_is_asked_for_what_it_has_declared(
-    capabilities: bytes, method: str, params: dict[str, str], may: bool
+    capabilities: bytes, method: str, params: dict[str, Any], may: bool
 ) -> None:
     assert may_be_asked(capabilities, method, raw(**params)) is may
+
+
+def test_a_missing_capability_is_named_with_the_part_that_a_request_needs() -> None:
+    assert capability_for("sampling/createMessage", raw(tools=[])) == {"sampling": {"tools": {}}}
+    assert capability_for("elicitation/create", {}) == {"elicitation": {"form": {}}}
+    assert capability_for("roots/list", {}) == {"roots": {}}
+    assert capability_for("com.acme/ask/name", {}) == {"extensions": {"com.acme/ask": {}}}
 
 
 @pytest.mark.parametrize("mode", [[], {}, 1, None])
