@@ -38,6 +38,7 @@ from transports.upstream_port import STANDALONE
 logger = logging.getLogger(__name__)
 
 _LOG_MESSAGE: Final = "notifications/message"
+_VISITED: Final = "notifications/elicitation/complete"
 _TASK_STATUS: Final = "notifications/tasks/status"
 _TOOLS_CHANGED: Final = next(row for row in CHANGES.values() if row.kind == "tools")
 
@@ -240,6 +241,11 @@ class SharedRouter(_Router):
     """Forwards the messages of a process that serves several sessions, or none."""
 
     is_shared = True
+
+    def _relay(self, conversation: Conversation, message: Message, params: Object, stream: int | str | None) -> None:
+        # The end of a user's visit mostly comes after its call, and may be told only to the client that was asked.
+        if message.method != _VISITED or conversation.calls.find(stream) is not None:
+            super()._relay(conversation, message, params, stream)
 
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         calls = _calls(conversation)

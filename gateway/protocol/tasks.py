@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.protocol.extensions import object_of
+from gateway.protocol.handshake import capabilities_of
 from session_store.ports.tasks import OVER
 from transports.era import Era
 from transports.jsonrpc import Object, encode
@@ -44,6 +45,15 @@ def declares_tasks(meta: Mapping[str, Any]) -> bool:
     declared = meta.get(_CAPABILITIES)
     extensions = declared.get("extensions") if isinstance(declared, dict) else None
     return isinstance(extensions, dict) and TASKS in extensions
+
+
+def takes_task_calls(handshake: bytes | None) -> bool:
+    """Return whether a server's answer to `initialize` declares that its tools can be called as tasks (MCP 2025-11-25,
+    Tasks)."""
+    declared = capabilities_of(handshake).get("tasks")
+    requests = declared.get("requests") if isinstance(declared, dict) else None
+    tools = requests.get("tools") if isinstance(requests, dict) else None
+    return isinstance(tools, dict) and "call" in tools
 
 
 def asks_for_task(params: Object) -> bool:

@@ -28,6 +28,7 @@ from gateway.protocol.methods import METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import legacy_result
+from gateway.protocol.tasks import takes_task_calls
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
 from gateway.upstreams.first_answers import is_unused
 from gateway.upstreams.result_cache import CacheKey
@@ -104,7 +105,8 @@ def for_server(
     elif era is LEGACY:
         params, meta = legacy_params(params), legacy_meta(meta)
         tools = upstream.server_lists.known("tools/list", conversation) if call.method == "tools/call" else None
-        if isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task:
+        is_task = isinstance(tools, Tools) and tools.called("", text_of(params, "name")).needs_task
+        if is_task and takes_task_calls(conversation.initialize_result or upstream.handshake):
             bridge, params = LegacyTaskBridge(conversation), asking_for_task(params)
         else:
             bridge = LegacyServerBridge(conversation)

@@ -18,6 +18,7 @@ from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
 from gateway.protocol.listing import Called
+from gateway.protocol.tasks import takes_task_calls
 from gateway.sessions.attach import Resolved
 from gateway.tasks.errors import no_task_of
 from gateway.tasks.handles import TaskHandle, TaskHandles
@@ -27,7 +28,6 @@ from gateway.tasks.made.results import ResultCalls
 from gateway.tasks.made.task_exchange import RequestedExchange
 from gateway.tasks.ports import CallIntake, Endpoint
 from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Task
 from session_store.session import redact
 from transports.era import Era
@@ -160,7 +160,8 @@ class RequestedTasks:
         except _UNAVAILABLE:
             return None  # the call itself is about to fail
         tool = endpoint.called(exchange, Era.LEGACY, request.params)
-        if _makes_tasks(upstream) and (tool.task_support or tool.is_unlisted):
+        makes_tasks = takes_task_calls(upstream.handshake) and upstream.era_now(Era.LEGACY) is Era.LEGACY
+        if makes_tasks and (tool.task_support or tool.is_unlisted):
             return None
         if tool.is_unlisted:  # the server might answer, but a client that wants a task cannot use an ordinary answer
             raise unknown_tool(tool.name)
@@ -223,14 +224,6 @@ class RequestedTasks:
         """Return a page of the tasks that this client may see, and the cursor for the next page (`MadeTasks.page`)."""
         tasks, more = await self._made.page(live.session, endpoint, who, after)
         return [legacy_task(task, self._handles.of_record(task)) for task in tasks], more
-
-
-def _makes_tasks(upstream: ConfiguredUpstream) -> bool:
-    """Return True if a server itself creates tasks for clients of 2025-11-25."""
-    declared = capabilities_of(upstream.handshake).get("tasks")
-    requests = declared.get("requests") if isinstance(declared, dict) else None
-    tools = requests.get("tools") if isinstance(requests, dict) else None
-    return isinstance(tools, dict) and "call" in tools and upstream.era_now(Era.LEGACY) is Era.LEGACY
 
 
 def kept_s(raw: msgspec.Raw, most_s: float) -> float:

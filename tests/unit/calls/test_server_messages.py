@@ -214,6 +214,20 @@ async def test_progress_of_a_task_goes_to_the_session_of_the_call_that_made_it()
     assert len(live.sent) == 2, "the process is gone"
 
 
+@requirement("spec.letter")
+async def test_the_end_of_a_visit_is_told_to_nobody_but_the_client_that_was_asked() -> None:
+    server, live, other = Server(), Live(), Live()
+    visited = notification("notifications/elicitation/complete", {"elicitationId": "e1"})
+    IsolatedRouter(live).notified(server.conversation, visited)
+    assert [frame["params"] for frame in live.sent] == [{"elicitationId": "e1"}]
+    first, second = server.send(other), server.send(live)
+    server.calls.take(second.number)
+    SharedRouter().notified(server.conversation, visited)
+    assert not other.sent and len(live.sent) == 1, "the only call in flight may be another client's"
+    SharedRouter().notified(server.conversation, visited, first.number)
+    assert [frame["params"] for frame in await frames_of(first)] == [{"elicitationId": "e1"}]
+
+
 def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
     server, live, changes = Server(), Live(), list[Method]()
     server.lists.known["tools/list"] = Tools([])
@@ -223,7 +237,10 @@ def test_a_changed_list_is_forgotten_and_the_sessions_are_notified() -> None:
     server.lists.known["tools/list"] = Tools([])
     IsolatedRouter(live).notified(server.conversation, notification("notifications/tools/list_changed", {}))
     assert "tools/list" not in server.lists.known and "tools/list" in server.lists.changed
-    assert [frame["method"] for frame in live.sent] == ["notifications/tools/list_changed"]
+    others = [f"notifications/{kind}/list_changed" for kind in ("prompts", "resources")]
+    for method in others:
+        IsolatedRouter(live).notified(server.conversation, notification(method, {}))
+    assert [frame["method"] for frame in live.sent] == ["notifications/tools/list_changed", *others]
 
 
 async def test_an_updated_resource_of_a_shared_process_goes_to_its_subscribers() -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gateway.bridge.gateway_subscriptions import gateway_subscription_for
 from gateway.bridge.legacy_server import LegacyServerBridge
+from gateway.bridge.legacy_task import LegacyTaskBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
 from gateway.calls.call import Call
@@ -64,14 +65,16 @@ class Server(OneServer):
 
     users = ()
     known_lists = None
-    initialize_result = None
+    initialize_result: bytes | None = None
+    handshake = None
     notifies = True
+    tools = TOOLS
 
     def __init__(self, *, era: Era = Era.LEGACY, is_open: bool = True, **settings: Any) -> None:
         self.era = era
         self.settings = SimpleNamespace(**({"shared": False, "handles": False} | settings))
         self.server_lists = SimpleNamespace(
-            known=lambda method, conversation: TOOLS, results=ResultCache(1 << 20), refresh=dict
+            known=lambda method, conversation: self.tools, results=ResultCache(1 << 20), refresh=dict
         )
         self.unreviewed: set[str] = set()
         self.sent: list[tuple[Object, Object]] = []
@@ -148,6 +151,19 @@ async def test_a_path_between_eras_is_not_taken_while_its_server_has_to_be_asked
     server._is_asked = True
     assert has_to_wait(), "its era has to be asked for"
     assert waits(target.upstream, conversation, parts.call(era=Era.MODERN)) is None
+
+
+@requirement("spec.letter")
+@pytest.mark.parametrize("declared", [{"requests": {"tools": {"call": {}}}}, {"requests": {}}, {"list": {}}])
+async def test_a_tool_is_called_as_a_task_only_at_a_server_that_has_declared_it(declared: Any) -> None:
+    parts, server = Parts(), Server()
+    server.initialize_result = encode({"capabilities": {"tools": {}, "tasks": declared}})
+    server.tools = Tools([{"name": "count", "execution": {"taskSupport": "required"}}])
+    call = parts.call(era=Era.MODERN)
+    await parts.send(server, call)
+    ((params, _),) = server.sent
+    is_task = "call" in declared.get("requests", {}).get("tools", {})
+    assert ("task" in params) is isinstance(call.exchange.bridge, LegacyTaskBridge) is is_task
 
 
 @pytest.mark.parametrize("method", ["tools/call", "acme/method"])
