@@ -329,6 +329,21 @@ def test_a_task_that_was_asked_for_is_cancelled(tasked: RunningGateway, http: ht
     assert client.error("tasks/cancel", {"taskId": task})["code"] == INVALID
 
 
+@requirement("task.asked", "spec.letter")
+def test_the_parameter_of_a_request_names_its_task(tasked: RunningGateway, http: httpx.Client) -> None:
+    client = client_of(tasked, http, "legacy")
+    task, other = (client.begin("work", seconds=60)["taskId"] for _ in range(2))
+    misled = {"taskId": task, "_meta": {RELATED: {"taskId": other}}}
+    answer = client.client.call("tasks/get", misled)
+    assert answer.headers["content-type"] == "application/json", "its client polls, and waits for no events"
+    assert result_of(answer)["taskId"] == task
+    cancelled = client.ask("tasks/cancel", misled)
+    assert cancelled["taskId"] == task and cancelled.keys() == FIELDS | {"statusMessage"}, "and no `_meta`"
+    assert client.get(other)["status"] == "working"
+    (page,) = (client.ask("tasks/list", {}),)
+    assert all("_meta" not in one for one in page["tasks"]) and RELATED not in page.get("_meta", {})
+
+
 @requirement("task.asked")
 def test_what_goes_wrong_is_the_outcome(tasked: RunningGateway, http: httpx.Client) -> None:
     client = client_of(tasked, http, "legacy")

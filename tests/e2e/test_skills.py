@@ -66,13 +66,18 @@ def test_what_policy_hides_is_nowhere(era: str, theirs: str, several: bool) -> N
         servers["other"] = table_server({"era": theirs, **OTHER})
     with in_process_gateway(servers) as gateway, httpx.Client(timeout=30) as http:
         call = caller(gateway.url, era, http)
-        (guide,) = call("skills/list")["skills"]
+        listed = call("skills/list")
+        (guide,) = listed["skills"]
         assert guide["uri"] == GUIDE and uris(guide["resources"]) == [GUIDE, OPEN]
         got = call("skills/get", uri=GUIDE)
         assert got["skill"] == guide
         if (era, theirs) == ("modern", "legacy"):
-            assert (got["cacheScope"], got["ttlMs"]) == ("private", 0)
-        assert uris(call(DIRECTORY, uri="skill://guide")["resources"]) == [OPEN]
+            for result in (listed, got):
+                assert (result["cacheScope"], result["ttlMs"]) == ("private", 0)
+        read = call(DIRECTORY, uri="skill://guide")
+        assert uris(read["resources"]) == [OPEN]
+        kind = "complete" if era == "modern" else None
+        assert {result.get("resultType") for result in (listed, got, read)} == {kind}
         for uri in (GUIDE, OPEN):
             assert uris(call("resources/read", uri=uri)["contents"]) == [uri], "of a skill that is listed"
         missing = -32002 if era == "legacy" else -32602

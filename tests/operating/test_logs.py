@@ -115,7 +115,8 @@ def test_lines_name_the_task_and_say_what_was_kept(http: httpx.Client, ops: http
         named = claimed(handle)
         assert named is not None
         found = [line for line in ended if line.get("task") == named.log_facts["task"]]
-        assert all((line["server"], line["session"]) == ("probe", named.session_id[:8]) for line in found), found
+        facts = ("probe", named.session_id[:8], "anonymous")
+        assert all((line["server"], line["session"], line["principal"]) == facts for line in found), found
         return {(line["event"], line.get("tool", ""), line["outcome"].partition(" ")[0]) for line in found}
 
     assert about(task) == {

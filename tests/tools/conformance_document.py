@@ -7,12 +7,13 @@ from typing import Final
 from tests.conformance.letter.table import Row, rows
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "conformance.md"
-_TITLES: Final = {"tasks": "tasks extension (draft of 2026-08)"}
+_TITLES: Final = {"tasks": "tasks extension (draft of 2026-08)", "skills": "Skills extension (stable)"}
 _HEAD: Final = """# Conformance
 
-What the gateway does of each MUST and SHOULD of these pages of the protocol: base protocol, transports, patterns,
-lifecycle or versioning, discovery and utilities of each revision, the tasks extension, and of the authorization pages
-what binds a resource server. A gateway is a server to its clients and a client of its servers.
+What the gateway does of each MUST and SHOULD of the pages of each revision that have any (base protocol, transports,
+patterns, lifecycle or versioning, discovery, server and client features, utilities), of the tasks extension and the
+Skills extension, and of the authorization pages what binds a resource server. A gateway is a server to its clients and
+a client of its servers.
 
 *Met*: a test shows it. *Not ours*: it binds somebody else, or is about something that the gateway does not do. The rows
 are in `tests/conformance/letter`, with the words of each statement. `make conformance` runs the official suites.
@@ -26,7 +27,7 @@ def written() -> str:
     """The document."""
     found = list(rows())
     lines = []
-    for revision in dict.fromkeys(sorted((row.revision for row in found), key=lambda name: (name == "tasks", name))):
+    for revision in dict.fromkeys(sorted((row.revision for row in found), key=lambda name: (name in _TITLES, name))):
         counts = Counter(row.outcome for row in found if row.revision == revision)
         title = _TITLES.get(revision, revision)
         lines.append(f"| {title} | {counts.total()} | {counts['met']} | {counts['not_ours']} | {counts['not_met']} |")
@@ -36,7 +37,7 @@ def written() -> str:
             reasons.setdefault(row.why[0], []).append(row)
     lines += ["", "## Not met", ""]
     for reason, its in reasons.items():
-        where = sorted({f"{row.revision} {row.page}" if row.page != "tasks" else "tasks" for row in its})
+        where = sorted({f"{row.revision} {row.page}" if row.page not in _TITLES else row.page for row in its})
         lines.append(f"- {reason[0].upper()}{reason[1:]}. ({', '.join(where)})")
         lines += [f"  - {says}" for says in dict.fromkeys(row.says for row in its)]
     return _HEAD + "\n".join(lines) + "\n"

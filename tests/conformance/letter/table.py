@@ -1,8 +1,8 @@
 """The table of statements: who is bound by each, and the test that shows it, or the reason why there is none.
 
 The rows are in the TOML files beside this module, one file for each page: those of 2026-07-28, those of the revisions
-with a handshake together, and the tasks extension. `statements.toml` has digests of the statements, so that rows can be
-compared with the specification where that is not at hand.
+with a handshake together, the tasks extension and the Skills extension. `statements.toml` has digests of the
+statements, so that rows can be compared with the specification where that is not at hand.
 """
 
 import hashlib

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
 from tests.support.gateway_process import PROBE, ROOT, running_gateway, server
 from tests.support.mcp_clients import Legacy, Modern, events, result_of, tool_text
+from tests.support.recording_server import messages_of
 from tests.support.scripted_http_server import running_http_probe
 from transports.inbound_port import Refused
 from transports.jsonrpc import decode_object
@@ -84,6 +86,37 @@ def test_answers_that_cannot_be_read_are_an_error(letter: Letter, http: httpx.Cl
     good = {key: {"action": "accept", "content": {}}}
     params = {"name": "ask_once", "arguments": {}, "requestState": asked["requestState"], "inputResponses": good}
     assert tool_text(client.send("tools/call", params)), "the state is not used up by them"
+
+
+def test_what_a_client_says_of_its_roots_reaches_the_server(letter: Letter, http: httpx.Client) -> None:
+    client = Legacy(letter.url("old"), http).open(capabilities={"roots": {"listChanged": True}})
+    refusal = {"code": -32603, "message": "no access"}
+    with client.streaming("tools/call", {"name": "roots"}) as coming:
+        seen = []
+        for message in coming:
+            seen.append(message)
+            if message.get("method") == "roots/list":
+                client.reply(message, error=refusal)
+    assert client.notify("notifications/roots/list_changed").status_code == 202
+    assert client.tool("pid").status_code == 200, "later messages have come by then"
+
+    def told() -> list[Any]:
+        records = [messages_of(path) for path in letter.records("old")]
+        (own,) = (sent for sent in records if any(m.get("error") == refusal for m in sent))
+        return own
+
+    assert "notifications/roots/list_changed" in [message.get("method") for message in told()]
+    hello = next(message for message in told() if message.get("method") == "initialize")
+    assert hello["params"]["capabilities"]["roots"] == {"listChanged": True}
+
+
+def test_documents_have_what_receivers_of_tasks_are_to_document() -> None:
+    """MCP 2025-11-25, Tasks: what the id of a task grants, the greatest time to live, the most tasks at once."""
+    tasks, settings = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tuning.md"))
+    assert "Among anonymous clients, whoever has the id has the task." in tasks
+    assert "which the gateway keeps between one minute and `ttl_s`" in tasks
+    assert "has `max_per_session` tasks already, or its\n  principal ten times as many" in tasks
+    assert "| `ttl_s` |" in settings and "| `max_per_session` |" in settings
 
 
 def test_a_state_lapses() -> None:

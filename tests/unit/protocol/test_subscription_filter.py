@@ -48,6 +48,12 @@ def test_only_what_was_asked_for_is_sent_and_under_the_clients_id() -> None:
     assert methods(frames) == [ACKNOWLEDGED, TOOLS, UPDATED]
     metas = [msgspec.json.decode(parse(frame).params_object()["_meta"]) for frame in frames]
     assert metas == [{"io.modelcontextprotocol/subscriptionId": 7}] * 3
+    others, frames = a_listener(Filter(kinds=frozenset({"promptsListChanged", "resourcesListChanged"})))
+    others.acknowledge(others.wanted)
+    changed = [f"notifications/{kind}/list_changed" for kind in ("prompts", "resources")]
+    for method in (*changed, TOOLS):
+        others.notify(method, {}, None)
+    assert methods(frames) == [ACKNOWLEDGED, *changed]
 
 
 @requirement("spec.cold-listen")
