@@ -1,5 +1,6 @@
 """Export the metrics to Prometheus. They are collected for each scrape."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import get_args
@@ -18,6 +19,7 @@ from gateway.admin.replica import Replica, ReplicaCounts
 from gateway.calls.lifecycles import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, Durations
+from gateway.observability.outcome import FAILURES
 from gateway.observability.queued_output import dropped_lines
 from gateway.protocol.methods import CACHEABLE
 from gateway.upstreams.link_source import Start
@@ -25,7 +27,6 @@ from gateway.version import __version__
 from session_store.ports.accounting import StepName
 
 _EVENTS = frozenset(get_args(StepName)) - {"operated"}
-_ENDS = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
 
 
 class PrometheusExporter:
@@ -65,19 +66,28 @@ class PrometheusExporter:
             "Requests of clients by outcome",
             labels=["server", "method", "era", "outcome"],
         )
-        for labels, series in metrics.series.items():
-            for ended, count in series.outcomes.items():
-                requests.add_metric([*labels, ended.replace(" ", "_")], count)
+        own: dict[tuple[str, ...], Durations] = defaultdict(lambda: Durations(BUCKETS_S))
+        conventional: dict[tuple[str, ...], Durations] = defaultdict(lambda: Durations(BUCKETS_S))
+        for (*labels, kind), series in metrics.series.items():
+            ended = kind.replace(" ", "_")
+            requests.add_metric([*labels, ended], series.count)
+            own[*labels].include(series)
+            conventional[*labels, ended if kind in FAILURES else ""].include(series)
         yield requests
         durations = HistogramMetricFamily(
             "mcp_gateway_request_duration_seconds",
             "Time from the arrival of a request to its answer, without subscriptions",
             labels=["server", "method", "era"],
         )
-        for labels, series in metrics.series.items():
-            buckets = list(zip(_ENDS, accumulate(series.counts), strict=True))
-            durations.add_metric([*labels], buckets, series.total_s)
-        yield durations
+        operations = HistogramMetricFamily(
+            "mcp_server_operation_duration_seconds",
+            "The same times under OpenTelemetry's name, by failure",
+            labels=["server", "mcp_method_name", "era", "error_type"],
+        )
+        for family, found in ((durations, own), (operations, conventional)):
+            for values, took in found.items():
+                family.add_metric(values, _buckets(took), took.total_s)
+            yield family
         for name, row in COUNTERS.items():
             counted = CounterMetricFamily(f"mcp_gateway_{name}", row.help, labels=[row.label])
             for value in dict.fromkeys([*row.known, *metrics.counters[name]]):
@@ -89,12 +99,11 @@ class PrometheusExporter:
         for event in _EVENTS | self._audit.counts.keys():
             events.add_metric([event], self._audit.counts[event])
         yield events
-        ages = HistogramMetricFamily(
-            "mcp_gateway_session_duration_seconds", "Ages at which sessions ended, by how they ended", labels=["event"]
-        )
-        for how, lasted in self._audit.durations.items():
-            ages.add_metric([how], _buckets(lasted), lasted.total_s)
-        yield ages
+        for name in ("mcp_gateway_session_duration_seconds", "mcp_server_session_duration_seconds"):
+            ages = HistogramMetricFamily(name, "Ages at which sessions ended, by how they ended", labels=["event"])
+            for how, lasted in self._audit.durations.items():
+                ages.add_metric([how], _buckets(lasted), lasted.total_s)
+            yield ages
         each = self._audit.calls_each
         yield HistogramMetricFamily(
             "mcp_gateway_session_calls",

@@ -106,16 +106,20 @@ class Durations:
         self.counts[bisect_left(self.bounds_s, took_s)] += 1
         self.total_s += took_s
 
+    def include(self, other: "Durations") -> None:
+        """Count the durations of another histogram with the same bounds, too."""
+        self.counts = [count + more for count, more in zip(self.counts, other.counts, strict=True)]
+        self.total_s += other.total_s
 
-class Series:
-    """The outcomes and durations of all requests with one server, method and era."""
 
-    __slots__ = ("counts", "outcomes", "total_s")
+class Series(Durations):
+    """The number and the durations of all requests with one server, method, era and outcome."""
+
+    __slots__ = ("count",)
 
     def __init__(self) -> None:
-        self.outcomes: Counter[Kind] = Counter()
-        self.counts = [0] * (len(BUCKETS_S) + 1)
-        self.total_s = 0.0
+        super().__init__(BUCKETS_S)
+        self.count = 0
 
 
 def quantile(counts: Sequence[int], q: float) -> float:
@@ -137,7 +141,7 @@ class Metrics:
     """The counters and durations of this process since its start."""
 
     def __init__(self) -> None:
-        self.series: dict[tuple[str, str, str], Series] = {}  # by server, method and era
+        self.series: dict[tuple[str, str, str, Kind], Series] = {}  # by server, method, era and outcome
         self.longest_s = 0.0  # the longest request of the current second
         self.loop_lag_s = 0.0  # how late the event loop was in the last second
         self.stalls = Durations(PAUSES_S)  # how late each beat of `gateway.observability.loop_watch` was
@@ -147,10 +151,10 @@ class Metrics:
 
     def answered(self, server: str, method: str, era: str, kind: Kind, took_s: float) -> None:
         """Count a request that was answered after `took_s` seconds. `kind`: how it ended."""
-        series = self.series.get((server, method, era))
+        series = self.series.get((server, method, era, kind))
         if series is None:
-            series = self.series.setdefault((server, metric_label(method), era), Series())
-        series.outcomes[kind] += 1
+            series = self.series.setdefault((server, metric_label(method), era, kind), Series())
+        series.count += 1
         if method not in _STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
             series.total_s += took_s
@@ -174,12 +178,12 @@ class Metrics:
     @property
     def calls(self) -> int:
         """Return the number of answered requests."""
-        return sum(series.outcomes.total() for series in self.series.values())
+        return sum(series.count for series in self.series.values())
 
     @property
     def failed(self) -> int:
         """Return the number of answered requests that failed."""
-        return sum(series.outcomes[kind] for series in self.series.values() for kind in FAILURES)
+        return sum(series.count for (*_, kind), series in self.series.items() if kind in FAILURES)
 
     @property
     def counts(self) -> list[int]:

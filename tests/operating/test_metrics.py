@@ -67,6 +67,11 @@ def test_each_way_a_request_ends_is_counted(pair: Pair, ops: httpx.Client, http:
     assert more(total, outcome="input_required", method="tools/call", server="demo", era="modern") == 1
     assert more(total, outcome="refused", method="tools/list") == 1, "it names no session"
     assert more("mcp_gateway_request_duration_seconds_count", server="probe") >= 3
+    operations = "mcp_server_operation_duration_seconds_count"  # OpenTelemetry's name
+    own = "mcp_gateway_request_duration_seconds_count"
+    assert more(operations, error_type="tool_error", mcp_method_name="tools/call", server="probe") == 1
+    assert more(operations, error_type="refused", mcp_method_name="tools/list") == 1
+    assert more(operations, error_type="") >= 3 and more(operations) == more(own)
     assert more("mcp_gateway_session_events_total", event="created") == 3
     starts = "mcp_gateway_server_starts_total"
     assert more(starts, server="probe", outcome="started") >= 1 and more(starts, server="probe", outcome="failed") == 0
@@ -75,6 +80,7 @@ def test_each_way_a_request_ends_is_counted(pair: Pair, ops: httpx.Client, http:
     counted = {name: value(scrape(gateway, ops), f"{ages}_{name}", event="ended") for name in ("count", "sum")}
     assert counted["count"] - value(before, f"{ages}_count", event="ended") == 1
     assert counted["sum"] > value(before, f"{ages}_sum", event="ended")
+    assert value(scrape(gateway, ops), "mcp_server_session_duration_seconds_count", event="ended") == counted["count"]
     calls = [value(scrape, "mcp_gateway_session_calls_count") for scrape in (before, scrape(gateway, ops))]
     assert calls[1] - calls[0] == 1
     assert value(after, "mcp_gateway_store_up") == 1 and value(after, "mcp_gateway_replicas") >= 2
