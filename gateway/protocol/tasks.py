@@ -48,7 +48,7 @@ def declares_tasks(meta: Mapping[str, Any]) -> bool:
 
 
 def takes_task_calls(handshake: bytes | None) -> bool:
-    """Return whether a server's answer to `initialize` declares that its tools can be called as tasks (MCP 2025-11-25,
+    """Return True if a server's answer to `initialize` declares that its tools can be called as tasks (MCP 2025-11-25,
     Tasks)."""
     declared = capabilities_of(handshake).get("tasks")
     requests = declared.get("requests") if isinstance(declared, dict) else None

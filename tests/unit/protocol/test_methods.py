@@ -43,6 +43,8 @@ OWN_BEHAVIOUR = {
     *("resources/subscribe", "resources/unsubscribe"),  # subscriptions that it keeps for them
     *("subscriptions/listen", "notifications/subscriptions/acknowledged"),  # spread over servers of both eras
     *("tools/call", "elicitation/create"),  # decided on by tool and arguments; differs between the eras
+    "sampling/createMessage",  # needs a part of its capability for tools
+    "notifications/elicitation/complete",  # may be told only to the client that was asked
     *("tasks/cancel", "tasks/get", "tasks/update", "tasks/result", "tasks/list"),  # those of the gateway, too
     *("notifications/tasks/status", "notifications/cancelled", "notifications/progress"),  # go to one task or call
 }
