@@ -14,7 +14,7 @@ URL = "http://127.0.0.1:8080"
 @requirement("ctx.stdio-front", "ops.hosts")
 def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("gateway.serving.stdio.serve_stdio", served.append)
+    monkeypatch.setattr("gateway.serving.stdio.serve_stdio", lambda settings, strict: served.append(settings))
     # The log stays as the tests have it.
     monkeypatch.setattr("gateway.observability.logs.configure_logging", lambda *_: None)
     done = ran("stdio", "--url", URL, MCP_SESSION_KEY="k", MCP_TOKEN="t", MCP_GATEWAY_LOG_LEVEL="error")
@@ -22,7 +22,7 @@ def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypat
     origins = served[0].gateway.origins
     assert origins is not None and origins.of("log_level") == "the variable MCP_GATEWAY_LOG_LEVEL"
     (entry,) = served[0].mcpServers.values()
-    assert entry.url == f"{URL}/mcp"
+    assert entry.url == f"{URL}/mcp" and entry.is_gateway
     assert entry.headers == {"MCP-Gateway-Session-Key": "k", "Authorization": "Bearer t"}
 
 
