@@ -477,7 +477,7 @@ def _without_own(found: Gathered) -> Gathered:
     except ValidationError:  # which `_validated` tells
         return found
     entries = servers.items() if isinstance(servers, dict) else ()
-    own = {name for name, entry in entries if isinstance(entry, dict) and _is_own(entry, options)}
+    own = {name for name, entry in entries if isinstance(entry, dict) and _is_own(entry, options, found.origins.file)}
     if len(own) == len(entries):
         return found
     told = (f"{found.origins.file}: {found.origins.in_words(('mcpServers', name))}" for name in sorted(own))
@@ -489,12 +489,21 @@ def _without_own(found: Gathered) -> Gathered:
     )
 
 
-def _is_own(entry: Mapping[str, Any], options: GatewaySettings) -> bool:
-    """Return True if an entry, as a file has it, leads to the gateway with these settings."""
+def _is_own(entry: Mapping[str, Any], options: GatewaySettings, file: str) -> bool:
+    """Return True if an entry, as `file` has it, leads to the gateway with these settings, or serves that file."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
+    if "stdio" in words and any(_is_file(word, file) for word in words):
+        return True  # a gateway that serves itself starts ever more of them
     url = entry.get("url") or bridged_url(words)
     return isinstance(url, str) and is_own_endpoint(url, options.host, options.port, options.allowed_hosts)
+
+
+def _is_file(word: str, file: str) -> bool:
+    try:
+        return Path(word).expanduser().samefile(file)
+    except (OSError, RuntimeError, ValueError):  # no path, or nothing is there
+        return False
 
 
 def _validated(found: Gathered) -> Settings:
