@@ -205,7 +205,7 @@ def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool
 def copy_of(path: Path) -> Path:
     """Return where the copy of a file is kept: beside the file itself, behind any links."""
     real = Path(os.path.realpath(path))
-    return real.with_name(f"{real.name}.bak")
+    return real.with_name(f"{real.name}.before-gateway")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -155,7 +155,7 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
 
 @requirement("ops.hosts")
 def test_connect_tells_which_servers_stay_in_the_file_and_keeps_it_as_it_was(here: Path) -> None:
-    file, copy = here / ".cursor/mcp.json", here / ".cursor/mcp.json.bak"
+    file, copy = here / ".cursor/mcp.json", here / ".cursor/mcp.json.before-gateway"
     file.parent.mkdir()
     own = {"url": "http://localhost:8080/mcp"}
     file.write_bytes(json.dumps({"mcpServers": {"notes": {"command": "notes"}, "own": own}}).encode() + b"\r\n")
@@ -167,7 +167,8 @@ def test_connect_tells_which_servers_stay_in_the_file_and_keeps_it_as_it_was(her
     assert "notes stays" in " ".join(ran("connect", "cursor", "--write", "--name", "again").output.split())
     assert copy.read_bytes() == before != file.read_bytes(), "the copy is of the file before all changes"
     assert (
-        "stay" not in ran("connect", "zed", "--write").output and not (here / ".config/zed/settings.json.bak").exists()
+        "stay" not in ran("connect", "zed", "--write").output
+        and not (here / ".config/zed/settings.json.before-gateway").exists()
     )
 
 
