@@ -94,7 +94,9 @@ async def test_the_words_of_a_server_are_known_while_it_runs_and_ends_and_is_tri
         links.append(FakeLink(events))
         return links[-1]
 
-    source: Any = SimpleNamespace(name="fake", quotes="none", connect=connect, resources=SimpleNamespace())
+    source: Any = SimpleNamespace(
+        name="fake", quotes="none", connect=connect, resources=SimpleNamespace(), is_gateway=False
+    )
     source.resources.shared = returning(LinkResources())
     source.started = source.answered = source.failed = source.known_handshake = lambda *_: None
     shared = SharedConversations(source, Deadlines(start_s=5.0, call_s=30.0, suspended_s=30.0, idle_stop_s=None))
