@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.config.policy import RuleSettings
 from gateway.config.sessions import FieldSettings
-from gateway.identity.context_rules import ContextRules, is_catch_all, kept_claims
+from gateway.identity.context_rules import ContextRules, announced_fields_of, is_catch_all, is_for_all, kept_claims
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import ContextField, Principal, Session
 from session_store.testing import FakeClock, a_session
@@ -59,7 +59,19 @@ def test_a_rule_makes_sessions_read_only_and_no_announced_name_escapes_it() -> N
 
 
 def test_only_stars_match_every_name() -> None:
-    assert [pattern for pattern in ("*", "**", "", " ", "a*", "?*") if is_catch_all(pattern)] == ["*", "**"]
+    patterns = ("*", "**", "", " ", "a*", "?*")
+    assert [pattern for pattern in patterns if is_catch_all(pattern)] == ["*", "**"]
+    assert [pattern for pattern in patterns if is_for_all(RuleSettings(workspaces=("x", pattern)))] == ["*", "**"]
+
+
+@requirement("wall.provenance")
+def test_variables_of_a_rule_are_for_its_principals_and_the_announced_fields_are_those_of_the_client() -> None:
+    fields = {"team": FieldSettings(announced="team"), "site": FieldSettings(value="north")}
+    rules = ContextRules([RuleSettings(principals=("api-key:guest",), env={"A": "1"})], "direct", fields=fields)
+    context = rules.context(GUEST, None, "", (("team", "blue"),))
+    assert rules.variables(GUEST, context, "files", {}) == {"A": ("1", "gateway.policy.rules[0].env")}
+    assert not rules.variables(Principal(issuer="api-key", subject="x"), context, "files", {})
+    assert announced_fields_of(context) == (("team", "blue"),)
 
 
 @requirement("pol.explain")
@@ -84,11 +96,11 @@ def test_each_fact_has_the_setting_that_decides_it_as_its_reason() -> None:
         "rules": ["gateway.policy.rules[1] grants nothing: the workspace is only announced"],
         "read_only": ["gateway.policy.rules[1].read_only"],
     }
-    assert why(CredentialClaims("direct", "team-a", ("r",), True), "x") == {
+    assert why(CredentialClaims("direct", "team-a", ("r", "s"), True), "x") == {
         "workspace": ["the credential sets it"],
         "trust": ["the credential sets it, or lacks the claim or header that is named for it"],
         "permissions": [
-            "the credential: r",
+            "the credential: r, s",
             "gateway.policy.rules[0].permissions: p",
             "gateway.policy.rules[1].permissions: q",
         ],
