@@ -289,7 +289,7 @@ class Intake:
         events: EventWriter,
         limits: LimitSettings,
         rates: RateLimits,
-        watching: RequestLog,
+        log: RequestLog,
         facts: SessionFacts,
         announcements: Announcements,
         cluster: Cluster | None = None,
@@ -297,13 +297,13 @@ class Intake:
         self.endpoints = endpoints
         self._cluster = cluster
         self._rates = rates
-        self._watching = watching
+        self._log = log
         self._context_meta = facts.meta
         self._agreed = announcements.agreed
         self.events = events
         self.max_exchanges = limits.exchanges
         self._max_bytes = limits.in_flight_bytes
-        self._paths = FastPaths(self, rates, watching, cluster)
+        self._paths = FastPaths(self, rates, log, cluster)
 
     async def accept(
         self,
@@ -366,7 +366,7 @@ class Intake:
         if size <= SMALL_BODY_BYTES:
             return 0
         if live.held_bytes and live.held_bytes + size > self._max_bytes:
-            self._watching.metrics.limited[Limited.IN_FLIGHT] += 1
+            self._log.metrics.limited[Limited.IN_FLIGHT] += 1
             raise too_much_in_flight("this session")
         return size
 
@@ -396,7 +396,7 @@ class Intake:
             if not self._answer_failure(call, error):
                 if isinstance(error, Refused) and reply.live is not None:
                     error.about({"session": redact(reply.live.session.id)})
-                self._watching.forget(exchange)
+                self._log.forget(exchange)
                 reply.release()
                 raise error from raised.__cause__
         return reply
@@ -423,7 +423,7 @@ class Intake:
         held = 0
         if live is not None:
             held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
-        meta = self._watching.begin(exchange, request, self._meta(params, exchange, who.correlation), who.correlation)
+        meta = self._log.begin(exchange, request, self._meta(params, exchange, who.correlation), who.correlation)
         may_resend = may_resend and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
         reply = CallReply(
             exchange,
@@ -438,7 +438,7 @@ class Intake:
 
     def attach(self, exchange: Exchange, headers: HeaderList, request: Request, correlation: str) -> Answer:
         """Return a new reply for a suspended call, whose client now answers the server's questions."""
-        self._watching.begin_again(exchange, request, correlation)
+        self._log.begin_again(exchange, request, correlation)
         return CallReply(exchange, live_session_of(exchange), headers, events=None, cluster=self._cluster)
 
     def _kept(self, exchange: Exchange, request: Request) -> bytes:
@@ -494,7 +494,7 @@ class Intake:
             case LinkClosed():
                 call.exchange.fail(OUTCOME_UNKNOWN, str(error))
             case InvalidArguments():
-                self._watching.metrics.counters["argument_errors"][error.fault] += 1
+                self._log.metrics.counters["argument_errors"][error.fault] += 1
                 result = msgspec.Raw(tool_error(call.era, str(error)))
                 call.exchange.finish(Message(jsonrpc="2.0", id=0, result=result))
             case _:
@@ -505,7 +505,7 @@ class Intake:
 
     def may_take_fast_path(self, request: Request, target: CallTarget) -> bool:
         """Return True if later calls like this request may take the fast path, to the same target."""
-        return self._watching.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(target)
+        return self._log.may_be_unsampled(request) and self.endpoints[request.endpoint].may_take_fast_path(target)
 
     def prepared(
         self, decision: CallDecision, target: CallTarget, request: Request, who: RequestContext, params: Object
@@ -515,7 +515,7 @@ class Intake:
         conversation, upstream = target.held_conversation, target.upstream
         assert conversation is not None
         meta = self._meta(request.params, exchange, who.correlation)
-        meta, trace = self._watching.carried_unsampled(meta, request, who.correlation)
+        meta, trace = self._log.carried_unsampled(meta, request, who.correlation)
         sent = None if request.era is LEGACY else request.headers
         call = Call(exchange, request.era, params, meta, who.correlation, None, "", who.principal, sent)
         call = self.endpoints[request.endpoint].merged.named(upstream, call, target.named)

@@ -103,7 +103,7 @@ def _message_handler(
         limits=options.limits,
         rates=base.rates,
         cluster=base.cluster,
-        watching=base.request_log,
+        log=base.request_log,
         facts=base.facts,
         announcements=sessions.announcements,
     )

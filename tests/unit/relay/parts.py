@@ -59,7 +59,7 @@ def an_intake(endpoint: TakingEndpoint, events: EventWriter | None = None, **lim
         events=events or EventWriter(MemoryEventLog(), lambda _: 0),
         limits=LimitSettings.model_validate(limits),
         rates=parts,
-        watching=parts,
+        log=parts,
         facts=FACTS,
         announcements=Announcements("orbit.workspace", ContextSettings(), lambda _: None),
     )
