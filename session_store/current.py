@@ -41,7 +41,7 @@ def current_session() -> ToolSession:
     if session is not None:
         return session
     if SOCKET_VARIABLE in os.environ:
-        from session_store.child_process import child_session
+        from session_store.child_process_session import child_session
 
         return child_session()
     raise NoSession(

@@ -39,7 +39,7 @@ PURE = [
     "gateway/protocol/params.py",
     "gateway/identity/request_context.py",
     "gateway/identity/context_rules.py",
-    "gateway/calls/shared_process_state.py",
+    "gateway/calls/shared_subscriptions.py",
     "gateway/calls/lifecycles.py",
     "gateway/calls/suspended_call.py",
     "gateway/calls/usage.py",
@@ -203,7 +203,7 @@ class Others:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, Others())
-import session_store.child_process, session_store.redis, session_store.app_store
+import session_store.child_process_session, session_store.redis, session_store.app_store
 from gateway import SessionMiddleware
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse

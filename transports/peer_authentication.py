@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from transports.frames import FrameReader, FrameTooLong
+from transports.sized_frames import FrameReader, FrameTooLong
 
 _VERSION: Final = b"mcp-peer/2\n"
 NAME_CHARS: Final = 32

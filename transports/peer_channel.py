@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, Protocol, cast
 
-from transports.frames import FrameReader, FrameTooLong
 from transports.peer_authentication import Asking, OtherKeys, OtherReplica, Sealed, Unproven
 from transports.peer_frames import (
     CALL,
@@ -30,6 +29,7 @@ from transports.peer_frames import (
     frame,
 )
 from transports.peer_tls import PeerTls
+from transports.sized_frames import FrameReader, FrameTooLong
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from transports.frames import FrameReader, FrameTooLong
 from transports.peer_authentication import Answering, Sealed
 from transports.peer_frames import (
     CALL,
@@ -33,6 +32,7 @@ from transports.peer_frames import (
     frame,
 )
 from transports.peer_tls import Encrypted, PeerTls
+from transports.sized_frames import FrameReader, FrameTooLong
 from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)

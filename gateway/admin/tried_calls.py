@@ -22,7 +22,7 @@ from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.listing import named, operation_of
-from gateway.relay.internal_requests import InternalRequests
+from gateway.relay.requests_to_self import InternalRequests
 from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.upstreams.upstream import ConfiguredUpstream

@@ -21,7 +21,7 @@ from gateway.calls.link import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.lists import Lists
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.calls.session_frames import SessionFrames
-from gateway.calls.shared_process_state import is_lower
+from gateway.calls.shared_subscriptions import is_lower
 from gateway.calls.suspended_call import response_under
 from gateway.context.session_facts import restart_in
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, StartRefused, store_unavailable

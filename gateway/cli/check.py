@@ -179,7 +179,7 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
     """
     from gateway.observability.logs import configure_logging
     from gateway.serving.gateway import Gateway
-    from gateway.upstreams.review import CORRECT, MEND, asking, review
+    from gateway.upstreams.configuration_review import CORRECT, MEND, asking, review
     from session_store import KeyRing, MemoryBackend
 
     configure_logging("critical")

@@ -24,7 +24,7 @@ from gateway.observability.escaped_text import as_json, visible_line
 from gateway.policy.decisions import ANNOTATIONS
 from gateway.protocol.listing import named, operation_of
 from gateway.serving.gateway import Gateway
-from gateway.upstreams.review import asking, listed_names
+from gateway.upstreams.configuration_review import asking, listed_names
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBackend, Principal, Session
 from transports.inbound_port import Refused

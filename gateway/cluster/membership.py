@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from time import monotonic
 from typing import Any, Final
 
+from gateway.cluster.own_reachability import Reachability
 from gateway.cluster.ownership import BEAT, Cluster
 from gateway.cluster.peer_listener import PeerListener
-from gateway.cluster.reachability import Reachability
 from gateway.cluster.requests_to_peers import PeerRequests
 from gateway.config.addresses import host_and_port, is_loopback, own_address_towards
 from gateway.config.settings import ConfigurationError

@@ -11,7 +11,7 @@ from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.memory import check_memory
 from gateway.serving.gateway import Gateway
-from gateway.upstreams.review import asking, review
+from gateway.upstreams.configuration_review import asking, review
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import KeyRing, MemoryBackend
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Final
 
 from gateway.cluster.envelope import Envelopes
-from gateway.cluster.reachability import why_not_found
+from gateway.cluster.own_reachability import why_not_found
 from gateway.config.secrets import key_ring, peer_tls
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok

@@ -8,7 +8,7 @@ A request comes in at `Calls.call`. Read this file from there downwards:
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
 5. May it: `_send` asks `gateway.relay.admission`, which requests the server's lists if its decision needs them.
-6. Send: `start` (`gateway.relay.server_requests`) makes the request for the server, in the form of the server's era,
+6. Send: `start` (`gateway.relay.requests_to_server`) makes the request for the server, in the form of the server's era,
    and sends it in the session's conversation with the server.
 7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
    `Exchange.settle` gives the answer the client's id and form, and pushes it to the reply (`gateway.relay.replies`).
@@ -69,7 +69,7 @@ from gateway.relay.endpoint import Endpoint
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
 from gateway.relay.replies import CallReply
-from gateway.relay.server_requests import answer_with, cache_key_of, for_server, fresh, start, waits
+from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver

@@ -18,8 +18,8 @@ from gateway.protocol.skills import SKILLS_LIST, distinct
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import Asker, LateServers
 from gateway.relay.open_apps import OpenApps
+from gateway.relay.requests_to_server import ask, empty_result
 from gateway.relay.resource_owner import ResourceOwners
-from gateway.relay.server_requests import ask, empty_result
 from gateway.upstreams.list_pages import listed_items
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.inbound_port import Refused

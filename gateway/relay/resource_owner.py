@@ -25,7 +25,7 @@ from gateway.protocol.uris import closeness, template_fit
 from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
 from gateway.relay.open_apps import OpenApps
-from gateway.relay.server_requests import ServerAnswer, ask
+from gateway.relay.requests_to_server import ServerAnswer, ask
 from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code

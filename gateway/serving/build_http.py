@@ -6,29 +6,29 @@ from gateway.bridge.request_state import RequestStateSeal
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.membership import Beats, Membership
+from gateway.cluster.own_reachability import Reachability
 from gateway.cluster.ownership import Cluster
 from gateway.cluster.peer_listener import PeerListener
-from gateway.cluster.reachability import Reachability
 from gateway.cluster.requests_to_peers import PeerRequests
 from gateway.config.secrets import peer_tls
 from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake
-from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.legacy import LegacyClients, LegacyHandshake
 from gateway.relay.message_handler import MessageHandler
 from gateway.relay.modern import ModernClients
+from gateway.relay.requests_to_self import InternalRequests
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
 from gateway.tasks.handles import TaskHandles
 from gateway.tasks.legacy_clients import LegacyTasks
-from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.made_tasks import MadeTasks, TaskVisibility
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.results import Outcomes, ResultCalls
+from gateway.tasks.made.resumed_tasks import TaskContinuation
 from gateway.tasks.made.task_table import TaskTable
 from gateway.tasks.modern_clients import ModernTasks
 from gateway.tasks.notifications import TaskNotices

@@ -28,11 +28,11 @@ from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_lis
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE
 from gateway.serving.workers import worker_count
-from gateway.sessions.child_sessions import ChildSessions
+from gateway.sessions.sessions_by_handle import ChildSessions
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
+from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
-from gateway.upstreams.sandboxed_resources import SandboxedResources
-from gateway.upstreams.session_resources import SessionResources
+from gateway.upstreams.process_sandbox import SandboxedResources
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.upstream.cgroup_delegation import OFF

@@ -16,7 +16,7 @@ from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.reconciliation import Reconciliation
-from gateway.upstreams.review import compare, compare_late
+from gateway.upstreams.configuration_review import compare, compare_late
 from gateway.upstreams.server_facts import ServerFacts
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, StoreError, StoreUnavailable

@@ -31,8 +31,8 @@ from gateway.policy.server_memory import ServerMemory
 from gateway.policy.tool_calls import ToolCalls
 from gateway.relay.call import Senders
 from gateway.relay.endpoint import Endpoint
-from gateway.relay.internal_requests import InternalRequests
 from gateway.relay.late_servers import LateServers
+from gateway.relay.requests_to_self import InternalRequests
 from gateway.sandbox.packages import Packages
 from gateway.sandbox.refusals import SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust

@@ -17,8 +17,8 @@ from gateway.calls.session_frames import SessionFrames
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.link_resources import LinkResources
 from gateway.protocol.capabilities import ClientDeclaration
+from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.server_facts import KnownFacts
-from gateway.upstreams.session_resources import SessionResources
 from session_store import Context, Session, TimelineEntry
 from session_store.session import redact
 from transports.era import Era

@@ -17,11 +17,11 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import SessionDiscovery
 from gateway.upstreams.first_answers import FirstAnswers
+from gateway.upstreams.link_options import PrestartedProcess
 from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.server_lists import ServerLists
-from gateway.upstreams.session_resources import PrestartedProcess
 from gateway.upstreams.shared_conversations import SharedConversations
 from session_store import Session
 from transports.era import LEGACY, MODERN, Era

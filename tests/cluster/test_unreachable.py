@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.cluster import reachability as reaching
+from gateway.cluster import own_reachability as reaching
 from gateway.cluster.envelope import Envelopes
 from gateway.cluster.ownership import LEASE_S, Cluster
 from gateway.config.settings import Settings

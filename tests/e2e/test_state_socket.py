@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from session_store import InvalidState, StoreUnavailable
-from session_store.child_process import SocketState, child_session
+from session_store.child_process_session import SocketState, child_session
 from session_store.current import MISSING, current_session
 from session_store.ports.state import MAX_VALUE_BYTES
 from tests.requirements import requirement

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
-from transports.inbound.framing import BadRequest, plain_target
+from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.limits import Limited
 

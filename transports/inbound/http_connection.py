@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from transports.inbound.connection_handover import ConnectionHandover, Siblings
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
-from transports.inbound.framing import BadRequest, plain_target
+from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.limits import Limited

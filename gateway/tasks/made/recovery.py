@@ -20,7 +20,7 @@ from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.identity.offline_rights import OfflineRights
 from gateway.sessions.attach import SessionAttacher
-from gateway.tasks.made.continuation import TaskContinuation
+from gateway.tasks.made.resumed_tasks import TaskContinuation
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.state import TaskEvent, after, may_run_again
 from gateway.tasks.made.stored_call import StoredCall

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
 from gateway.bridge.gateway_subscriptions import gateway_subscription_for
 from gateway.bridge.legacy_server import LegacyServerBridge
-from gateway.bridge.legacy_task import LegacyTaskBridge
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
 from gateway.calls.call import Call
@@ -38,7 +38,7 @@ from gateway.relay.call import FoundSession, relay
 from gateway.relay.legacy import _progress_of_question
 from gateway.relay.modern import ModernClients
 from gateway.relay.replies import CallReply
-from gateway.relay.server_requests import for_server, waits
+from gateway.relay.requests_to_server import for_server, waits
 from gateway.sessions.attach import Resolved
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context, KeyRing, MemoryBackend

@@ -15,11 +15,11 @@ from gateway.config.limits import TaskSettings
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
 from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made.continuation import TaskContinuation
 from gateway.tasks.made.made_tasks import MadeTasks
 from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.quotas import RunningNames, TaskQuotas
 from gateway.tasks.made.recovery import TaskRecovery
+from gateway.tasks.made.resumed_tasks import TaskContinuation
 from gateway.tasks.made.running import RunningTask
 from gateway.tasks.made.stored_call import stored
 from gateway.tasks.made.task_exchange import TaskExchange

@@ -26,16 +26,16 @@ from gateway.sandbox.packages import PackageInUse
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from gateway.upstreams import prestart
 from gateway.upstreams.factory import load_object
-from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
-from gateway.upstreams.result_cache import ResultCache
-from gateway.upstreams.sandboxed_resources import SandboxedResources
-from gateway.upstreams.session_resources import (
+from gateway.upstreams.link_options import (
     PrestartedProcess,
     SessionResources,
     secrets_in,
     secrets_in_command,
     secrets_of_link,
 )
+from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
+from gateway.upstreams.process_sandbox import SandboxedResources
+from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.shared_conversations import SharedConversations
 from gateway.upstreams.upstream import MAX_CONVERSATIONS, ConfiguredUpstream
 from session_store import Session

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.requirements import requirement
-from transports.frames import FrameReader, FrameTooLong
+from transports.sized_frames import FrameReader, FrameTooLong
 
 FRAMES = [(b"a", b""), (b"b", b"x"), (b"c", b"y" * 300), (b"d", b"")]
 BYTES = b"".join(kind + len(content).to_bytes(4, "big") + content for kind, content in FRAMES)

@@ -18,7 +18,7 @@ from gateway.context.principal_secrets import PrincipalSecrets, is_template
 from gateway.context.session_assertions import HEADER, Assertions
 from gateway.context.session_facts import new_correlation_id, with_context
 from gateway.policy.quotas import PrincipalQuotas
-from gateway.upstreams.sandboxed_resources import SandboxedResources
+from gateway.upstreams.process_sandbox import SandboxedResources
 from session_store import Context, Session
 from session_store.redaction import secret_arguments, secret_values
 from session_store.tool_session import FACTS_VARIABLE

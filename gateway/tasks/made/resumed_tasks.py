@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
 from gateway.bridge.gateway_subscriptions import caller_of
-from gateway.bridge.legacy_task import LegacyTaskBridge
 from gateway.bridge.task_follower import FollowedTask, go_on
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id

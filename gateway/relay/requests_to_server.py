@@ -11,16 +11,16 @@ from typing import Final
 
 import msgspec
 
+from gateway.bridge.call_as_legacy_task import LegacyTaskBridge, asking_for_task
 from gateway.bridge.gateway_subscriptions import caller_in, caller_of
 from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
-from gateway.bridge.legacy_task import LegacyTaskBridge, asking_for_task
 from gateway.bridge.modern_server import ModernServerBridge
 from gateway.bridge.request_state import is_input_required
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Bridge, Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.shared_process_state import params_for_shared
+from gateway.calls.shared_subscriptions import params_for_shared
 from gateway.protocol.cache_hints import is_answer_to_input
 from gateway.protocol.extensions import object_of
 from gateway.protocol.listing import Tools

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.calls.shared_process_state import is_lower, params_for_shared
+from gateway.calls.shared_subscriptions import is_lower, params_for_shared
 from session_store import Session
 from session_store.testing import FakeClock, a_session
 from transports.era import LOG_LEVELS

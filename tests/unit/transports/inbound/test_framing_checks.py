@@ -3,7 +3,7 @@
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.framing import BadRequest, plain_target
+from transports.inbound.framing_checks import BadRequest, plain_target
 
 pytestmark = requirement("wall.framing")
 
