@@ -214,8 +214,9 @@ class AdminSettings(Frozen):
     try_tools: Literal["any", "own", "off"] | None = None
     """Where operators may call tools, from the console and by the REST interface: in `any` session, with the rights of
     that session; in their `own` ones only, as the principal `operator:NAME`; or `off`. The audit trail records each
-    such call, with the operator's name. Default: `any` if the gateway listens on loopback and needs no credential of
-    clients, else `own`."""
+    such call, with the operator's name. Default: `any` if the gateway listens on loopback, needs no credential of
+    clients, and names no proxy, host name or other gateway (`auth.proxies`, `allowed_hosts`, `advertise`, `internal`),
+    else `own`."""
     frames: Literal["any", "with_reason", "own", "off"] | None = None
     """The sessions whose JSON-RPC messages and stderr operators may watch, with arguments and results of calls, but
     without credentials: `any` session; their `own` ones (as for `try_tools`), and `with_reason` those of others too,

@@ -179,20 +179,20 @@ class GatewaySettings(Frozen):
 
     @property
     def is_of_one_person(self) -> bool:
-        """Return whether only this machine can reach the gateway, and clients need no credential."""
-        return is_loopback(self.host) and not self.credentials
+        """Return whether only this machine can reach the gateway, and clients need no credential. A proxy, a host name
+        or another gateway in the configuration means that others reach it through those."""
+        others = self.auth.proxies or self.allowed_hosts or self.advertise or self.internal
+        return is_loopback(self.host) and not self.credentials and not others
 
     @property
     def rated_policy(self) -> PolicySettings:
         """Return the policy with the rate limits that apply.
 
-        A gateway of one person has no default limits for calls, only limits that are set. It is one if only this
-        machine reaches it and its store, callers need no credential, and no proxy, host name or other gateway is
-        configured.
+        A gateway of one person, whose store is on this machine, has no default limits for calls, only limits that are
+        set.
         """
         is_local = is_loopback(urlsplit(self.store).hostname or "localhost")
-        others = self.auth.proxies or self.allowed_hosts or self.advertise or self.internal
-        if others or not (self.is_of_one_person and is_local):
+        if not (self.is_of_one_person and is_local):
             return self.policy
         unset = {"session_rate", "principal_rate"} - self.policy.model_fields_set
         return self.policy.model_copy(update=dict.fromkeys(unset))

@@ -140,9 +140,10 @@ async def test_the_setting_decides_without_a_reason_and_only_one_of_them_takes_r
 async def test_the_default_takes_reasons_unless_operator_and_client_are_one_person() -> None:
     alone = await Watching(None).begun()
     assert (await alone.operations.switch_frames_on(THEIRS, "olga")).watched
-    served = await Watching(None, api_keys={"ann": sha256("a client")}).begun()
-    with pytest.raises(OperatorError, match="give a `reason`"):
-        await served.operations.switch_frames_on(THEIRS, "olga")
+    for others in ({"api_keys": {"ann": sha256("a client")}}, {"allowed_hosts": ["gateway.example"]}):
+        served = await Watching(None, **others).begun()
+        with pytest.raises(OperatorError, match="give a `reason`"):
+            await served.operations.switch_frames_on(THEIRS, "olga")
 
 
 @requirement("ops.frames-reason")
