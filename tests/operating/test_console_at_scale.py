@@ -29,6 +29,7 @@ PAGES = (
     "", "?range=24h", "/sessions", "/sessions?q=crowd", "/sessions?only=failing", "/sessions?when=day",
     "/sessions?sort=calls&client=crowd&state=idle", "/sessions?failing=true&server=probe", "/api/sessions?sort=created",
     "/tasks",
+    "/sessions?when=day&tool=pid", "/sessions?when=day&failed=true&from=00:00&to=23:00", "/events?tool=pid&from=01:00",
     "/servers", "/servers?range=24h", "/tools", "/usage", "/usage?by=client", "/events", "/events?failed=1",
     "/replicas", "/connect", "/configuration?show=all",
 )  # fmt: skip
