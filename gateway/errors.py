@@ -244,7 +244,13 @@ def too_much_in_flight(whose: str) -> Refused:
 
 def cancelled_by_client() -> Refused:
     """Answer a request that its client has cancelled before it was sent to a server."""
-    return Refused(200, CANCELLED_BY_CLIENT, "Cancelled: the client cancelled", reason="cancelled_by_client")
+    return Refused(200, CANCELLED_BY_CLIENT, cancelled_message(CANCELLED_BY_CLIENT, ""), reason="cancelled_by_client")
+
+
+def cancelled_message(code: int, reason: str) -> str:
+    """Return the message to the client of a cancelled call. A client that has cancelled the call itself knows the
+    reason, and gets the words of the official SDK."""
+    return "Request cancelled" if code == CANCELLED_BY_CLIENT else f"Cancelled: {reason}"
 
 
 def unknown_tool(name: str) -> Refused:

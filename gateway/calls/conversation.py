@@ -345,7 +345,7 @@ class Conversation:
         """Cancel a call: send the server `notifications/cancelled`, and answer the client with an error."""
         if self.end(exchange) and exchange.number:  # else the server does not have it
             self.notify("notifications/cancelled", encode({"requestId": exchange.number, "reason": reason}))
-        exchange.fail(code, f"Cancelled: {reason}")
+        exchange.fail_cancelled(code, reason)
 
     def fail(self, exchange: Exchange, code: int, reason: str) -> None:
         """Answer a call with an error of the gateway. The server is not notified."""

@@ -30,7 +30,7 @@ from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_
 from gateway.calls.usage import Use
 from gateway.context.session_facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
-from gateway.errors import CANCELLED_BY_CLIENT, error_of
+from gateway.errors import CANCELLED_BY_CLIENT, cancelled_message, error_of
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.observed_call import Failure, ObservedCall
 from gateway.observability.outcome import INPUT_REQUIRED, TOOL_ERROR, Outcome, is_complete, outcome_of
@@ -399,6 +399,10 @@ class Exchange(ObservedCall):
         """End the call with an error of the gateway."""
         self._fail(code, encode(error_of(code, reason, self.correlation)))
 
+    def fail_cancelled(self, code: int, reason: str) -> None:
+        """Answer with the error of a cancelled call."""
+        self.fail(code, cancelled_message(code, reason))
+
     def refuse(self, refused: Refused) -> None:
         """End the call with a refusal, including its machine-readable data."""
         self._fail(refused.code, traced_error(encode(refused.error()), self.correlation))
@@ -414,7 +418,7 @@ class Exchange(ObservedCall):
         if self.conversation is not None:
             self.conversation.cancel(self, reason, code)
         elif not self.is_subscription:  # it is not sent yet
-            self.fail(code, f"Cancelled: {reason}")
+            self.fail_cancelled(code, reason)
 
     def abandon(self) -> None:
         """End the call without an answer, because no client waits for one."""

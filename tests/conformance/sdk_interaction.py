@@ -38,7 +38,7 @@ BASE_URL: str = _connect.BASE_URL
 SERVER = "tested"
 CONTEXT = b"io.github.mcp-session-gateway/context"
 """Key of what the gateway tells a server of the session, in `_meta` of requests."""
-MARKS = {"correlation_id", "io.github.mcp-session-gateway/trace"}
+MARKS = {"reason", "correlation_id", "io.github.mcp-session-gateway/trace"}
 """Keys that the gateway adds to `data` of errors and `_meta` of failed results, as docs/errors.md says."""
 AUTHORIZATION = {"auth", "token_verifier", "auth_server_provider", "transport_security"}
 """Arguments of `mounted_app` that are about the listener of the server itself: who may send to it."""

@@ -64,7 +64,7 @@ def check_version(headers: Mapping[str, str]) -> None:
         raise Refused(
             400,
             INVALID_REQUEST,
-            f"Unsupported MCP-Protocol-Version. Supported: {supported}.",
+            f"Unsupported protocol version in MCP-Protocol-Version. Supported: {supported}.",
             reason="unsupported_version",
         )
 

@@ -159,7 +159,7 @@ class StreamableHttp:
                 await send_status(send, 204, [(b"allow", b"POST, GET, DELETE, OPTIONS"), *preflight(headers)])
             case _:
                 modern = head.era is MODERN
-                await send_status(send, 405, [(b"allow", b"POST" if modern else b"POST, GET, DELETE")])
+                await send_status(send, 405, [(b"allow", b"POST" if modern else b"GET, POST, DELETE")])
 
     # -- POST
 

@@ -173,7 +173,7 @@ class WaitingCalls:
         self._watch.begin()
 
     def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
-        self.fail(exchange, code, f"Cancelled: {reason}")
+        exchange.fail_cancelled(code, reason)
 
     def fail(self, exchange: Exchange, code: int, reason: str) -> None:
         exchange.fail(code, reason)

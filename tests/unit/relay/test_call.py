@@ -272,7 +272,7 @@ async def test_a_call_that_waits_for_its_turn_is_in_flight_and_can_be_cancelled(
     cancelled.cancel("the client cancelled")
     assert live.busy == 3, "a message that is no call is in use too"
     endpoint.turn.set()
-    with pytest.raises(Refused, match="Cancelled"):
+    with pytest.raises(Refused, match="Request cancelled"):
         await waiting[0]
     await asyncio.gather(waiting[1], counted)
     assert [call.exchange for call in endpoint.calls] == [exchanges[1]] and live.busy == 1
