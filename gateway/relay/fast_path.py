@@ -227,8 +227,8 @@ class FastPath:
     (`transports.inbound_port.CallPath`)."""
 
     __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _principal _resolver
-        _target _tracing _usual_s _waits _who __weakref__ era events facts facts_version headers is_over is_shaped live
-        loop paths server tool translate until version""".split()
+        _target _tracing _used_ids _usual_s _waits _who __weakref__ era events facts facts_version headers is_over
+        is_shaped live loop paths server tool translate until version""".split()
 
     def __init__(
         self,
@@ -254,6 +254,7 @@ class FastPath:
         self.facts = target.upstream.known
         self.facts_version = self.facts.version
         self._resolver = decision.resolver
+        self._used_ids = decision.resolver.used_ids(decision.resolved.live, request)
         self.headers = decision.headers
         # Weak, because an idle connection must not keep a conversation that its session gave up.
         self._conversation = weakref.ref(conversation)
@@ -306,7 +307,8 @@ class FastPath:
                 if waits
                 else None
             )
-        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or (self._waits and self._waits()):
+        is_used = self._used_ids is not None and values[0] in self._used_ids  # then it may be another client's call
+        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or is_used:
             return None
         correlation, trace = self._ids(trace, correlation) if self._has_ids else (new_correlation_id(), trace)
         try:
@@ -314,7 +316,7 @@ class FastPath:
         except (ValueError, msgspec.MsgspecError, RecursionError, Refused, InvalidArguments):
             return None  # the general way says why
         rates, session_id = paths.rates, live.session.id
-        if (conversation := self._conversation()) is None or not correlation:
+        if (conversation := self._conversation()) is None or not correlation or (self._waits and self._waits()):
             return None
         if not rates.spend_at_hand(self._principal, self._client, session_id):
             return None
@@ -325,9 +327,16 @@ class FastPath:
             rates.give_back(self._principal, self._client, session_id)
             return None
         live.begin_use()
+        if self._tracing is not None or self._used_ids is not None:
+            self._begun(values)
+        return call
+
+    def _begun(self, values: CallValues) -> None:
+        """Count a sent call in the traces, and note its id if the session is a default one."""
         if self._tracing is not None:
             self._tracing.begun_unsampled()
-        return call
+        if self._used_ids is not None:
+            self._used_ids.add(values[0])
 
     def let_go(self) -> None:
         """Drop references to the session, which has ended. An idle connection may keep this object for a long time."""

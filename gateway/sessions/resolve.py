@@ -16,7 +16,7 @@ from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
 from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.returns import ReturnTracker
+from gateway.sessions.returns import ASKED_AGAIN_S, ReturnTracker, UsedIds
 from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request
@@ -84,16 +84,21 @@ class SessionResolver:
         """Return for how many seconds an identical request of the same caller resolves to this session, if it lives.
 
         A token, a cookie or a session key decides it for good, and so does the replica that has forwarded the request.
-        Every request to a default session is looked at: it may be another client's.
+        A default session is a client's until a replica learns that the client brings tokens back.
         """
-        if self._returns.is_default(resolved.live, request):
-            return 0.0
+        if self.used_ids(resolved.live, request) is not None:
+            return ASKED_AGAIN_S
         if (forwarded := request.forwarded) is not None:
             return math.inf if forwarded.session_id == resolved.live.session.id else 0.0
         if names_token(request) or resolved.cookie_held:
             return math.inf
         key = self._aliases.of_key(request, who.principal)
         return math.inf if key is not None and self._live.named(key.name) is resolved.live else 0.0
+
+    def used_ids(self, live: LiveSession, request: Request) -> UsedIds | None:
+        """Return the request ids used in the client's default session: a call with one of them may be another client's.
+        None: the session is no default session."""
+        return self._returns.used_ids(live, request)
 
     def still_serves(self, live: LiveSession) -> bool:
         """Return True if this replica may serve a live session that it has served before, without asking the store. A

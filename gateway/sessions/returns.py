@@ -25,6 +25,7 @@ from gateway.sessions.carriers import brings_token, modern_client
 from gateway.sessions.known_clients import agent_of, mending_line
 from session_store import ExpiringFlags, Principal, StoreUnavailable
 from transports.inbound_port import Request
+from transports.jsonrpc import encode
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +41,9 @@ name may have started at once, and may still come back."""
 
 _MOST_CLIENTS: Final = 1_000
 _MOST_IDS: Final = 128
-"""Ids of its first requests by which a client is told from the next one, which begins to count anew."""
+"""The number of first requests of a client whose ids are kept. The next client begins with such an id too."""
 _LEARNT_FOR_S: Final = 86_400.0
-_ASKED_AGAIN_S: Final = 1.0
+ASKED_AGAIN_S: Final = 1.0
 """Seconds between two questions to the store for what other replicas have learnt of a client."""
 
 
@@ -127,16 +128,35 @@ class _Openings:
         return len(self.times) == TOLD_AFTER and now - self.times[-1] >= GRACE_S
 
 
+class UsedIds:
+    """The request ids that the client of a default session has used, as hashes, because ids may be long texts."""
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def __contains__(self, request_id: bytes) -> bool:
+        return hash(request_id) in self._hashes
+
+    def add(self, request_id: bytes) -> None:
+        """Add an id, given as JSON. An id that was used before begins the ids of another client."""
+        if request_id in self:
+            self._hashes.clear()
+        if len(self._hashes) < _MOST_IDS:
+            self._hashes.add(hash(request_id))
+
+
 class _Watch:
     """Waits for the client of one session to come back (`gateway.calls.live_session.ReturnWatch`)."""
 
-    __slots__ = ("_ids", "default_of", "is_waiting", "openings")
+    __slots__ = ("default_of", "is_waiting", "openings", "used_ids")
 
     def __init__(self, openings: _Openings | None, default_of: ClientKey | None, *, is_waiting: bool = True) -> None:
         self.is_waiting = is_waiting
         self.openings = openings
         self.default_of = default_of  # the client whose default session it is
-        self._ids: set[object] = set()
+        self.used_ids = UsedIds()
 
     def is_of_another(self, request: Request) -> bool:
         """Return True if the id of a request to a default session was used there before: a client never uses one twice,
@@ -144,11 +164,9 @@ class _Watch:
         message = request.message
         if message is None or request.again or message.method in CACHEABLE:
             return False
-        is_known = message.id in self._ids
-        if is_known:
-            self._ids.clear()
-        if len(self._ids) < _MOST_IDS:
-            self._ids.add(message.id)
+        request_id = encode(message.id)
+        is_known = request_id in self.used_ids
+        self.used_ids.add(request_id)
         return is_known
 
     def returned(self) -> None:
@@ -175,7 +193,7 @@ class ReturnTracker:
         self._clock = clock
         self._wall = wall
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
-        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, _ASKED_AGAIN_S, timer=clock)
+        self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=clock)
 
     # -- sessions
 
@@ -198,10 +216,13 @@ class ReturnTracker:
             live.watch_return(_Watch(None, client_key(request, who.principal), is_waiting=False))
 
     @staticmethod
-    def is_default(live: LiveSession, request: Request) -> bool:
-        """Return True if a session is the default session of the request's client."""
+    def used_ids(live: LiveSession, request: Request) -> UsedIds | None:
+        """Return the request ids used in a session that is the default session of the request's client. Return None if
+        it is not."""
         watch = live.return_watch
-        return isinstance(watch, _Watch) and watch.default_of is not None and not brings_token(request)
+        if not isinstance(watch, _Watch) or watch.default_of is None or brings_token(request):
+            return None
+        return watch.used_ids
 
     async def came_back(self, live: LiveSession, request: Request) -> str:
         """Record that a request has come for a session, if the session is watched. Return the line that gives the

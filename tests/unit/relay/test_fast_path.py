@@ -22,6 +22,7 @@ from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.authenticate import Authenticated
 from gateway.protocol.listing import Tools
 from gateway.relay.fast_path import FastCall
+from gateway.sessions.returns import UsedIds
 from session_store import ANONYMOUS, StoreUnavailable
 from session_store.memory import MemorySessionStore
 from tests.requirements import requirement
@@ -142,11 +143,18 @@ async def test_what_changes_ends_the_path_before_anything_is_done(
         await fast.live.close(over=False)
 
 
+def used_ids() -> UsedIds:
+    found = UsedIds()
+    found.add(b'"x-1"')
+    return found
+
+
 OBSTACLES: dict[str, Change] = {
     "the lease is not certain": lambda fast, patch: patch.setattr(
         fast.path.paths, "lease", SimpleNamespace(trusted_until=monotonic())
     ),
     "too many calls are in flight": lambda fast, patch: patch.setattr(fast.path.paths.way, "max_exchanges", 0),
+    "its id was used in the default session": lambda fast, patch: patch.setattr(fast.path, "_used_ids", used_ids()),
     "no rate is left": lambda fast, patch: patch.setattr(fast.path.paths.rates, "spend_at_hand", lambda *_: False),
 }
 """What may pass: the path stays."""
@@ -164,6 +172,15 @@ async def test_an_obstacle_sends_the_call_the_general_way_before_anything_is_don
     fast.begin()
     fast.result(OK)
     assert len(fast.client.answers) == 1
+
+
+@requirement("cli.default-shared")
+async def test_the_ids_of_calls_in_a_default_session_are_kept(fast: Fast, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = UsedIds()
+    monkeypatch.setattr(fast.path, "_used_ids", used)
+    fast.begin("x-1")
+    fast.result(OK)
+    assert b'"x-1"' in used and b'"x-2"' not in used
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.relay.message_handler import store_errors_refused
 from gateway.sessions import cached_record
 from gateway.sessions.cached_record import AGING_AFTER_S, CACHED_FOR_S
+from gateway.sessions.returns import ASKED_AGAIN_S
 from session_store import KeyRing, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock
@@ -124,14 +125,14 @@ async def test_a_way_to_an_owner_is_kept_for_one_caller_in_one_era_until_the_own
 
 
 @requirement("cli.session-key", "cli.default")
-async def test_the_bytes_of_a_request_say_its_session_for_good_but_never_a_default_session() -> None:
+async def test_the_bytes_of_a_request_say_its_session_for_good_or_for_a_second() -> None:
     parts = Parts()
     for first in (request(MODERN), KEYED):
         resolved = await parts.resume_or_open(first)
         live, is_key = resolved.live, first is KEYED
         named = (first, by_token(parts, live), request(MODERN, cookie=parts.cookie_of(live)))
         said = [parts.resolver.same_session_for_s(each, FOR_ALICE, await parts.resume_or_open(each)) for each in named]
-        assert said == [math.inf if is_key else 0.0, math.inf, math.inf]
+        assert said == [math.inf if is_key else ASKED_AGAIN_S, math.inf, math.inf]
     own = await parts.resume_or_open(request(MODERN, mcp_gateway_session="new"))
     for asked in (request(MODERN), KEYED):
         assert parts.resolver.same_session_for_s(asked, FOR_ALICE, own) == 0, "it is for another session"
