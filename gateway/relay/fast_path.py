@@ -15,6 +15,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic, time
 from typing import Final, NamedTuple, Protocol, cast
 
@@ -40,6 +41,7 @@ from gateway.relay.replies import record_whole
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.returns import UsedIds
 from transports.era import LEGACY
 from transports.inbound_port import (
     Answer,
@@ -196,6 +198,12 @@ def _lasts_s(request: Request, who: RequestContext, decision: CallDecision) -> f
     return min(who.until - time(), decision.resolver.same_session_for_s(request, who, resolved))
 
 
+def _waits(used: UsedIds | None, waits: Callable[[], bool] | None, request_id: bytes) -> bool:
+    """Return True if the call with that id is for the general way now: in a default session, it may be another client's
+    (`used`); or it has to wait for something."""
+    return (used is not None and request_id in used) or (waits is not None and waits())
+
+
 def _is_plain(exchange: Exchange, conversation: Conversation) -> bool:
     """Return True if the answers to such calls are passed on unchanged, or only translated between the eras."""
     if type(exchange) is not Exchange or exchange.forwarded is not None:
@@ -226,9 +234,9 @@ class FastPath:
     """Send calls that repeat an earlier call, with the decision on the earlier one
     (`transports.inbound_port.CallPath`)."""
 
-    __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _principal _resolver
-        _target _tracing _used_ids _usual_s _waits _who __weakref__ era events facts facts_version headers is_over
-        is_shaped live loop paths server tool translate until version""".split()
+    __slots__ = """_check _client _conversation _decision _frame _has_ids _has_trace _is_forwarded _is_noted _principal
+        _resolver _target _tracing _used_ids _usual_s _waits _who __weakref__ era events facts facts_version headers
+        is_over is_shaped live loop paths server tool translate until version""".split()
 
     def __init__(
         self,
@@ -254,13 +262,13 @@ class FastPath:
         self.facts = target.upstream.known
         self.facts_version = self.facts.version
         self._resolver = decision.resolver
-        self._used_ids = decision.resolver.used_ids(decision.resolved.live, request)
         self.headers = decision.headers
         # Weak, because an idle connection must not keep a conversation that its session gave up.
         self._conversation = weakref.ref(conversation)
         self._frame = frame
-        self._waits = prepared.waits
-        self._tracing = paths.log.tracing
+        self._tracing, used = paths.log.tracing, decision.resolver.used_ids(decision.resolved.live, request)
+        self._used_ids, self._is_noted = used, used is not None or self._tracing is not None
+        self._waits = None if used is None and prepared.waits is None else partial(_waits, used, prepared.waits)
         self._has_trace = "traceparent" in request.headers
         self._has_ids = self._tracing is not None or self._has_trace or self._is_forwarded
         # Only the bridge's function, because the bridge would keep the conversation.
@@ -307,8 +315,7 @@ class FastPath:
                 if waits
                 else None
             )
-        is_used = self._used_ids is not None and values[0] in self._used_ids  # then it may be another client's call
-        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges or is_used:
+        if now >= paths.lease.trusted_until or live.busy >= paths.way.max_exchanges:
             return None
         correlation, trace = self._ids(trace, correlation) if self._has_ids else (new_correlation_id(), trace)
         try:
@@ -316,7 +323,11 @@ class FastPath:
         except (ValueError, msgspec.MsgspecError, RecursionError, Refused, InvalidArguments):
             return None  # the general way says why
         rates, session_id = paths.rates, live.session.id
-        if (conversation := self._conversation()) is None or not correlation or (self._waits and self._waits()):
+        if (
+            (conversation := self._conversation()) is None
+            or not correlation
+            or (self._waits and self._waits(values[0]))
+        ):
             return None
         if not rates.spend_at_hand(self._principal, self._client, session_id):
             return None
@@ -327,16 +338,16 @@ class FastPath:
             rates.give_back(self._principal, self._client, session_id)
             return None
         live.begin_use()
-        if self._tracing is not None or self._used_ids is not None:
-            self._begun(values)
+        if self._is_noted:
+            self._begun(values[0])
         return call
 
-    def _begun(self, values: CallValues) -> None:
+    def _begun(self, request_id: bytes) -> None:
         """Count a sent call in the traces, and note its id if the session is a default one."""
         if self._tracing is not None:
             self._tracing.begun_unsampled()
         if self._used_ids is not None:
-            self._used_ids.add(values[0])
+            self._used_ids.add(request_id)
 
     def let_go(self) -> None:
         """Drop references to the session, which has ended. An idle connection may keep this object for a long time."""

@@ -21,6 +21,7 @@ from gateway.calls.session_frames import SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.authenticate import Authenticated
 from gateway.protocol.listing import Tools
+from gateway.relay import fast_path
 from gateway.relay.fast_path import FastCall
 from gateway.sessions.returns import UsedIds
 from session_store import ANONYMOUS, StoreUnavailable
@@ -154,7 +155,9 @@ OBSTACLES: dict[str, Change] = {
         fast.path.paths, "lease", SimpleNamespace(trusted_until=monotonic())
     ),
     "too many calls are in flight": lambda fast, patch: patch.setattr(fast.path.paths.way, "max_exchanges", 0),
-    "its id was used in the default session": lambda fast, patch: patch.setattr(fast.path, "_used_ids", used_ids()),
+    "its id was used in the default session": lambda fast, patch: patch.setattr(
+        fast.path, "_waits", partial(fast_path._waits, used_ids(), None)
+    ),
     "no rate is left": lambda fast, patch: patch.setattr(fast.path.paths.rates, "spend_at_hand", lambda *_: False),
 }
 """What may pass: the path stays."""
@@ -178,6 +181,7 @@ async def test_an_obstacle_sends_the_call_the_general_way_before_anything_is_don
 async def test_the_ids_of_calls_in_a_default_session_are_kept(fast: Fast, monkeypatch: pytest.MonkeyPatch) -> None:
     used = UsedIds()
     monkeypatch.setattr(fast.path, "_used_ids", used)
+    monkeypatch.setattr(fast.path, "_is_noted", True)
     fast.begin("x-1")
     fast.result(OK)
     assert b'"x-1"' in used and b'"x-2"' not in used
