@@ -1,12 +1,13 @@
-"""`gateway.admin.operations.SessionWatches`: whose messages an operator sees, for what reason, and what is recorded."""
+"""Whose messages an operator sees, for what reason, and what is recorded."""
 
 from typing import Any
 
 import pytest
 
-from gateway.admin.operations import MOST_REASON_CHARS, Operations
+from gateway.admin.operations import Operations
 from gateway.admin.queries import OperatorError, TooLate
 from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage
+from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.config.settings import Settings
 from session_store import MemoryBackend, Principal

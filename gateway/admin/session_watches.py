@@ -1,0 +1,148 @@
+"""Let operators watch a session: switch the recording of its messages and stderr lines on and off, and read it."""
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.admin.queries import OperatorError, TooLate
+from gateway.admin.replica import Replica
+from gateway.admin.replicas import Answers, Replicas
+from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage
+from gateway.admin.session_list import SessionFinder
+from gateway.admin.tried_calls import Records, SessionScope, may_use
+from gateway.config.settings import GatewaySettings
+from session_store import Session
+
+_OFF: Final = "frames of sessions cannot be seen here: gateway.admin.frames is off"
+_ONLY_OWN: Final = (
+    'frames are seen in sessions of your own here: gateway.admin.frames "with_reason" or "any" shows those of others'
+)
+MOST_REASON_CHARS: Final = 200
+
+
+class WatchView(NamedTuple):
+    """What an operator sees of a session. `needs_reason`: the session is somebody else's, and switching its frames on
+    takes a reason."""
+
+    report: FrameReport
+    needs_reason: bool
+
+
+class SessionWatches:
+    """Start and stop the watch of a session, which records its messages and stderr lines, and read what it has
+    recorded. `prefix` is the beginning of a session's id, `by` the name of the operator.
+
+    Where `admin.frames` is `with_reason`, a watch of somebody else's session is its own permission: only the operator
+    who has given the reason sees it, and it ends with what was seen.
+
+    Every method may raise `StoreUnavailable` or an `OperatorError`: `admin.frames` does not allow the watch, or the
+    prefix does not name one session.
+    """
+
+    def __init__(self, finder: SessionFinder, replicas: Replicas, record: Records, options: GatewaySettings) -> None:
+        self._finder = finder
+        self._replicas = replicas
+        self._record = record
+        chosen = options.admin.frames or ("any" if options.is_of_one_person else "with_reason")
+        self._takes_reasons = chosen == "with_reason"
+        self.where: SessionScope = "own" if chosen == "with_reason" else chosen
+
+    async def switch_on(self, prefix: str, by: str, reason: str = "") -> FramesPage:
+        """Watch a session for the next 10 minutes. Raises `TooLate` if no replica serves the session now."""
+        session = await self._named(prefix)
+        why = " ".join(reason.split())
+        if len(why) > MOST_REASON_CHARS:
+            raise OperatorError(f"reason: must have at most {MOST_REASON_CHARS} characters")
+        if not may_use(self.where, session.principal, by):
+            self._check_reason(why, by)
+        report, done = None, "tried to switch on"
+        try:
+            report = _best(await self._replicas.ask(Replica.watch, session.id, by))
+            done = "switched on" if report is not None and not report.problem else done
+        finally:  # a replica whose answer is late watches all the same
+            self._record(reason=f"the operator {by} has {done} its frames{why and f': {why}'}", session=session)
+        if report is None:
+            raise TooLate("no replica holds this session now: one will with the next request of its client")
+        if report.problem:
+            raise OperatorError(report.problem)
+        return report.frames
+
+    async def switch_off(self, prefix: str, by: str) -> FramesPage:
+        """Stop watching a session, and delete the recorded messages and lines. With `with_reason`, every operator may
+        do so."""
+        session = await self._named(prefix)
+        self._check(session, by, FramesPage(watched=False))
+        if any((await self._replicas.ask(Replica.unwatch, session.id)).by.values()):
+            self._record(reason=f"the operator {by} has switched off its frames", session=session)
+        return FramesPage(watched=False)
+
+    async def frames(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> FramesPage:
+        """Return the newest recorded messages. If `after` is given, return the oldest ones with a higher number."""
+        session = await self._named(prefix)
+        page = (await self._read(FrameQuery(session=session.id, frames=limit, after_frame=after))).frames
+        self._check(session, by, page)
+        return page
+
+    async def stderr(self, prefix: str, by: str, *, after: int = 0, limit: int = 100) -> StderrPage:
+        """Return the newest recorded stderr lines; with `after`, the oldest ones with a higher number. If nobody
+        watches the session, return the last lines of each server, which every operator may see."""
+        session = await self._finder.find(prefix)
+        page = (await self._read(FrameQuery(session=session.id, lines=limit, after_line=after))).stderr
+        if page.watched:
+            self._check(session, by, page)
+        return page
+
+    async def both(self, prefix: str, by: str, *, frames: int, lines: int) -> WatchView | None:
+        """Return the newest messages and stderr lines, as many as given, without those that only another operator may
+        see; None if `admin.frames` does not allow it."""
+        session = await self._finder.find(prefix)
+        is_free = may_use(self.where, session.principal, by)
+        if not is_free and not self._takes_reasons:
+            return None
+        report = await self._read(FrameQuery(session=session.id, frames=frames, lines=lines))
+        if not self._sees(session, by, report.frames):
+            hidden = msgspec.structs.replace(report.frames, frames=[], after=0, missed=0)
+            stderr = StderrPage(watched=False) if report.stderr.watched else report.stderr
+            report = FrameReport(frames=hidden, stderr=stderr)
+        return WatchView(report, needs_reason=not is_free)
+
+    async def _named(self, prefix: str) -> Session:
+        if self.where == "off":
+            raise OperatorError(_OFF)
+        return await self._finder.find(prefix)
+
+    def _check_reason(self, why: str, by: str) -> None:
+        """Raise `OperatorError` unless this operator may watch a session of others for that reason."""
+        if not self._takes_reasons:
+            raise OperatorError(_ONLY_OWN)
+        if not why or not by:
+            raise OperatorError("this session is not yours: give a `reason` to see its frames, for the audit trail")
+
+    def _sees(self, session: Session, by: str, page: FramesPage | StderrPage) -> bool:
+        """Return True if `by` may see what a watch has seen."""
+        is_theirs = self._takes_reasons and page.watched and page.by == by != ""
+        return is_theirs or may_use(self.where, session.principal, by)
+
+    def _check(self, session: Session, by: str, page: FramesPage | StderrPage) -> None:
+        """Raise `OperatorError` unless this operator may see what a watch has seen. Where reasons are taken, `page` of
+        a session that is not watched has nothing to see."""
+        if self.where == "off":
+            raise OperatorError(_OFF)
+        if self._sees(session, by, page):
+            return
+        if not self._takes_reasons:
+            raise OperatorError(_ONLY_OWN)
+        if page.watched:
+            raise OperatorError(
+                f"the operator {page.by} watches this session: give a `reason` of your own to take it over"
+            )
+
+    async def _read(self, query: FrameQuery) -> FrameReport:
+        return _best(await self._replicas.ask(Replica.frames, query)) or FrameReport()
+
+
+def _best(answers: Answers[FrameReport | None]) -> FrameReport | None:
+    """Return the report of the replica that serves a session; None if none does. Of several, prefer one with a
+    watch."""
+    reports = [report for report in answers.by.values() if report is not None]
+    return max(reports, key=lambda report: report.frames.watched, default=None)
