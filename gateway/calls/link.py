@@ -7,7 +7,7 @@ are made by a `LinkSource`, which differs for sessions, shared servers and trial
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
@@ -56,6 +56,8 @@ class LinkSession(Protocol):
 
     @property
     def session(self) -> Session: ...
+    @property
+    def used_before(self) -> Collection[str]: ...
     @property
     def new_process(self) -> str: ...
     def replace_record(self, session: Session) -> None: ...

@@ -82,7 +82,7 @@ class LiveSession(Usage):
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
         _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals return_watch
-        session state gateway_subscriptions subscriptions version""".split()
+        session state gateway_subscriptions subscriptions used_before version""".split()
 
     def __init__(
         self, session: Session, events: EventStreams, ask_modern: AskModern | None = None, happened: Happened = ignored
@@ -107,7 +107,8 @@ class LiveSession(Usage):
         self.failures = before.failures  # the last of those
         self.return_watch: ReturnWatch | None = None  # None: no request of its client needs to be noticed
         self._draining: asyncio.Event | None = None
-        self.new_process = "gateway_restart"  # why its servers have new processes, if it has used them before
+        # The servers whose processes the session has lost, as in its record, and why they are new.
+        self.used_before, self.new_process = session.links, "gateway_restart"
         self._events = events
         self._questions: Questions | None = None
         self._ask_modern, self._happened = ask_modern, happened
@@ -347,7 +348,7 @@ class LiveSession(Usage):
         conversations = list(self.conversations.values()) if finish_calls else self.every_conversation()
         self.conversations.clear()
         self.changed()
-        self.new_process = why
+        self.used_before, self.new_process = self.session.links, why
         if finish_calls and (busy := [each for each in conversations if each.finish_calls(reason)]):
             self._finishing = self._finishing or weakref.WeakSet()
             self._finishing.update(busy)

@@ -80,10 +80,10 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link to an upstream. Return True if that was recorded before, for an earlier
-        link."""
+        """Record that a session has a link to an upstream. Return True if the session has lost an earlier link. That
+        is not so if another one is open, to a client with other capabilities."""
         if upstream in live.session.links:
-            return True
+            return upstream in live.used_before
         await self._change_set(live, "links", add=upstream)
         return False
 

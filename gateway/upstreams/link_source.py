@@ -52,8 +52,7 @@ class SessionRecorder(Protocol):
     """Write the data that later links need to the records of sessions."""
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link to an upstream. Return True if that was recorded before, for an earlier
-        link."""
+        """Record that a session has a link to an upstream. Return True if the session has lost an earlier link."""
         ...
 
     async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
@@ -162,7 +161,7 @@ class UpstreamLinks:
         )
 
     async def record_use(self, live: LinkSession, era: Era) -> bool:
-        """Record that a session has a link to the server. Return True if that was recorded before, for an earlier link.
+        """Record that a session has a link to the server. Return True if the session has lost an earlier link.
         A server behind a URL is not recorded: it does not end with the gateway."""
         return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.calls.live_session import LiveSession
 from gateway.sessions.records import RecordLimits, SessionRecords
 from tests.unit.sessions.parts import Parts
 from transports.inbound_port import Refused
@@ -21,10 +22,14 @@ async def test_a_change_is_in_the_store_and_in_the_cached_record_until_the_sessi
     assert live.session.log_level == "debug"
 
 
-async def test_the_first_use_of_an_upstream_is_told_from_later_ones() -> None:
+async def test_a_link_is_told_from_a_second_one_and_from_one_after_a_loss() -> None:
     parts = Parts()
     live = await parts.create()
-    assert [await parts.records.record_use(live, "a/modern") for _ in range(2)] == [False, True]
+    assert [await parts.records.record_use(live, "a/modern") for _ in range(2)] == [False, False]
+    again = LiveSession(live.session, parts.backend.events)
+    assert await parts.records.record_use(again, "a/modern") and not await parts.records.record_use(again, "b/modern")
+    await live.stop_servers()
+    assert await parts.records.record_use(live, "a/modern")
     await parts.records.remote_session_changed(live, "", "one")
     await parts.records.remote_session_changed(live, "one", "two")
     assert live.session.remote == ("two",)
