@@ -25,7 +25,8 @@ _READ_ONLY_ENDINGS: Final = (
 """Endings of code, keys and settings. Such files are granted for reading only: if one session wrote them, they would
 change for all."""
 _READ_ONLY_WORDS: Final = ("config", "cred", "cert", "secret", "token", "key", "script", "bundle")
-"""Words in the names of options and variables. The files that these name are granted for reading only, as above."""
+"""Words in the names of options and variables. The files that these name are granted for reading only, as above, and so
+is what the variables of uv name (`UV_FIND_LINKS`): packages come from there."""
 _CODE_VARIABLES: Final = frozenset(
     "PATH PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV NODE_PATH LD_LIBRARY_PATH LD_PRELOAD GEM_PATH GEM_HOME "
     "PERL5LIB RUBYLIB CLASSPATH JAVA_HOME CONDA_PREFIX NVM_DIR GOROOT GOPATH PLAYWRIGHT_BROWSERS_PATH CHROME_PATH "
@@ -126,7 +127,8 @@ class _Named:
         if text.startswith("~/"):
             self._leave_out(f"{text}: HOME is another folder in a sandbox; write the whole path")
             return
-        self._path(text, is_read_only=any(word in name.lower() for word in _READ_ONLY_WORDS))
+        name = name.lower()
+        self._path(text, is_read_only=name.startswith("uv_") or any(word in name for word in _READ_ONLY_WORDS))
 
     def _path(self, text: str, *, is_read_only: bool) -> None:
         if self._folder is None and not text.startswith("/"):

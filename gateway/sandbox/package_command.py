@@ -40,6 +40,8 @@ def parse(argv: Sequence[str]) -> PackageCommand | None:
     if not argv:
         return None
     first, rest = argv[0], tuple(argv[1:])
+    if "/" in first and not first.startswith("/"):  # a program of the working directory
+        return None
     match PurePosixPath(first).name:
         case "npx":
             return _npx((first,), rest)
@@ -162,7 +164,8 @@ def _uvx(launcher: tuple[str, ...], words: tuple[str, ...]) -> PackageCommand | 
     source = (options.of("from") or (target,))[-1]
     main = _PYPI_PACKAGE.fullmatch(source)
     beside = [_PYPI_PACKAGE.fullmatch(one) for value in options.of("with") for one in value.split(",")]
-    if main is None or not all(beside):
+    is_here = any(map(_is_local, options.of("index"))) or any(map(_is_relative, options.of("python")))
+    if main is None or not all(beside) or is_here:
         return None
     program = target if options.of("from") else main["name"]
     if re.fullmatch(r"python[\d.]*|pythonw", program) or "/" in program:
@@ -178,6 +181,16 @@ def _uvx(launcher: tuple[str, ...], words: tuple[str, ...]) -> PackageCommand | 
         within=(*launcher, *own, "python"),
         is_pinned=all(one and _PYPI_EXACT.fullmatch(one["version"] or "") for one in packages),
     )
+
+
+def _is_local(index: str) -> bool:
+    """Return whether an index of packages is a folder or file, which sessions might write, and not at a URL."""
+    return not re.match(r"([\w.-]+=)?https?://", index)
+
+
+def _is_relative(python: str) -> bool:
+    """Return whether a Python is named by a path in the working directory."""
+    return python.startswith(".") or ("/" in python and not python.startswith("/"))
 
 
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ash", "ksh"})

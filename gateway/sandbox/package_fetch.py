@@ -49,12 +49,13 @@ exit 1
 
 _PYTHON: Final = "import sys; open(sys.argv[1], 'w', encoding='utf-8').write(sys.prefix)"
 
-_OF_THE_FETCH: Final = frozenset(
-    "COLOR EDITOR HOME INIT_CWD OLDPWD PATH PWD RES_OPTIONS SHLVL TMPDIR _ npm_config_cache npm_config_globalconfig "
-    "npm_config_ignore_scripts npm_config_init_module npm_config_local_prefix npm_config_script_shell "
-    "npm_config_update_notifier npm_config_userconfig npm_package_json".split()
-)
-"""Variables that npx sets to folders of the fetch, or to settings for the fetch. A session has its own values."""
+_NOWHERE: Final = "/"
+"""The working directory of npx and uvx. Both look for a project there and in the folders around it, which could come
+from a session and would decide for all others. Around the root there is none, and only root writes to it."""
+
+_FOR_SERVERS: Final = re.compile(r"NODE|npm_(command|execpath|node_execpath|(lifecycle|package)_(?!json$)\w+)")
+"""Variables of npx that servers get too. Its settings (`npm_config_*`, `NODE_OPTIONS`) are not among them: those of
+the fetch name its folders, and others could have servers run code."""
 
 _MAX_PATH, _MAX_NOTED = 4_096, 1 << 20
 
@@ -77,13 +78,11 @@ class NotForAll(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A package to fetch. `env` is the whole environment of npx or uvx, and `cwd` their working directory
-    (`folder_of_fetch`). `home` is the folder with the operator's settings of both. `registries` are the
-    addresses, with ports, of registries and proxies."""
+    """A package to fetch. `env` is the whole environment of npx or uvx. `home` is the folder with the operator's
+    settings of both. `registries` are the addresses, with ports, of registries and proxies."""
 
     command: PackageCommand
     env: Mapping[str, str]
-    cwd: str
     home: str
     registries: tuple[str, ...] = ()
 
@@ -153,8 +152,8 @@ class PackageFetcher:
             "npm_config_update_notifier": "false",
         }
         env = {**_IMPATIENT, **request.env, **ours}
-        read = [*npm_settings(request.env, request.home), *_project(request.cwd)]
-        await self._run(request.command.head, env, request.cwd, read=read, write=copy, request=request)
+        read = npm_settings(request.env, request.home)
+        await self._run(request.command.head, env, _NOWHERE, read=read, write=copy, request=request)
         fetched = _fetched_by_npx(request, copy, now)
         for tree in (copy / "npm" / "_npx").glob("*"):
             await self._run_scripts(tree, request, copy)
@@ -204,7 +203,7 @@ class PackageFetcher:
         read += [str(tool / "bin" / "python") for tool in (copy / "tools").iterdir()]
         noted = copy / "prefix"
         argv = (*request.command.within, "-c", _PYTHON, str(noted))
-        await self._run(argv, env, request.cwd, read=read, write=copy, request=request)
+        await self._run(argv, env, _NOWHERE, read=read, write=copy, request=request)
         fetched = _fetched_by_uvx(request, copy, noted, now)
         await self._first_use(fetched.path[0], request, copy)
         unused = ("simple-v*", "wheels-v*", "sdists-v*", "builds-v*")
@@ -253,34 +252,13 @@ def _fetched_by_npx(request: FetchRequest, copy: Path, now: float) -> FetchedPac
         raise NotForAll("a package in it comes from a git repository, which npm builds before it installs it")
     return FetchedPackage(
         argv=(program,),
-        env={k: v for k, v in env.items() if request.env.get(k) != v and k not in _OF_THE_FETCH | _IMPATIENT.keys()},
+        env={k: v for k, v in env.items() if _FOR_SERVERS.fullmatch(k)},
         path=path,
         read=(str(copy),) if Path(program).is_relative_to(copy) else _installed_around(program),
         content=_digest(locks if locks else program),
         copy=copy.name,
         fetched_at=now,
     )
-
-
-_OF_PROJECTS: Final = ("package.json", "node_modules")
-
-
-def folder_of_fetch(kind: Literal["npm", "uv"], words: Iterable[str], cwd: str) -> str:
-    """Return the folder that decides on what npx or uvx fetch in a working directory, and in which they are run: that
-    directory itself if one of the words of the command and of the variables is a path in it, else npm's project around
-    it, else the root, which is the same for all."""
-    parts = (part for word in words for part in re.split(r"[=,\s]+", word) if part and not part.startswith("/"))
-    if any(os.path.exists(os.path.join(cwd, part)) for part in parts):
-        return cwd
-    around = (cwd, *map(str, Path(cwd).parents)) if kind == "npm" else ()
-    return next((one for one in around if any(os.path.exists(os.path.join(one, name)) for name in _OF_PROJECTS)), "/")
-
-
-def _project(folder: str) -> list[str]:
-    """Return the files that npx reads of a project, if the folder has one."""
-    found = [Path(folder, name) for name in _OF_PROJECTS if Path(folder, name).exists()]
-    others = (Path(folder, ".npmrc"), Path(folder, "package-lock.json")) if found else ()
-    return [str(path) for path in (*found, *others) if path.exists()]
 
 
 def _installed_around(program: str) -> tuple[str, ...]:
@@ -363,7 +341,7 @@ _SECRET_NPM_SETTINGS: Final = ("_", "cert", "email", "key", "otp", "password", "
 def npm_settings(variables: Mapping[str, str], home: str) -> list[str]:
     """Return the path of the operator's npm settings (`.npmrc`) in a list; empty if there is no such file."""
     given = next((v for k, v in variables.items() if k.lower() == "npm_config_userconfig"), "")
-    path = given or str(Path(home, ".npmrc"))
+    path = os.path.join(_NOWHERE, given or str(Path(home, ".npmrc")))
     return [path] if os.path.isfile(path) else []
 
 

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import time
 from typing import Final
 
@@ -22,12 +21,12 @@ from gateway.config.sandbox import PackageSettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
-from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher, folder_of_fetch
+from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
 from gateway.sandbox.package_run import FetchFailed
 from gateway.sandbox.runtime_paths import runtime_paths
 from transports.tasks import Tasks, TasksClosed
-from transports.upstream.stdio import HOME, INHERITED
+from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,8 @@ _OF_FETCHES: Final = re.compile(
 )
 """Variables that matter to a fetch: registries, proxies and certificates. A fetch also gets these from the gateway's
 environment."""
-_OF_SERVERS: Final = frozenset({"HOME", "PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"})
+_RELATIVE: Final = re.compile(r"(^|[=,\s])\.\.?(/|[,\s]|$)")
+"""A path in the working directory, in the value of a variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +100,19 @@ class Packages:
         self._not_for_all: set[str] = set()
         self._interpreters: dict[str, tuple[str, ...]] = {}
 
-    async def use(
-        self, server: str, argv: Sequence[str], env: Mapping[str, str], cwd: str | None
-    ) -> PackageInUse | None:
+    async def use(self, server: str, argv: Sequence[str], env: Mapping[str, str]) -> PackageInUse | None:
         """Return the package from which a server's command is started. Return None if the command has to run unchanged.
 
-        `env` is what the operator set for the server, and `cwd` its working directory. The first session waits for the
-        fetch.
+        `env` is what the operator set for the server. The first session waits for the fetch.
 
         Raises:
             UpstreamUnavailable: the package could not be fetched, or not in time.
         """
-        command = parse(argv)
-        if command is None:
+        place = _place(self._settings, argv, env)
+        if place is None:
             return None
-        folder, request = _place(self._settings, command, env, cwd)
+        folder, request = place
+        command = request.command
         for _ in range(3):  # another gateway may remove a copy as soon as it has a newer one
             if folder.path.name in self._not_for_all:
                 return None
@@ -265,32 +263,37 @@ async def _done(work: Callable[[], None]) -> None:
         raise
 
 
-def fetched_with(entry: UpstreamSettings) -> tuple[dict[str, str], str | None]:
-    """Return the variables and the working directory for the fetch of a server's package, without values of single
-    sessions."""
-    env = {variable: value for variable, value in entry.env.items() if not is_template(value)}
-    return env, str(Path.home()) if entry.cwd == HOME else entry.cwd
+def fetched_with(entry: UpstreamSettings) -> dict[str, str]:
+    """Return the variables for the fetch of a server's package, without values of single sessions."""
+    return {variable: value for variable, value in entry.env.items() if not is_template(value)}
 
 
 def package_folder(settings: PackageSettings, entry: UpstreamSettings) -> PackageFolder | None:
-    """Return the folder of the package that a server's command names, fetched or not; None if it names none. A gateway
-    of this user uses the same folder, wherever it is started: only a project of npm around its working directory, or a
-    path in it that the command names, makes a difference."""
-    command = parse(entry.argv)
-    return None if command is None else _place(settings, command, *fetched_with(entry))[0]
+    """Return the folder of the package that a server's command names, fetched or not; None if it names none, or if each
+    session fetches it for itself. A gateway of this user uses the same folder, wherever it is started."""
+    place = _place(settings, entry.argv, fetched_with(entry))
+    return None if place is None else place[0]
 
 
 def _place(
-    settings: PackageSettings, command: PackageCommand, own: Mapping[str, str], cwd: str | None
-) -> tuple[PackageFolder, FetchRequest]:
-    """Return the folder for the package of a command, and the request by which the package is fetched."""
+    settings: PackageSettings, argv: Sequence[str], own: Mapping[str, str]
+) -> tuple[PackageFolder, FetchRequest] | None:
+    """Return the folder for the package of a command, and the request by which the package is fetched. Return None if
+    the command has to run unchanged.
+
+    Both follow from what the operator has written, and from the installed programs. No file that a session could write
+    counts: it would decide for all sessions. So HOME is the gateway's, and a command with a path in the working
+    directory is not fetched for all.
+    """
+    command = parse(argv)
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
-    chosen = {k: v for k, v in own.items() if k in _OF_SERVERS or _OF_FETCHES.fullmatch(k)}
+    chosen = {k: v for k, v in own.items() if k == "PATH" or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
-    words = (*command.head, *(value for name, value in env.items() if _OF_FETCHES.fullmatch(name)))
-    folder = folder_of_fetch(command.kind, words, os.path.abspath(cwd or "."))
-    request = FetchRequest(command=command, env=env, cwd=folder, home=env.get("HOME") or "/nonexistent")
-    facts = [command.head, sorted(chosen.items()), request.cwd, [*map(_state_of, _tools(command, env))]]
+    if command is None or any(_OF_FETCHES.fullmatch(k) and _RELATIVE.search(v) for k, v in env.items()):
+        return None
+    env["PATH"] = os.pathsep.join(filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep)))
+    request = FetchRequest(command=command, env=env, home=env.get("HOME") or "/nonexistent")
+    facts = [command.head, sorted(chosen.items()), [*map(_state_of, _tools(command, env["PATH"]))]]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
     return PackageFolder(settings.path / f"{readable}-{digest}"), request
@@ -305,11 +308,11 @@ async def _lock_of(folder: PackageFolder) -> int:
         await asyncio.sleep(_POLL_S)
 
 
-def _tools(command: PackageCommand, env: Mapping[str, str]) -> tuple[str, ...]:
+def _tools(command: PackageCommand, path: str) -> tuple[str, ...]:
     """Return the programs that a fetched package depends on: a compiled part fits only one version of Node or
     Python."""
     names = (command.head[0], "node") if command.kind == "npm" else (command.head[0], "python3")
-    found = (shutil.which(name, path=env.get("PATH", os.defpath)) for name in names)
+    found = (shutil.which(name, path=path) for name in names)
     return tuple(one for one in found if one)
 
 

@@ -142,8 +142,8 @@ def _packages(options: GatewaySettings, sandboxes: Iterable[SandboxesByTrust], f
 
 def _package(packages: Packages, name: str, entry: UpstreamSettings) -> Callable[[], Awaitable[PackageInUse | None]]:
     """Return a function that fetches a server's package and returns it; None if the command needs no fetch."""
-    env, cwd = fetched_with(entry)
-    return lambda: packages.use(name, entry.argv, env, cwd)
+    env = fetched_with(entry)
+    return lambda: packages.use(name, entry.argv, env)
 
 
 def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any]) -> dict[str, Any]:

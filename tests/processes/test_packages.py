@@ -45,7 +45,7 @@ class Site:
         self.home = root / "home"
         self.home.mkdir()
         path = [str(Path(npx()[0]).parent), str(uv().parent), "/usr/bin", "/bin"]
-        self.env = {**registry.environment, "HOME": str(self.home), "PATH": os.pathsep.join(path)}
+        self.env = {**registry.environment, "PATH": os.pathsep.join(path)}
         self._fork_server = fork_server
         self.packages = self.gateway()
 
@@ -55,19 +55,20 @@ class Site:
         fetcher = PackageFetcher(self._fork_server, walls, timeout_s=60)
         return Packages(PackageSettings(folder=str(self.folder)), fetcher, lambda: self.now)
 
-    async def use(self, line: str, cwd: Path | None = None, packages: Packages | None = None) -> PackageInUse:
-        found = await (packages or self.packages).use("shown", line.split(), self.env, str(cwd or self.home))
+    async def use(self, line: str, packages: Packages | None = None) -> PackageInUse:
+        found = await (packages or self.packages).use("shown", line.split(), self.env)
         assert found is not None
         return found
 
     def output(self, used: PackageInUse) -> str:
         """What the program of the package prints."""
-        env = {**self.env, **used.env, "PATH": os.pathsep.join([*used.path, self.env["PATH"]])}
+        env = {**self.env, **used.env, "HOME": str(self.home), "PATH": os.pathsep.join([*used.path, self.env["PATH"]])}
         return subprocess.run(used.argv, env=env, cwd=self.home, capture_output=True, text=True, check=True).stdout
 
     def output_of(self, line: str) -> str:
         """What npx or uvx print themselves."""
-        found = subprocess.run(line.split(), env=self.env, cwd=self.home, capture_output=True, text=True, check=True)
+        env = {**self.env, "HOME": str(self.home)}
+        found = subprocess.run(line.split(), env=env, cwd=self.home, capture_output=True, text=True, check=True)
         return found.stdout
 
     def fetches(self) -> int:
@@ -88,7 +89,8 @@ def registry() -> Iterator[PackageRegistry]:
 
 
 @pytest.fixture
-async def site(tmp_path: Path, registry: PackageRegistry) -> AsyncIterator[Site]:
+async def site(tmp_path: Path, registry: PackageRegistry, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     async with ForkServer() as fork_server:
         made = Site(tmp_path, registry, fork_server)
         yield made
@@ -132,9 +134,8 @@ async def test_many_sessions_share_one_fetch(site: Site, line: str) -> None:
     theirs = told(site.output_of(line))
     assert ours[0] == theirs[0] == ["a", "-y"]
     assert ours[2] == theirs[2] == "1.0.0"
-    of_npx = "cache globalconfig init_module local_prefix userconfig".split()
-    shown = {"COLOR", "EDITOR", "INIT_CWD", "PWD", "npm_package_json", *(f"npm_config_{name}" for name in of_npx)}
-    assert theirs[1].keys() - ours[1].keys() <= shown
+    left_out = {name for name in theirs[1].keys() - ours[1].keys() if not name.startswith("npm_config_")}
+    assert left_out <= {"COLOR", "EDITOR", "INIT_CWD", "PWD", "npm_package_json"}
     changed = {k for k in ours[1] if ours[1][k] != theirs[1].get(k)}
     assert {k: (ours[1][k], theirs[1].get(k)) for k in changed - {"PATH", "LC_CTYPE", "_"}} == {}
 
@@ -278,17 +279,24 @@ async def test_what_a_package_fetches_at_its_first_use_is_fetched_with_it(site: 
     assert told(site.output(used))[2] == "1"
 
 
-@requirement("box.package-equal")
-async def test_npx_finds_what_the_project_has_installed(site: Site, tmp_path: Path) -> None:
-    """A private program of a project is never looked for in the registry, where a stranger could have its name."""
+@requirement("box.package-neutral")
+async def test_a_project_decides_neither_what_is_fetched_nor_its_variables(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do settings of npm in the home: what they say of node is for the fetch."""
     bins = tmp_path / "project/node_modules/.bin"
     bins.mkdir(parents=True)
-    (bins / "show").write_text(SHOW.replace("VERSION", "'mine'"))
-    (bins / "show").chmod(0o755)
-    site.registry.npm("show", "6.6.6", {"cli.js": SHOW.replace("VERSION", "'stranger'")}, bin="cli.js")
-    used = await site.use("npx -y show", tmp_path / "project")
-    assert told(site.output(used))[2] == "mine"
-    assert used.code == (str(bins.parent),)
+    (bins / "shown").write_text(SHOW.replace("VERSION", "'project'"))
+    (bins / "shown").chmod(0o755)
+    (tmp_path / "project/package.json").write_text("{}")
+    (tmp_path / "project/.npmrc").write_text("registry=http://127.0.0.1:1\nnode-options=--no-warnings\n")
+    monkeypatch.chdir(tmp_path / "project")
+    site.env["PATH"] = f"node_modules/.bin::{site.env['PATH']}"
+    (site.home / ".npmrc").write_text("node-options=--trace-uncaught\n")
+    used = await site.use("npx -y shown")
+    assert told(site.output(used))[2] == "1.0.0"
+    assert not [name for name in used.env if name == "NODE_OPTIONS" or name.startswith("npm_config_")]
+    assert not [one for one in (*used.path, *used.code) if one.startswith(str(tmp_path / "project"))]
 
 
 @requirement("box.package-whole")
@@ -348,3 +356,53 @@ async def test_no_session_changes_what_others_run_and_a_client_is_told_why_there
     assert all(words[0] in ("EACCES", "EROFS") and words[1] == "argument" for words in found), found
     assert found[0][2] == found[1][2] and registry.asked.count("/simple/published/") == 1
     assert "server 'absent': the package absent could not be fetched: " in refused["message"]
+
+
+WRITER = """#!/usr/bin/env node
+const fs = require("fs"), path = require("path")
+const results = {
+  initialize: {protocolVersion: "2025-06-18", capabilities: {tools: {}}, serverInfo: {name: "w", version: "1"}},
+  "tools/list": {tools: [{name: "write", inputSchema: {type: "object"}}]},
+}
+require("readline").createInterface({input: process.stdin}).on("line", (line) => {
+  const {id, method, params} = JSON.parse(line)
+  if (method === "tools/call") {
+    for (const [name, text] of Object.entries(params.arguments)) {
+      fs.mkdirSync(path.dirname(name), {recursive: true})
+      fs.writeFileSync(name, text, {mode: 0o755})
+    }
+    results[method] = {content: [{type: "text", text: String(process.env.NODE_OPTIONS)}]}
+  }
+  const answer = results[method] ? {result: results[method]} : {error: {code: -32601, message: "Method not found"}}
+  if (id !== undefined) console.log(JSON.stringify({jsonrpc: "2.0", id, ...answer}))
+})
+"""
+
+
+@requirement("box.package-neutral")
+async def test_a_session_that_writes_a_project_changes_nothing_for_others(
+    registry: PackageRegistry, tmp_path: Path
+) -> None:
+    """A server may write to the working directory, where npx would look for a project and its settings."""
+    registry.npm("writer", "1.0.0", {"cli.js": WRITER}, bin="cli.js")
+    project, line = tmp_path / "project", ("npx", "-y", "writer@1.0.0")
+    project.mkdir()
+    written = {
+        "package.json": "{}",
+        ".npmrc": f"node-options=--require={project}/evil.cjs\n",
+        "evil.cjs": f"require('fs').writeFileSync({json.dumps(f'{project}/changed')}, '')",
+        "node_modules/.bin/writer": f"#!/bin/sh\ntouch {project}/changed\n",
+        "npx": "",
+    }
+    env = {**registry.environment, "PATH": os.pathsep.join([str(Path(npx()[0]).parent), "/usr/bin", "/bin"])}
+    servers = {"writer": server((*line, str(project)), env=env, cwd=str(project), sandbox="standard")}
+    packages = {"folder": str(tmp_path / "packages"), "reach": [registry.url.removeprefix("http://")]}
+    with running_gateway(servers, options={"packages": packages}, must_stop=False) as running, httpx.Client() as http:
+        http.timeout = 60
+        first = Legacy(running.at("writer"), http).open()
+        assert tool_text(first.tool("write", {str(project / name): text for name, text in written.items()}))
+        asked = list(registry.asked)
+        later = Legacy(running.at("writer"), http).open()
+        assert tool_text(later.tool("write", {})) == "undefined", "NODE_OPTIONS"
+    assert all((project / name).exists() for name in written), "the session could write them"
+    assert registry.asked == asked and not (project / "changed").exists()

@@ -67,14 +67,15 @@ def test_links_that_a_session_could_have_made_are_not_followed(place: Path) -> N
 
 
 def test_files_are_written_unless_they_are_code_keys_or_settings(place: Path) -> None:
-    make(place, "memory.json", "notes.db", "ca.pem", "app.toml", "run.py", "plain")
+    make(place, "memory.json", "notes.db", "ca.pem", "app.toml", "run.py", "plain", "wheels/")
     named = found(
         *(f"{place}/memory.json", "--config", f"{place}/plain", f"{place}/run.py"),
         NODE_EXTRA_CA_CERTS=f"{place}/ca.pem",
         SETTINGS=f"{place}/app.toml",
+        UV_FIND_LINKS=f"{place}/wheels",
     )
     assert named.write.keys() == {f"{place}/memory.json"}
-    assert named.read.keys() == {f"{place}/{name}" for name in ("plain", "run.py", "ca.pem", "app.toml")}
+    assert named.read.keys() == {f"{place}/{name}" for name in ("plain", "run.py", "ca.pem", "app.toml", "wheels")}
 
 
 @pytest.mark.parametrize("name", ["notes.db", "new.db", "new.json"])

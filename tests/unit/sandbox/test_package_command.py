@@ -21,6 +21,7 @@ UNDERSTOOD = [
     ("uvx server@latest", "", "server@latest", False),
     ("uvx --from server==1.0 --with mcp<2 run", "", "server==1.0 mcp<2", False),
     ("uvx -p 3.12 server", "", "server", False),
+    ("uvx -p /usr/bin/python3 --index own=https://h/s -f https://h/w server", "", "server", False),
     ("uv tool run --from=server run", "y", "server", False),
 ]
 LEFT_ALONE = [
@@ -33,6 +34,9 @@ LEFT_ALONE = [
     "uvx --refresh server", "uvx --isolated server", "uvx -n server", "uvx --env-file x server",
     "uvx --with-editable . server", "uvx --from . server", "uvx --from git+https://h/r server", "uvx ./server",
     "uvx python", "uvx --from server python3.12", "uvx --with ./local server", "uvx server@git+https://h/r",
+    "uvx --find-links=wheels server", "uvx -f /srv/wheels server", "uvx --index=own=../wheels server",
+    "uvx --index-url file:///srv/wheels server", "uvx -p .venv server", "uvx -p venv/bin/python server",
+    "node_modules/.bin/npx -y server", "./uvx server",
     "uv run server.py", "uv --quiet tool run server", "uv tool install server",
 ]  # fmt: skip
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.package_fetch import folder_of_fetch, places_of, registries_of
+from gateway.sandbox.package_fetch import places_of, registries_of
 from tests.requirements import requirement
-from tests.unit.sandbox.parts import make
 from transports.upstream.walls.reach import destination
 
 pytestmark = [pytest.mark.anyio, requirement("box.package-registries")]
@@ -44,16 +43,3 @@ async def test_their_addresses_are_grants_whatever_they_are() -> None:
     assert sorted(places) == ["10.0.0.1:80", "10.0.0.7:4873", "[fd00::7]:4873"]
     assert all(destination(place).network is not None for place in places)
     lookups.close()
-
-
-@requirement("box.package-once")
-def test_working_folders_share_a_package_unless_what_is_in_them_decides(tmp_path: Path) -> None:
-    """A project's own packages come first for npx; otherwise each folder would have its own fetch."""
-    make(tmp_path, "project/package.json", "project/sub/wheels/", "plain/")
-    project, plain = str(tmp_path / "project"), str(tmp_path / "plain")
-    line = ("npx", "-y", "server")
-    assert folder_of_fetch("npm", line, plain) == folder_of_fetch("uv", ("uvx", "server"), project) == "/"
-    assert folder_of_fetch("npm", line, f"{project}/sub") == folder_of_fetch("npm", line, project) == project
-    for words in (("uvx", "--find-links=wheels", "server"), ("uvx", "server", "https://x/s wheels"), ("./wheels",)):
-        assert folder_of_fetch("uv", words, f"{project}/sub") == f"{project}/sub"
-        assert folder_of_fetch("uv", words, plain) == "/"

@@ -1,4 +1,4 @@
-"""What is told of a fetch while it goes on, and of a program that is not installed."""
+"""Which package a command has, and what is told of a fetch while it goes on and of a program that is not installed."""
 
 import asyncio
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any, cast
 import pytest
 
 from gateway.config.sandbox import PackageSettings
+from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.package_run import FetchFailed, run
-from gateway.sandbox.packages import AT_ONCE, Packages
+from gateway.sandbox.packages import AT_ONCE, Packages, package_folder
 from tests.requirements import requirement
 from transports.upstream.process import Command, ProcessFailed
 from transports.upstream_port import UpstreamUnavailable
@@ -34,7 +35,7 @@ async def test_who_waits_for_a_fetch_is_told_of_it_and_the_fetch_goes_on(tmp_pat
     packages = Packages(PackageSettings(folder=str(tmp_path)), cast("Any", fetcher), wait_s=0.01)
     for _ in range(2):
         with pytest.raises(UpstreamUnavailable, match="'a' is not started yet: its package x is still being fetched"):
-            await packages.use("a", ("npx", "-y", "x"), {}, None)
+            await packages.use("a", ("npx", "-y", "x"), {})
     await fetcher.changed.wait()
     assert fetcher.begun == 1 and packages.fetching("a") == "x", "it goes on"
     await packages.close()
@@ -44,7 +45,7 @@ async def test_packages_are_fetched_side_by_side_and_each_server_is_told_of_its_
     fetcher = Endless()
     packages = Packages(PackageSettings(folder=str(tmp_path)), cast("Any", fetcher))
     lines = [("npx", "-y", f"x{number}") for number in range(AT_ONCE)]
-    waiting = [asyncio.create_task(packages.use(line[-1], line, {}, None)) for line in lines]
+    waiting = [asyncio.create_task(packages.use(line[-1], line, {})) for line in lines]
     while fetcher.begun < AT_ONCE:
         fetcher.changed.clear()
         await fetcher.changed.wait()
@@ -63,3 +64,25 @@ async def test_a_program_that_is_missing_is_told_with_how_to_get_it(program: str
     with pytest.raises(FetchFailed, match=do):
         await run(cast("Any", Refusing()), Command(argv=(program, "x"), env={}, cwd=None), timeout_s=1, package="x")
     assert str(ProcessFailed("Permission denied", program)) == "Permission denied"
+
+
+@requirement("box.package-once", "box.package-neutral")
+def test_neither_a_working_folder_nor_its_files_decide_on_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path in it cannot be fetched for all, so such a command runs in each session."""
+
+    def place(cwd: Path | None = None, **env: str) -> Path | None:
+        entry = UpstreamSettings(command="npx", args=("-y", "x"), cwd=None if cwd is None else str(cwd), env=env)
+        found = package_folder(PackageSettings(folder=str(tmp_path / "packages")), entry)
+        return None if found is None else found.path
+
+    found = place()
+    for name in ("package.json", "npx", "node", "x", "-y", ".npmrc"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    assert found is not None and place() == place(tmp_path) == place(HOME=str(tmp_path), OTHER="./x") == found
+    assert place(npm_config_registry="https://h/npm") not in (found, None)
+    for value in ("./npmrc", "..", "own=./wheels", "https://h/s ../wheels", "--require=./x"):
+        assert place(NODE_OPTIONS=value) is None
+    assert place(NO_PROXY=".example.com,./") is None is not place(NO_PROXY=".example.com,..example.com")
