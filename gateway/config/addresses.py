@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -95,10 +96,20 @@ def is_own_endpoint(url: str, host: str, port: int, names: Iterable[str]) -> boo
 
 
 def bridged_url(argv: Sequence[str]) -> str:
-    """Return the URL of the gateway that a command brings to a host which speaks stdio only: `stdio --url URL` of this
+    """Return the URL of the endpoint that a command brings to a host which speaks stdio only: `stdio --url URL` of this
     gateway, or mcp-remote. Empty for any other command."""
-    is_bridge = {"stdio", "--url"} <= {*argv} or any(word.partition("@")[0] == "mcp-remote" for word in argv)
+    if given := stdio_url(argv):
+        with contextlib.suppress(ValueError):
+            return f"{base_url(given)}/mcp"
+    is_bridge = any(word.partition("@")[0] == "mcp-remote" for word in argv)
     return next((word for word in argv if word.startswith(("http://", "https://"))), "") if is_bridge else ""
+
+
+def stdio_url(argv: Sequence[str]) -> str:
+    """Return what a command gives to `stdio --url`, or `--url=`; empty for any other command."""
+    after = {word: value for word, value in pairwise(argv) if word == "--url"}
+    joined = {"--url": word.removeprefix("--url=") for word in argv if word.startswith("--url=")}
+    return (after | joined).get("--url", "") if "stdio" in argv else ""
 
 
 async def own_address_towards(url: str) -> str:

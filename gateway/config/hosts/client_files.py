@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.config.addresses import is_own_endpoint
+from gateway.config.addresses import is_own_endpoint, stdio_url
 from gateway.config.faults import ConfigurationError
 from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
@@ -132,7 +132,7 @@ def _is_gateway(entry: Mapping[str, Any], url: Any) -> bool:
     URL, whatever its field is called."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
-    if session_key_of(entry) or {"stdio", "--url"} <= {*words} or any(word.startswith(KEY_HEADER) for word in words):
+    if session_key_of(entry) or stdio_url(words) or any(word.startswith(KEY_HEADER) for word in words):
         return True
     return isinstance(url, str) and is_own_endpoint(url, "127.0.0.1", 8_080, ())
 

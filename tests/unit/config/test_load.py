@@ -295,6 +295,7 @@ def test_a_server_that_is_the_gateway_itself_is_left_out(url: str, is_own: bool,
     for entry in (
         {"url": url, "headers": {"Authorization": "Bearer ${UNSET}"}},
         {"command": "mcp-session-gateway", "args": ["stdio", "--url", url], "env": {"MCP_SESSION_KEY": "k"}},
+        {"command": "mcp-session-gateway", "args": ["stdio", f"--url={url.removesuffix('/mcp')}"]},
         {"command": "npx", "args": remote},
     ):
         path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": entry}, "gateway": gateway}))

@@ -60,11 +60,12 @@ def test_what_cannot_be_served_and_the_gateway_itself_are_left_out(tmp_path: Pat
         "é": {"command": "x"},
         "keyed": {"serverUrl": "https://far.example/mcp", "headers": {"MCP-Gateway-Session-Key": "k"}},
         "started": {"command": "/bin/mcp-session-gateway", "args": ["stdio", "--url", "https://far.example/mcp"]},
+        "joined": {"command": "/bin/mcp-session-gateway", "args": ["stdio", "--url=https://far.example"]},
         "remote": {"command": "npx", "args": ["mcp-remote", "https://x", "--header", "MCP-Gateway-Session-Key:k"]},
     }
     put(tmp_path / ".cursor/mcp.json", {"mcpServers": entries})
     found = found_servers(tmp_path, tmp_path / "nobody", ENVIRON)
-    assert [*found.entries] == ["odd"] and len(found.notes) == 9
+    assert [*found.entries] == ["odd"] and len(found.notes) == 10
 
 
 @requirement("first.init")
