@@ -287,17 +287,17 @@ def _write(found: Snippet) -> None:
     path = Path(file.path).expanduser()
     try:
         others = other_servers(path, file)
+        copy = copy_of(path) if others else None
         written = add_entry(path, file, keeps_copy=True)
-    except ConfigurationError as error:
+    except (ConfigurationError, OSError) as error:
         raise error_exit(str(error)) from None
     _out.print(f"{path}: {file.at[-1]} {'added' if written else 'was there already'}")
     if others:
-        copy = copy_of(path)
         _out.print_labelled(
             "warning",
             f"{', '.join(others)} {'stays' if len(others) == 1 else 'stay'} in the file: {found.title} still starts "
             "what stands there itself, and sees each tool twice that the gateway serves too. Remove these entries "
-            f"there{f'; {copy} has the file as it was' if copy.exists() else ''}",
+            f"there{f'; {copy} has the file as it was' if written else ''}",
         )
     if PLACEHOLDER in file.text:
         _out.print(f"Next: write your API key or access token there, in place of {PLACEHOLDER}")

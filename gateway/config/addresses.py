@@ -107,9 +107,9 @@ def bridged_url(argv: Sequence[str]) -> str:
 
 def stdio_url(argv: Sequence[str]) -> str:
     """Return what a command gives to `stdio --url`, or `--url=`; empty for any other command."""
-    after = {word: value for word, value in pairwise(argv) if word == "--url"}
-    joined = {"--url": word.removeprefix("--url=") for word in argv if word.startswith("--url=")}
-    return (after | joined).get("--url", "") if "stdio" in argv else ""
+    options = ((*word.partition("="), after) for word, after in pairwise((*argv, "")))
+    given = [value if equals else after for name, equals, value, after in options if name == "--url"]
+    return given[-1] if given and "stdio" in argv else ""
 
 
 async def own_address_towards(url: str) -> str:

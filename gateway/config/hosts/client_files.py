@@ -6,6 +6,7 @@ equal the old document with the new entry.
 
 import copy
 import errno
+import hashlib
 import json
 import os
 import re
@@ -184,7 +185,7 @@ _MODE: Final = 0o600
 
 def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool:
     """Add the entry to the file at `path`, which is made if it is missing. False if it is there already. With
-    `keeps_copy`, the first change of a file leaves a copy of it as it was, at `copy_of(path)`.
+    `keeps_copy`, a change of a file leaves a copy of it as it was, at `copy_of(path)`.
 
     Raises:
         ConfigurationError: the file cannot be read or written, or has another entry of that name.
@@ -193,19 +194,32 @@ def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool
         before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         after = with_entry(before, file, str(path))
         if after != before:
-            if keeps_copy and before and not os.path.lexists(copy_of(path)):
-                _check_links(path.absolute())
-                _replace(copy_of(path), path.read_bytes(), path.stat().st_mode & 0o777)
+            if keeps_copy and before:
+                _keep_copy(path)
             write_file(path, after)
         return after != before
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
 
 
+def _keep_copy(path: Path) -> None:
+    kept = copy_of(path)
+    try:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(kept, path.read_bytes(), _MODE)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} is unchanged: {kept.parent}: {error.strerror}: a copy of it has no place there"
+        ) from None
+
+
 def copy_of(path: Path) -> Path:
-    """Return where the copy of a file is kept: beside the file itself, behind any links."""
-    real = Path(os.path.realpath(path))
-    return real.with_name(f"{real.name}.before-gateway")
+    """Return where a copy of a file as it is now is kept. It has the credentials of the file, so it is not beside it:
+    servers may read there, and a repository could have it, or bring one along. Raises `OSError`."""
+    own = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(own) if own.startswith("/") else Path.home() / ".local/state"
+    digest = hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
+    return base / "mcp-session-gateway/before-connect" / f"{digest}-{path.name}"
 
 
 def write_file(path: Path, text: str) -> None:

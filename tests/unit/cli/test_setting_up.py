@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -155,21 +156,30 @@ def test_connect_prints_and_writes_what_a_client_needs(here: Path) -> None:
 
 @requirement("ops.hosts")
 def test_connect_tells_which_servers_stay_in_the_file_and_keeps_it_as_it_was(here: Path) -> None:
-    file, copy = here / ".cursor/mcp.json", here / ".cursor/mcp.json.before-gateway"
+    """Where neither a server nor a repository has the copy, and whoever wrote the folder has none there."""
+    file, copies = here / ".cursor/mcp.json", here / ".local/state/mcp-session-gateway/before-connect"
     file.parent.mkdir()
     own = {"url": "http://localhost:8080/mcp"}
     file.write_bytes(json.dumps({"mcpServers": {"notes": {"command": "notes"}, "own": own}}).encode() + b"\r\n")
     file.chmod(0o640)
     before = file.read_bytes()
     output = " ".join(ran("connect", "cursor", "--write").output.split())
+    (copy,) = copies.iterdir()
     assert "warning notes stays in the file: Cursor still starts" in output and f"{copy} has the file" in output
-    assert copy.read_bytes() == before and stat.S_IMODE(copy.stat().st_mode) == 0o640
+    assert copy.read_bytes() == before and stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert stat.S_IMODE(copies.stat().st_mode) == 0o700 and [*file.parent.iterdir()] == [file]
+    again = " ".join(ran("connect", "cursor", "--write").output.split())
+    assert "notes stays" in again and "has the file" not in again, "nothing was changed"
+    before = file.read_bytes()
     assert "notes stays" in " ".join(ran("connect", "cursor", "--write", "--name", "again").output.split())
-    assert copy.read_bytes() == before != file.read_bytes(), "the copy is of the file before all changes"
-    assert (
-        "stay" not in ran("connect", "zed", "--write").output
-        and not (here / ".config/zed/settings.json.before-gateway").exists()
-    )
+    (other,) = {*copies.iterdir()} - {copy}
+    assert other.read_bytes() == before != file.read_bytes(), "each change has its copy"
+    assert "stay" not in ran("connect", "zed", "--write").output and len([*copies.iterdir()]) == 2
+    shutil.rmtree(copies)
+    copies.write_text("")
+    before = file.read_bytes()
+    assert f"{file} is unchanged: {copies}: " in refused("connect", "cursor", "--write", "--name", "third")
+    assert file.read_bytes() == before
 
 
 @requirement("first.clients", "ops.hosts")
