@@ -150,8 +150,9 @@ def capability_for(method: str, params: Object) -> dict[str, Any]:
 def _kind(method: str, params: Object) -> str:
     """Return the part of a capability that a request needs; empty if it needs no part."""
     if method == "elicitation/create":
-        return msgspec.json.decode(params.get("mode", b'"form"'), type=str)
-    return "tools" if method == "sampling/createMessage" and not _TOOL_USE.isdisjoint(params) else ""
+        return msgspec.json.decode(params.get("mode", b"null"), type=str | None) or "form"
+    is_tool_use = any(bytes(params.get(name, b"null")) != b"null" for name in _TOOL_USE)
+    return "tools" if method == "sampling/createMessage" and is_tool_use else ""
 
 
 def _made_caller(info: bytes, declared: bytes) -> ClientDeclaration:
@@ -160,11 +161,12 @@ def _made_caller(info: bytes, declared: bytes) -> ClientDeclaration:
     for name, kinds in _ASKED.items():
         if name not in passed or bytes(passed[name])[:1] != b"{":
             continue
-        value = object_of(passed[name])
+        value = {kind: raw for kind, raw in object_of(passed[name]).items() if bytes(raw) != b"null"}
         known[name] = {kind: {} for kind in kinds if kind in value}
         known[name] |= {kind: raw for kind, raw in value.items() if kind not in kinds and kind not in _ONE_ERA}
-        if name == "elicitation" and not known[name]:
-            known[name] = {"form": {}}  # an empty object means forms, as before URLs came (MCP 2025-11-25, Elicitation)
+        if name == "elicitation" and known[name].keys().isdisjoint(kinds):
+            # No mode means forms, as before URLs came (MCP 2025-11-25, Elicitation), whatever else an SDK declares.
+            known[name] = {"form": {}} | known[name]
     known |= {name: raw for name, raw in passed.items() if name not in _ASKED}
     return ClientDeclaration(_info(splice(info)), encode(known))
 

@@ -150,6 +150,7 @@ async def test_in_a_shared_process_nobody_gets_the_question_of_another() -> None
         ({"sampling": {}}, "sampling/createMessage", {"tools": []}, INVALID_PARAMS),
         ({"sampling": {"tools": {}}}, "sampling/createMessage", {"tools": []}, None),
         ({"elicitation": {"url": {}}}, "elicitation/create", {"mode": "url"}, None),
+        ({"elicitation": {"applyDefaults": True}}, "elicitation/create", {}, None),
     ],
 )
 async def test_a_shared_process_asks_a_client_only_for_what_it_has_declared(

@@ -40,6 +40,9 @@ def legacy(capabilities: Any) -> ClientDeclaration:
     [
         ({"roots": {"listChanged": True}, "elicitation": {"url": {}, "form": {}}}, FORMS | {"roots": {}}),
         ({"elicitation": {}}, {"elicitation": {"form": {}}}),  # as before URLs came (MCP 2025-11-25, Elicitation)
+        ({"elicitation": {"applyDefaults": True}}, {"elicitation": {"form": {}, "applyDefaults": True}}),
+        ({"elicitation": {"form": None, "url": {}}}, {"elicitation": {"url": {}}}),
+        ({"elicitation": {"url": None}, "sampling": {"tools": None}}, {"elicitation": {"form": {}}, "sampling": {}}),
         *((None, {}), ([], {}), ("all", {}), ({"elicitation": True, "sampling": None}, {})),
         ({"tasks": {"list": {}}, "extensions": {"io.modelcontextprotocol/tasks": {}}}, {}),
         ({"extensions": {"io.modelcontextprotocol/tasks": {}} | APPS}, {"extensions": APPS}),
@@ -96,12 +99,16 @@ def test_a_log_level_comes_with_a_modern_request_only() -> None:
     [
         (b'{"elicitation":{"form":{}}}', "elicitation/create", {}, True),
         (b'{"elicitation":{"form":{}}}', "elicitation/create", {"mode": "form"}, True),
+        (b'{"elicitation":{"form":{}}}', "elicitation/create", {"mode": None}, True),
         (b'{"elicitation":{"form":{}}}', "elicitation/create", {"mode": "url"}, False),
         (b'{"elicitation":{"url":{}}}', "elicitation/create", {"mode": "url"}, True),
         (b'{"elicitation":{"url":{}}}', "elicitation/create", {}, False),
+        (b'{"elicitation":{"url":{}}}', "elicitation/create", {"mode": None}, False),
         (b"{}", "elicitation/create", {}, False),
         (b'{"sampling":{}}', "sampling/createMessage", {}, True),
+        (b'{"sampling":{}}', "sampling/createMessage", {"tools": None, "toolChoice": None}, True),
         (b'{"sampling":{}}', "sampling/createMessage", {"tools": []}, False),
+        (b'{"sampling":{}}', "sampling/createMessage", {"toolChoice": {"mode": "none"}}, False),
         (b'{"sampling":{"tools":{}}}', "sampling/createMessage", {"toolChoice": {"mode": "auto"}}, True),
         (b'{"sampling":{}}', "roots/list", {}, False),
         (b'{"roots":{}}', "roots/list", {}, True),
@@ -123,7 +130,7 @@ def test_a_missing_capability_is_named_with_the_part_that_a_request_needs() -> N
     assert capability_for("com.acme/ask/name", {}) == {"extensions": {"com.acme/ask": {}}}
 
 
-@pytest.mark.parametrize("mode", [[], {}, 1, None])
+@pytest.mark.parametrize("mode", [[], {}, 1])
 def test_a_mode_that_is_no_text_is_an_error_of_the_server(mode: Any) -> None:
     with pytest.raises(msgspec.MsgspecError):
         may_be_asked(b'{"elicitation":{}}', "elicitation/create", raw(mode=mode))
