@@ -6,7 +6,6 @@ could start at once, while all are still small.
 """
 
 import asyncio
-import heapq
 import logging
 import math
 from collections import Counter
@@ -208,11 +207,14 @@ class ServerMemory:
         began = self._clock()
         if began < self._next_at:
             return
-        # What has grown unread goes first, or processes that start faster than they are read all count as assumed.
-        due = heapq.nsmallest(
-            *(READ_AT_ONCE, (each for each in self if each.top)),
-            key=lambda each: (each.is_grown or began - each.began_at < GROWN_S, each.read_at),
+        young = {each for each in self if began - each.began_at < GROWN_S}
+        in_turn = sorted(
+            (each for each in self if each.top), key=lambda each: (each in young, max(each.read_at, each.began_at))
         )
+        # Half are for what has grown unread, or a new server counts as assumed for a whole turn. Only half, or what
+        # grows later is not read again while others start faster than they are read.
+        first = [each for each in in_turn if not each.is_grown and each not in young][: READ_AT_ONCE // 2]
+        due = [*dict.fromkeys(first + in_turn)][:READ_AT_ONCE]
         if due:
             found = await asyncio.to_thread(self._read, [process.top for process in due])
             for process in due:

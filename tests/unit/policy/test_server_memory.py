@@ -150,6 +150,32 @@ async def test_what_has_grown_is_read_before_what_starts_faster_than_it_is_read(
 
 
 @requirement("ops.memory")
+async def test_a_new_server_is_read_before_many_others_are_read_again() -> None:
+    memory = Memory(0)
+    memory.run(3 * READ_AT_ONCE)
+    await memory.grow()
+    memory.run(1, "s2", "notes")
+    memory.now += GROWN_S
+    await memory.sample()
+    assert memory.expected("notes") == 20 * MIB
+
+
+@requirement("ops.memory")
+async def test_what_grows_later_is_read_again_however_fast_others_start_and_end() -> None:
+    memory = Memory(0)
+    [large] = memory.run()
+    others: list[ServerProcess] = []
+    for second in range(40):
+        memory.size = (20 if second < 20 else 600) * MIB
+        memory.now += 1
+        others += memory.run(2 * READ_AT_ONCE)
+        while len(others) > 8 * 2 * READ_AT_ONCE:
+            others.pop(0).ended()
+        await memory.sample()
+    assert memory.bytes_of(large) == 600 * MIB
+
+
+@requirement("ops.memory")
 async def test_reading_takes_a_twentieth_of_the_time_at_most() -> None:
     memory = Memory(0)
     memory.run()
