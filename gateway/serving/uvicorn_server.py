@@ -260,7 +260,7 @@ def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = 
 async def _tell(gateway: Gateway, welcome: Welcome, url: str) -> None:
     """Show that clients are served at `url`, and once `/readyz` agrees, that the gateway is ready."""
     is_ready = await gateway.is_ready()
-    if not report(SERVES + IS_READY if is_ready else SERVES):
+    if not report(SERVES, *([IS_READY] if is_ready else [])):
         welcome.serves(gateway, url, is_ready=is_ready)
     if is_ready:
         return

@@ -4,12 +4,12 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
@@ -28,6 +28,8 @@ _AGAIN_S: Final = 0.5
 _READY_WITHIN_S: Final = 60.0
 SERVES: Final = b"s"
 IS_READY: Final = b"r"
+_REPORT: Final = struct.Struct("!Ic")
+"""The number of a worker, and what it reports."""
 
 
 def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int:
@@ -69,12 +71,10 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, lambda *_: stopping.set())
         workers = [start(number) for number in range(count)]
-        told = _Reports(ready)
+        told = Reports(ready, count)
         served = _all_serve(told, workers, stopping)
         if served:
-            url, is_ready = url_of(host, listener, ALL), told.count(IS_READY) >= count
-            announce(url, is_ready=is_ready)
-            _tend(workers, start, stopping, None if is_ready else partial(_tell_ready, told, count, url))
+            _tend(workers, start, stopping, told, url_of(host, listener, ALL))
         # A worker that could not start has logged why. Its exit code becomes that of this process.
         failed = 0 if served or stopping.is_set() else next((code for w in workers if (code := w.poll())), 1)
         for worker in workers:
@@ -84,49 +84,56 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         return abs(failed)
 
 
-class _Reports:
-    """Counts what workers report: each that it serves, and that it is ready."""
+class Reports:
+    """What the workers that run have reported, by worker number: that they serve, and that they are ready."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: int, count: int) -> None:
         os.set_blocking(pipe, False)
         self._pipe = pipe
-        self._read = b""
+        self._count = count
+        self._told: set[tuple[int, bytes]] = set()
 
-    def count(self, report: bytes) -> int:
-        """Return how many workers have reported that."""
+    def all_have(self, state: bytes) -> bool:
+        """Return True if all workers have reported that."""
+        self._read()
+        return all((number, state) in self._told for number in range(self._count))
+
+    def forget(self, number: int) -> None:
+        """Forget what a worker has reported: it has ended."""
+        self._read()  # its last reports too, or they would count as those of its successor
+        self._told -= {(number, SERVES), (number, IS_READY)}
+
+    def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._read += os.read(self._pipe, 1_024)
-        return self._read.count(report)
-
-
-def _tell_ready(reports: _Reports, count: int, url: str) -> bool:
-    """Announce that all workers are ready. Return False if they are not yet."""
-    is_ready = reports.count(IS_READY) >= count
-    if is_ready:
-        announce(url)
-    return is_ready
+            self._told.update(_REPORT.iter_unpack(os.read(self._pipe, 1_024 * _REPORT.size)))
 
 
 def _tend(
     workers: list[subprocess.Popen[bytes]],
     start: Callable[[int], subprocess.Popen[bytes]],
     stopping: threading.Event,
-    tell_ready: Callable[[], bool] | None,
+    reports: Reports,
+    url: str,
 ) -> None:
-    """Replace each worker that dies, until `stopping` is set. Call `tell_ready` until it returns True."""
+    """Announce that workers serve, and once all are ready. Replace each that dies, until `stopping` is set."""
+    is_ready = reports.all_have(IS_READY)
+    announce(url, is_ready=is_ready)
     while not stopping.wait(_AGAIN_S):
-        if tell_ready is not None and tell_ready():
-            tell_ready = None
         for place, worker in enumerate(workers):
             if worker.poll() is not None:
                 print(f"worker {worker.pid} has ended; starting another", file=sys.stderr, flush=True)  # noqa: T201
+                reports.forget(place)
                 workers[place] = start(place)
+        # Read always: a worker whose report found the pipe full would stop.
+        if reports.all_have(IS_READY) and not is_ready:
+            is_ready = True
+            announce(url)
 
 
-def _all_serve(reports: _Reports, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
+def _all_serve(reports: Reports, workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
     """Wait until all workers serve. Return False if one has ended, if `stopping` is set, or after `_READY_WITHIN_S`."""
     deadline = time.monotonic() + _READY_WITHIN_S
-    while reports.count(SERVES) < len(workers):
+    while not reports.all_have(SERVES):
         if stopping.wait(0.02) or time.monotonic() > deadline or any(worker.poll() is not None for worker in workers):
             return False
     return True
@@ -180,12 +187,12 @@ def _until_orphaned(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def report(state: bytes) -> bool:
+def report(*states: bytes) -> bool:
     """Report `SERVES`, `IS_READY` or both to the parent. Return False if this process is no worker."""
-    number = os.environ.get(_READY, "")
-    if number:
-        os.write(int(number), state)
-    return bool(number)
+    pipe = os.environ.get(_READY, "")
+    if pipe:
+        os.write(int(pipe), b"".join(_REPORT.pack(worker_number(), state) for state in states))
+    return bool(pipe)
 
 
 def announce(url: str, *, is_ready: bool = True) -> None:
