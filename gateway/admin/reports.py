@@ -268,9 +268,9 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one gateway process. `silent`: the replica does not answer. `unreturning`: clients that opened
-    sessions here and returned to none. `unavailable`: servers that the replica cannot use. `memory_bytes`: of the
-    gateway's own process. `server_memory`: estimates for server processes, by server. `most_memory`: what all of these
-    together may have now; 0: no limit. `memory_short`: little of it is left."""
+    sessions here and returned to none, or share one. `unavailable`: servers that the replica cannot use.
+    `memory_bytes`: of the gateway's own process. `server_memory`: estimates for server processes, by server.
+    `most_memory`: what all of these together may have now; 0: no limit. `memory_short`: little of it is left."""
 
     replica: str
     address: str = ""

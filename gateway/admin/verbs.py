@@ -353,7 +353,7 @@ class Operators(Protocol):
 
     @verb("GET", "/warnings")
     async def warnings(self) -> list[UnreturningClient]:
-        """Clients that open sessions and return to none, each with the line of its configuration that mends it."""
+        """Clients that return to no session, or share one, each with the line of its configuration that mends it."""
         ...
 
     @verb("POST", "/replicas/{replica}/drain", answers="drained")

@@ -1,4 +1,4 @@
-"""Report clients that open sessions and return to none, from the store or a running gateway."""
+"""Report clients that open sessions and return to none, or share one, from the store or a running gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -17,7 +17,7 @@ _LOOKED_BACK_S: Final = 86_400.0
 _EVENTS: Final = 2_000
 _TIMEOUT_S: Final = 10.0
 _WHERE: Final = "give --admin-url the URL at which operators reach the gateway (gateway.admin.listen, if it is set)"
-_ALL_RETURN: Final = "no client is known to open sessions without returning to them"
+_ALL_RETURN: Final = "no client is known to share a session, or to open sessions without returning to them"
 
 
 async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
@@ -39,7 +39,7 @@ async def check_clients(backend: Backend) -> AsyncIterator[Finding]:
 
 
 async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
-    """Ask a running gateway which clients open sessions and return to none. `key` is an operator's key."""
+    """Ask a running gateway which clients return to no session or share one. `key` is an operator's key."""
     base = url.rstrip("/").removesuffix("/mcp")
     try:
         headers, trust_env = {"Authorization": f"Bearer {key}"}, not is_of_this_machine(base)

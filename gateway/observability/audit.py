@@ -42,7 +42,7 @@ _SHOWN: Final = ("session", "era", "principal", "client", "tool", "reason", "wor
 _TITLES: Final = {
     "operated": "operator action",
     "refused": "request refused",
-    "warned": "client returns to no session",
+    "warned": "client needs a session key",
 }
 """The text of the log line of events that are not about one session, by event."""
 

@@ -67,7 +67,7 @@ class Aliases:
             return None
         if self._refuses_default:
             agent, client = agent_of(request), modern_client(request).name
-            raise session_key_needed(mending_line(agent, client, self._key_header, anonymous=False))
+            raise session_key_needed(mending_line(agent, client, self._key_header))
         return Alias(name)
 
     async def _brings_nothing(self, request: Request, principal: Principal) -> bool:

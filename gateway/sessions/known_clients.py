@@ -20,7 +20,8 @@ class Implementation:
 
     `cookies`: a client sends cookies back for as long as it runs. No SDK sends back `MCP-Gateway-Session` or the
     session in `_meta` by itself; every SDK sends back `requestState` within a call. `line`: sample code that sends a
-    session key, with the placeholders `{header}` and `{key}`.
+    session key beside the program's other headers, with the placeholder `{header}`. Each run has another key, because
+    two instances of one program must not share it.
     """
 
     name: str
@@ -32,10 +33,15 @@ class Implementation:
         return self.cookies and cookies
 
 
-_HEADER: Final = "{header}: {key}"
-_PYTHON: Final = 'httpx2.AsyncClient(headers={{"{header}": "{key}"}})'
-_SCRIPT: Final = 'new StreamableHTTPClientTransport(url, {{ requestInit: {{ headers: {{ "{header}": "{key}" }} }} }})'
-_CURL: Final = "curl -H '{header}: {key}'"
+# The text in angle brackets is refused as a key (`client_chosen_keys.checked_key`) until somebody replaces it.
+_KEY: Final = "<A RANDOM UUID FOR EACH CLIENT>"
+_HEADER: Final = f"{{header}}: {_KEY}"
+_PYTHON: Final = 'httpx2.AsyncClient(headers={{**your_headers, "{header}": str(uuid.uuid4())}})'
+_SCRIPT: Final = (
+    "new StreamableHTTPClientTransport(url, "
+    '{{ requestInit: {{ headers: {{ ...yourHeaders, "{header}": crypto.randomUUID() }} }} }})'
+)
+_CURL: Final = f"curl -H '{_HEADER}'"
 
 KNOWN: Final[Mapping[str, Implementation]] = MappingProxyType(
     {
@@ -59,7 +65,7 @@ BY_NAME: Final[Mapping[str, Implementation]] = MappingProxyType(
     {
         # By a part of the client's name for itself, which counts more than the HTTP library under the client.
         "(via mcp-remote ": Implementation(
-            name="mcp-remote", cookies=True, line="mcp-remote URL --header {header}:{key}"
+            name="mcp-remote", cookies=True, line=f"mcp-remote URL --header '{{header}}:{_KEY}'"
         ),
     }
 )
@@ -75,8 +81,7 @@ def known(agent: str, name: str) -> Implementation | None:
     return next((found for part, found in BY_NAME.items() if part in name), KNOWN.get(agent))
 
 
-def mending_line(agent: str, name: str, header: str, *, anonymous: bool) -> str:
+def mending_line(agent: str, name: str, header: str) -> str:
     """Return a line of code or configuration that makes a client send a session key, and so keep one session."""
-    key = "32 RANDOM HEX DIGITS" if anonymous else "A NAME FOR THIS AGENT"
     implementation = known(agent, name)
-    return (_HEADER if implementation is None else implementation.line).format(header=header, key=key)
+    return (_HEADER if implementation is None else implementation.line).format(header=header)

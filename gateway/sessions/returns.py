@@ -1,8 +1,8 @@
-"""Learn which clients come back to the sessions that they open, and which never do.
+"""Learn which clients come back to the sessions that they open, which never do, and which share a default session.
 
 A modern session is watched from its opening until a request comes for it. A session without such a request keeps no
-idle process. A client that never comes back is reported. A client that has brought a token back has no default
-session.
+idle process. A client that never comes back is reported, and so are clients that share a default session. A client that
+has brought a token back has no default session.
 """
 
 import contextlib
@@ -67,9 +67,11 @@ def client_key(request: Request, principal: Principal) -> ClientKey:
 
 
 class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that opened several sessions and came back to none. `line`: configuration that makes it come back.
+    """A client that brings no session back: it opened several and came back to none, or it is `shared`: several
+    programs, or several starts of one, use one default session. `line`: configuration that gives it its own.
 
-    `sessions`: how many it opened, the first at `since` and the last at `last`, in seconds since the epoch.
+    `sessions`: how many it opened, or how often another program went on with a session of others. The first was at
+    `since`, the last at `last`, in seconds since the epoch.
     """
 
     client: str
@@ -79,19 +81,22 @@ class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     last: float
     line: str
+    shared: bool = False
 
     @property
     def what(self) -> str:
         """Return the client's behaviour as a sentence."""
         who = f"client {self.client or '(no name)'} ({self.agent or 'no User-Agent'}) of {self.principal}"
+        if self.shared:
+            return f"{who} is more than one program, or was started again, and all of them share one default session"
         return f"{who} has opened {self.sessions} sessions and returned to none"
 
 
 def together(clients: Iterable[UnreturningClient]) -> list[UnreturningClient]:
     """Merge the reports of several replicas into one list of clients, the most sessions first."""
-    found: dict[tuple[str, str, str], UnreturningClient] = {}
+    found: dict[tuple[str, str, str, bool], UnreturningClient] = {}
     for one in clients:
-        key = (one.client, one.agent, one.principal)
+        key = (one.client, one.agent, one.principal, one.shared)
         known = found.get(key)
         if known is not None:
             one = replace(
@@ -105,7 +110,8 @@ def together(clients: Iterable[UnreturningClient]) -> list[UnreturningClient]:
 
 
 class _Openings:
-    """The sessions that one client at one address has opened since it last came back to one."""
+    """The sessions that one client at one address has opened since it last came back to one, or the programs that have
+    gone on with its default session."""
 
     __slots__ = ("count", "first", "is_told", "last", "times")
 
@@ -193,6 +199,7 @@ class ReturnTracker:
         self._clock = clock
         self._wall = wall
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
+        self._shared: TTLCache[ClientKey, _Openings] = TTLCache(_MOST_CLIENTS, _LEARNT_FOR_S, timer=clock)
         self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=clock)
 
     # -- sessions
@@ -242,7 +249,9 @@ class ReturnTracker:
             with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
                 await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
         elif not brings_token(request) and watch.is_of_another(request):
-            return mending_line(client.agent, client.name, self._header, anonymous=False)
+            sharing = self._shared.setdefault(client, _Openings())
+            sharing.opened(self._clock(), self._wall())
+            return mending_line(client.agent, client.name, self._header)
         return ""
 
     # -- what is learnt
@@ -260,35 +269,37 @@ class ReturnTracker:
     # -- what is told
 
     def unreturning(self) -> list[UnreturningClient]:
-        """Return the clients that come back to no session, the most sessions first."""
-        now = self._clock()
-        return together(
-            self._described(client, openings)
-            for (client, _), openings in self._openings.items()
-            if openings.never_returns(now)
-        )
+        """Return the clients that come back to no session, or share one, the most sessions first."""
+        return together(self._described(*one) for one in self._reportable())
 
     async def tell(self) -> None:
-        """Report each client that never comes back, once: in the log, and in the audit trail for `doctor`."""
-        now = self._clock()
-        for (client, _), openings in list(self._openings.items()):
-            if openings.is_told or not openings.never_returns(now):
+        """Report each client that never comes back or shares a session, once: in the log, and in the audit trail for
+        `doctor`."""
+        for client, openings, shared in self._reportable():
+            if openings.is_told:
                 continue
             openings.is_told = True
+            flag = client.flag("shared" if shared else "told")
             try:
-                if await self._flags.has(client.flag("told")):
+                if await self._flags.has(flag):
                     continue
-                await self._flags.set(client.flag("told"), _LEARNT_FOR_S)
+                await self._flags.set(flag, _LEARNT_FOR_S)
             except StoreUnavailable:
                 logger.debug("the store does not say whether another replica has reported a client")
-            found = self._described(client, openings)
+            found = self._described(client, openings, shared)
             self._audit.record(
                 "warned",
                 principal=found.principal,
                 reason=f"{found.what}{ADVICE}{found.line}",
             )
 
-    def _described(self, client: ClientKey, openings: _Openings) -> UnreturningClient:
+    def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
+        """Return the clients to be reported, and whether each shares a session."""
+        now = self._clock()
+        found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
+        return found + [(client, openings, True) for client, openings in self._shared.items()]
+
+    def _described(self, client: ClientKey, openings: _Openings, shared: bool) -> UnreturningClient:
         return UnreturningClient(
             client=client.name,
             agent=client.agent,
@@ -296,5 +307,6 @@ class ReturnTracker:
             sessions=openings.count,
             since=openings.first,
             last=openings.last,
-            line=mending_line(client.agent, client.name, self._header, anonymous=client.principal.is_anonymous),
+            line=mending_line(client.agent, client.name, self._header),
+            shared=shared,
         )

@@ -36,7 +36,7 @@ def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: ht
         assert ops.get(f"{gateway.base}/admin/api/warnings").json() == []
         for _ in range(6):
             Modern(gateway.url, http, headers=NODE).tool("count")
-        assert eventually(lambda: "client returns to no session" in gateway.stderr())
+        assert eventually(lambda: "client needs a session key" in gateway.stderr())
         (warned,) = ops.get(f"{gateway.base}/admin/api/warnings").json()
         assert (warned["client"], warned["agent"], warned["principal"], warned["sessions"]) == (
             mcp_clients.client_name,
@@ -47,13 +47,13 @@ def test_a_client_that_returns_to_no_session_is_told_of(tmp_path: Path, http: ht
         line = warned["line"]
         assert line.startswith("new StreamableHTTPClientTransport(url, ") and "MCP-Gateway-Session-Key" in line
         page = ops.get(f"{gateway.base}/admin").text
-        assert "Clients that return to no session" in page and "StreamableHTTPClientTransport" in page
+        assert "Clients that need a session key" in page and "StreamableHTTPClientTransport" in page
         by_url = doctor("--config", str(config), "--url", gateway.url)
         assert [finding["state"] for finding in by_url] == ["warning", "warning"], "by the store, and by the gateway"
         assert all(
             line in finding["do"] and f"{mcp_clients.client_name} (node)" in finding["what"] for finding in by_url
         )
-        told = [text for text in gateway.stderr().splitlines() if "client returns to no session" in text]
+        told = [text for text in gateway.stderr().splitlines() if "client needs a session key" in text]
         assert len(told) == 1 and "level=warning" in told[0]
         answer = Modern(gateway.url, http, headers=NODE).tool("count")
         token = {"MCP-Gateway-Session": answer.headers["mcp-gateway-session"]}

@@ -166,7 +166,7 @@ failed.</p>{% endif %}
 </div>
 {% if warnings %}
 <section class="panel" aria-labelledby="warnings">
-<header><h2 id="warnings">Clients that return to no session</h2></header>
+<header><h2 id="warnings">Clients that need a session key</h2></header>
 <div class="wide"><table>
 {{ tables.head(["Client", "User-Agent", "Principal", "#Sessions", "Last", "Setting that fixes it"]) }}
 <tbody>
@@ -174,7 +174,8 @@ failed.</p>{% endif %}
 <tr>
 <th scope="row" class="wrap">{{ w.client or "no name" }}</th><td class="wrap">{{ w.agent or "none" }}</td>
 <td class="wrap">{{ w.principal }}</td>
-<td class="n">{{ w.sessions }}</td><td>{{ w.last | moment }}</td><td class="words"><code>{{ w.line }}</code></td>
+<td class="n">{{ "shared" if w.shared else w.sessions }}</td>
+<td>{{ w.last | moment }}</td><td class="words"><code>{{ w.line }}</code></td>
 </tr>
 {% endfor %}
 </tbody></table></div>

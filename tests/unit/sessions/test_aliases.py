@@ -71,7 +71,7 @@ async def test_a_client_that_would_share_is_refused_with_its_line_if_the_operato
     with pytest.raises(Refused) as refusal:
         await has_default(request(MODERN, user_agent="node"), default_session="refuse")
     assert (refusal.value.status, refusal.value.data) == (400, {"reason": "session_key_needed"})
-    assert 'requestInit: { headers: { "MCP-Gateway-Session-Key"' in str(refusal.value)
+    assert '"MCP-Gateway-Session-Key": crypto.randomUUID()' in str(refusal.value)
     assert not await has_default(request(MODERN, user_agent="python-httpx2/2.16.2"), default_session="refuse")
     assert not await has_default(request(MODERN, mcp_gateway_session="new"), default_session="refuse")
 

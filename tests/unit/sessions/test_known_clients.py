@@ -1,7 +1,11 @@
 """The shipped table of client implementations."""
 
+import re
+
 import pytest
 
+from gateway.errors import Refused
+from gateway.sessions.client_chosen_keys import checked_key
 from gateway.sessions.known_clients import KNOWN, agent_of, known, mending_line
 from tests.requirements import requirement
 from tests.unit.sessions.parts import request
@@ -34,12 +38,16 @@ def test_a_client_that_keeps_cookies_carries_only_where_the_gateway_gives_cookie
 def test_the_name_of_a_client_wins_over_its_http_library() -> None:
     remote = known("node", "Cursor (via mcp-remote 0.15.1)")
     assert remote is not None and remote.carries(cookies=True), "it keeps cookies, which Node's fetch does not"
-    assert "mcp-remote URL --header K:" in mending_line("node", "x (via mcp-remote 1)", "K", anonymous=False)
+    assert "mcp-remote URL --header 'K:<" in mending_line("node", "x (via mcp-remote 1)", "K")
 
 
 @requirement("cli.told")
 @pytest.mark.parametrize("agent", [*sorted(KNOWN), "somebody's own"])
 def test_each_client_is_told_the_header_in_its_own_words(agent: str) -> None:
-    line = mending_line(agent, "agent", "MCP-Gateway-Session-Key", anonymous=True)
-    assert "MCP-Gateway-Session-Key" in line and "32 RANDOM HEX DIGITS" in line and "{{" not in line
-    assert "RANDOM" not in mending_line(agent, "agent", "MCP-Gateway-Session-Key", anonymous=False)
+    line = mending_line(agent, "agent", "MCP-Gateway-Session-Key")
+    assert "MCP-Gateway-Session-Key" in line and "{{" not in line
+    if (left := re.search(r"<.*>", line)) is not None:
+        with pytest.raises(Refused, match="placeholder"):
+            checked_key(left[0])
+    else:
+        assert re.search(r"\{(\.\.\.yourHeaders|\*\*your_headers), .*(randomUUID|uuid4)\(\)", line.replace("{ ", "{"))

@@ -50,7 +50,7 @@ async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that
     assert len(await told(parts)) == 1
     (client,) = parts.returns.unreturning()
     assert (client.client, client.agent, client.principal, client.sessions) == ("tests", "node", "anonymous", 6)
-    assert "requestInit" in client.line and "RANDOM" in client.line
+    assert "requestInit" in client.line and "randomUUID" in client.line
 
 
 @requirement("cli.told")
@@ -95,17 +95,21 @@ async def test_a_client_that_brought_a_token_back_has_no_default_session_on_any_
 async def test_a_client_learns_that_another_one_uses_its_default_session() -> None:
     parts = Parts()
 
-    async def told(number: int, method: str = "tools/call", agent: str = "node", **more: Any) -> str:
+    async def own_line(number: int, method: str = "tools/call", agent: str = "node", **more: Any) -> str:
         call = Message(jsonrpc="2.0", id=number, method=method)
         return (await parts.resume_or_open(replace(asked(agent), message=call, **more))).own_session
 
-    assert [await told(number) for number in (1, 3, 4)] == ["", "", ""], "one client counts"
-    assert await told(1, "tools/list") == "", "such results cannot say it"
-    assert await told(4, again=True) == "", "the same call, sent again by the gateway"
-    line = await told(1)
+    assert [await own_line(number) for number in (1, 3, 4)] == ["", "", ""], "one client counts"
+    assert await own_line(1, "tools/list") == "", "such results cannot say it"
+    assert await own_line(4, again=True) == "", "the same call, sent again by the gateway"
+    assert await told(parts) == [] == parts.returns.unreturning()
+    line = await own_line(1)
     assert "requestInit" in line and "MCP-Gateway-Session-Key" in line
-    assert [await told(number) for number in (3, 4)] == ["", ""], "it was told"
-    assert await told(4) == line
+    assert [await own_line(number) for number in (3, 4)] == ["", ""], "it was told"
+    assert await own_line(4) == line
+    assert [line in what and "share" in what for what in await told(parts)] == [True], "operators learn it once"
+    (client,) = parts.returns.unreturning()
+    assert (client.shared, client.sessions, client.line) == (True, 2, line)
     token = parts.token_of((await parts.resume_or_open(ASKED)).live)
     with_token = replace(asked(mcp_gateway_session=token), message=Message(jsonrpc="2.0", id=4, method="tools/call"))
     assert (await parts.resume_or_open(with_token)).own_session == ""
