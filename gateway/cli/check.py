@@ -143,8 +143,8 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
 
 
 def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
-    """Return why a server did not answer, with its last output. `package`: the package that is being fetched for it, or
-    empty."""
+    """Return why a server did not answer, with its last output. `package`: the package that was not fetched for it in
+    time, or empty."""
     from gateway.calls.starts import with_output_tail
 
     state = upstream.state
@@ -156,9 +156,11 @@ def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
     return f"server {upstream.name} did not answer, so its lists were not checked: {told}"
 
 
-async def until_fetched(gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S) -> None:
+async def until_fetched(
+    gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S
+) -> dict[str, str]:
     """Wait for packages that are being fetched, and for the answers of their servers. The fetches would end with this
-    process, and begin anew in the next one."""
+    process, and begin anew in the next one. Return the packages that were not fetched in time, by server."""
     packages = gateway.parts.servers.packages
     await asyncio.gather(*(upstream.facts() for upstream in gateway.upstreams))
     with contextlib.suppress(TimeoutError):
@@ -168,6 +170,9 @@ async def until_fetched(gateway: "Gateway", start_timeout_s: float, within_s: fl
                     _err.print_labelled("fetching", f"{packages.fetching(upstream.name)} for server {upstream.name}")
                 await packages.settled()
                 await asyncio.wait([upstream.start_probe() for upstream in wanted], timeout=start_timeout_s)
+            return {}
+    found = {upstream.name: packages.fetching(upstream.name) for upstream in gateway.upstreams}
+    return {name: package for name, package in found.items() if package}
 
 
 async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
@@ -186,11 +191,10 @@ async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:
     gateway = Gateway(asking(settings), store=MemoryBackend(), ring=KeyRing.ephemeral())
     async with gateway.running():
         policy = settings.gateway.policy
-        await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
+        unfetched = await until_fetched(gateway, settings.gateway.limits.start_timeout_s)
         found = await review(gateway.upstreams, settings.gateway, gateway.calls)
-        packages = gateway.parts.servers.packages
         unasked = [one for one in gateway.upstreams if one.name in found.unasked]
-        silent = {one.name: _why_silent(one, packages.fetching(one.name)) for one in unasked}
+        silent = {one.name: _why_silent(one, unfetched.get(one.name, "")) for one in unasked}
     refused = [*found.unmatched, CORRECT] if found.unmatched and policy.unmatched_patterns == "refuse" else []
     if found.unusable and policy.hides_unusable:
         refused += [*found.unusable, MEND]

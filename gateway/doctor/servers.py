@@ -3,6 +3,7 @@ policy against the servers' lists."""
 
 import asyncio
 import shlex
+import shutil
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -60,6 +61,8 @@ def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
             do = "correct this entry: the server is left out until then"
         elif entry.kind == "url":
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
+        elif shutil.which(entry.argv[0], path=entry.env.get("PATH")) is None:
+            do = "install it for the gateway's user, or correct `command`"
         else:
             do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"
         return failure(check, with_output_tail(state.why_silent, state.output_tail), do)

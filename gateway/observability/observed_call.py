@@ -64,6 +64,7 @@ class ObservedCall:
 
     # Defaults of the class: most calls never set these, and so need no memory for them.
     tool = ""
+    meant_for = ""  # the server that has the tool
     is_listed = True
     slow_s = math.inf
     written_at = 0.0  # when the server got it, by the monotonic clock
@@ -137,9 +138,10 @@ class ObservedCall:
         for watcher in watchers:
             watcher(self, outcome, answer)
 
-    def calls_tool(self, tool: str, slow_s: float) -> None:
-        """Set the tool's name for logs. The call is logged as slow if it takes longer than `slow_s` seconds."""
-        self.tool, self.slow_s = tool, slow_s
+    def calls_tool(self, server: str, tool: str, slow_s: float) -> None:
+        """Set the tool and its server for logs and records, which need them also if the call is never sent. The call is
+        logged as slow if it takes longer than `slow_s` seconds."""
+        self.meant_for, self.tool, self.slow_s = server, tool, slow_s
 
     def calls_unlisted(self) -> None:
         """Record that the server does not list the tool of this call."""

@@ -41,6 +41,7 @@ _NAMED: Final = "value"
 """Members of objects that stand for a name and its value: headers and variables are often lists of such objects."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
+_OF_KEY: Final = "api-key:"
 
 
 class FrameBodies:
@@ -124,6 +125,8 @@ class _Shortened:
             return REDACTED
         if name == _TASK and isinstance(value, str):
             return self._bodies.text(value[:_TASK_CHARS])
+        if name == "principal" and isinstance(value, str) and value.startswith(_OF_KEY):
+            return f"{_OF_KEY}{self.of(value.removeprefix(_OF_KEY))}"  # the name of a key is no secret
         return self.of(value, depth + 1, are_names=name == "properties")
 
 

@@ -106,7 +106,8 @@ class RequestLog:
             span.dropped()
 
     def _finished(self, exchange: ObservedCall, outcome: Outcome, answer: bytes) -> None:
-        took_s, server = monotonic() - exchange.began, exchange.server
+        # A call with wrong arguments is sent to no server: it is found under the one that it was meant for.
+        took_s, server = monotonic() - exchange.began, exchange.server or exchange.meant_for
         why, failure = "", None
         if outcome is not OK and outcome.is_failure:
             why = _message_of(answer)

@@ -102,7 +102,7 @@ class AdmittedTool:
     def begins(self, exchange: Exchange, params: Object | None = None) -> None:
         """Note in the exchange that it calls this tool. Logs, the audit trail and the limit for slow calls use the
         name."""
-        exchange.calls_tool(self.name, self.slow_s)
+        exchange.calls_tool(self._decision.server, self.name, self.slow_s)
         if not self.is_listed:
             exchange.calls_unlisted()
         if self._audit.calls:

@@ -219,6 +219,8 @@ class _Server(uvicorn.Server):
         if self._handed is not None:
             self._handed.stop()
         await super().shutdown(sockets)
+        if self.force_exit:  # a second Ctrl+C: no connection is waited for, but what is buffered must still be written
+            await self.lifespan.shutdown()
         logger.info("%s", farewell(count, base.settings.gateway.store, self._gateway.store_fault))
 
 

@@ -10,11 +10,13 @@ from array import array
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.requirements import requirement
+from tests.support.commands import run_command
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
 from tests.support.mcp_clients import RESTARTED, SESSION_KEY, Legacy, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
@@ -193,6 +195,7 @@ def test_a_host_learns_what_its_gateway_reports_and_where_a_gateway_was_looked_f
     away = Typed("--url", gateway.url, child=())
     message = away.initialize()["error"]["message"]
     assert f"Start the gateway at {gateway.url} (`mcp-session-gateway run`), or give its URL with --url" in message
+    assert away.ask("tools/list")["error"]["message"] == message, "not that a session was not found"
     assert away.end() == 0
 
 
@@ -211,6 +214,9 @@ def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_
         subprocess.run(
             [sys.executable, "-m", "gateway", *words], cwd=ROOT, env={**os.environ, "HOME": str(tmp_path)}, check=True
         )
+        here = {**os.environ, "MCP_GATEWAY_PORT": str(urlsplit(gateway.url).port), "HOME": str(tmp_path)}
+        connected = run_command("connect", "cursor", env=here, cwd=tmp_path)
+        assert gateway.url in connected.stdout and "no gateway is found" not in connected.stderr, "it has no terminal"
         (file,) = tmp_path.rglob("claude_desktop_config.json")
         assert opened(draft="1") == opened(), "the process has stayed, with what it remembers"
 

@@ -188,6 +188,26 @@ def test_a_server_cannot_read_the_key_that_commands_find(tmp_path: Path) -> None
         shown.process.wait()
 
 
+@requirement("first.farewell")
+def test_a_second_ctrl_c_while_calls_end_is_no_error(tmp_path: Path) -> None:
+    entry = server(DEMO)
+    shown = Terminal("--", entry["command"], *entry["args"], cwd=tmp_path)
+    try:
+        shown.wait_for("Press Ctrl+C")
+        with httpx.Client(timeout=WITHIN_S) as http:
+            client = Legacy(found(r"URL +(http://127\.0\.0\.1:\d+/mcp)\n", shown), http).open()
+            asked = {"name": "slow", "arguments": {"steps": 10}, "_meta": {"progressToken": 1}}
+            with client.streaming("tools/call", asked) as events:
+                next(events)
+                shown.process.send_signal(signal.SIGINT)
+                shown.wait_for("stopping when all calls have ended")
+                assert shown.stop() == 130
+        assert "stopped: 1 session ended" in shown.text and "Traceback" not in shown.text
+    finally:
+        shown.process.kill()
+        shown.process.wait()
+
+
 @requirement("first.late", "first.own-file", "first.farewell")
 def test_servers_that_are_late_are_told_of_when_they_are_ready_or_fail(tmp_path: Path) -> None:
     late = {"files": table_server(slow(4)), "gone": server(["sh", "-c", "sleep 4; echo no license >&2; exit 3"])}

@@ -63,6 +63,7 @@ def test_each_way_a_request_ends_is_counted(pair: Pair, ops: httpx.Client, http:
     assert more(total, outcome="ok", method="initialize") == 1
     assert more(total, outcome="ok", method="tools/call", server="probe", era="legacy") == 1
     assert more(total, outcome="tool_error", method="tools/call", server="probe") == 1
+    assert more(total, outcome="tool_error", method="tools/call", server="demo") == 1, "wrong arguments, never sent"
     assert more(total, outcome="error", method="tools/call", server="probe") >= 1, "a crash"
     assert more(total, outcome="input_required", method="tools/call", server="demo", era="modern") == 1
     assert more(total, outcome="refused", method="tools/list") == 1, "it names no session"

@@ -219,8 +219,10 @@ class StreamConnection:
             self._cancelled.add(cancelled)
         if not self._session and not session:
             async with self._opening:
-                if not self._session:
-                    await self._open()
+                failure = None if self._session else await self._open()
+            if failure is not None and message.is_request:
+                await self._write(encode_error(encode(message.id), failure))
+                return
         headers = self._session_headers(session or self._session)
         if message.is_request:
             if self._last_post is not None:
@@ -268,14 +270,19 @@ class StreamConnection:
     async def _end(self, session: str) -> None:
         await self._ask("DELETE", self._session_headers(session)).begun()
 
-    async def _open(self) -> None:
-        """Open a session for a client that does not begin with `initialize`."""
+    async def _open(self) -> msgspec.Raw | None:
+        """Open a session for a client that does not begin with `initialize`, or whose `initialize` has failed. Return
+        the error if this fails."""
         headers = self._headers | ({"mcp-session-id": self._token} if self._token else {})
         info = {"name": "stdio", "version": "0"}
         hello = encode({"protocolVersion": _LATEST, "capabilities": {}, "clientInfo": info})
         reply = self._ask("POST", headers, encode_request(0, "initialize", hello))
-        async for _ in reply.frames():
+        failure = None
+        async for frame in reply.frames():
             self._session = reply.headers.get("mcp-session-id", "")
+            error = parse(frame).error
+            failure = error if isinstance(error, msgspec.Raw) else None
+        return failure
 
     # -- answers
 

@@ -41,6 +41,7 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "left_out": max(len(timeline.entries) - _LATEST_ENTRIES, 0),
         "tasks": page.tasks,
         "has_more_tasks": bool(page.after),
+        "has_calls": operators.settings.gateway.audit.calls,
         **({} if row is None else await _frame_facts(operators, request, row)),
     }
 
@@ -221,8 +222,7 @@ day.</p>
 <td class="words">{{ f.why }}
 {% for r in refused %}<p class="soft">Its sandbox refused {{ r.kind }} {{ r.what }} just before ({{ r.why }})
 {%- if r.allows %}; <code>{{ r.allows }}</code> allows it{% endif %}.</p>{% endfor %}</td>
-<td><a class="id" href="{{ root }}/admin/events?q={{ f.correlation | urlencode }}"
-title="{{ f.correlation }}">{{ f.correlation[:12] }}</a></td>
+<td>{{ tables.correlation(f.correlation) }}</td>
 </tr>
 {% endfor %}
 </tbody></table></div>

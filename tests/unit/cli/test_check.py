@@ -43,12 +43,12 @@ class Fetching:
 async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     """Otherwise the fetch would end with `check`, and no `check` would ever find the server."""
     gateway = Fetching(ends=True)
-    await until_fetched(cast(Any, gateway), 1.0)
+    assert await until_fetched(cast(Any, gateway), 1.0) == {}
     assert gateway.probes == 1 and not gateway.left, "the server is asked again once its package is there"
     assert "fetching package-of-notes for server notes" in capsys.readouterr().err
     endless = Fetching(ends=False)
-    await until_fetched(cast(Any, endless), 1.0, 0.01)
-    assert endless.left, "the wait is bounded"
+    late = await until_fetched(cast(Any, endless), 1.0, 0.01)
+    assert late == {"notes": "package-of-notes"}, "the wait is bounded"
 
 
 @requirement("ops.check")

@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
+from gateway.cli import setting_up
 from gateway.cli.main import app
 from gateway.cli.sandbox import name_of, said_of
 from gateway.config.hosts.client_snippets import CLIENTS
@@ -220,6 +221,7 @@ def test_connect_refuses_a_url_that_no_client_can_use(here: Path, url: str) -> N
 @requirement("first.clients")
 def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+    monkeypatch.setattr(setting_up, "_answers", lambda url: False)  # whatever runs on this machine
     here.chmod(0o700)
 
     def url(*options: str) -> str:
@@ -231,11 +233,14 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
         return LocalGateway(url=base, endpoint=f"{base}/mcp", key="k", pid=1, network=network_namespace())
 
     assert url() == "http://127.0.0.1:8080/mcp"
-    warned = "no gateway is found that you run at a terminal; http://127.0.0.1:8080/mcp is where"
+    warned = "neither one that you run at a terminal nor at http://127.0.0.1:8080/mcp, where one"
     assert warned in " ".join(ran("connect", "cursor").stderr.split())
     with announced(runs(8080)):
         assert not ran("connect", "cursor").stderr.count("warning")
     assert "warning" not in ran("connect", "cursor", "--url", "http://127.0.0.1:8080").stderr
+    monkeypatch.setattr(setting_up, "_answers", lambda url: url == "http://127.0.0.1:8080/mcp")
+    assert "warning" not in ran("connect", "cursor").stderr, "it was started in the background"
+    monkeypatch.setattr(setting_up, "_answers", lambda url: False)
     everywhere = {"host": "0.0.0.0", "port": 9000, "anonymous": True, "allowed_hosts": ["*"]}
     (here / "mcp.json").write_text(json.dumps({"gateway": everywhere}))
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')

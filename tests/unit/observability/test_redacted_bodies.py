@@ -55,6 +55,11 @@ def test_a_value_that_is_hidden_is_found_however_json_writes_it() -> None:
     assert shown({"a": "short"}, "rt") == '{"a": "short"}'
 
 
+def test_the_name_of_an_api_key_stays_where_it_is_the_principal() -> None:
+    assert shown({"principal": "api-key:alice"}) == '{"principal": "api-key:alice"}'
+    assert "hunter2" not in shown({"principal": "api-key:token=hunter2", "other": "api-key:hunter2"})
+
+
 def test_what_is_no_credential_stays() -> None:
     value = {"name": "echo", "arguments": {"n": 1, "text": "a: b"}, "_meta": {"progressToken": 7}}
     schema = {"inputSchema": {"properties": {"password": {"type": "string"}}}}

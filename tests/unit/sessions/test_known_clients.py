@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from gateway.errors import Refused
 from gateway.sessions.client_chosen_keys import checked_key
 from gateway.sessions.known_clients import KNOWN, agent_of, known, mending_line
 from tests.requirements import requirement
 from tests.unit.sessions.parts import request
+from transports.inbound_port import Refused
 
 
 @pytest.mark.parametrize(

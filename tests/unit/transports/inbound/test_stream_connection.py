@@ -9,6 +9,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.mcp_clients import modern_body
 from transports.inbound.stream_connection import StreamConnection
+from transports.jsonrpc import encode
 
 pytestmark = [pytest.mark.anyio, requirement("wire.connection-survives")]
 
@@ -67,6 +68,25 @@ async def test_an_error_that_nobody_foresaw_answers_its_request_and_the_next_is_
     await ends.connection.receive(b'{"jsonrpc":"2.0","id":2,"method":"initialize","params":{}}')
     assert [(each["id"], each.get("error", {}).get("code")) for each in ends.got] == [(1, -32603), (2, None)]
     assert "foresaw" not in json.dumps(ends.got) and "could not be handled" in caplog.text
+
+
+async def test_a_request_after_a_failed_initialize_is_answered_with_the_reason_of_the_failure() -> None:
+    class Refusing(Ends):
+        def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
+            answer = Answered(json.loads(body)["id"], None)
+            message = "could not be started" if b'"initialize"' in body else "Session not found."
+            answer.headers, answer._frame["error"] = {}, {"code": -32013, "message": message}
+            del answer._frame["result"]
+            return answer
+
+    ends = Refusing()
+    for number, method in enumerate(("initialize", "tools/list")):
+        await ends.connection.receive(encode({"jsonrpc": "2.0", "id": number, "method": method, "params": {}}))
+    await ends.connection.close()
+    assert [(each["id"], each["error"]["message"]) for each in ends.got] == [
+        (0, "could not be started"),
+        (1, "could not be started"),
+    ]
 
 
 async def test_the_notification_of_a_client_that_got_no_session_has_no_answer() -> None:
