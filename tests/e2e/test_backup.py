@@ -2,11 +2,13 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 
 from tests.requirements import requirement
+from tests.support.commands import ROOT
 from tests.support.credentials import bearer, sha256
 from tests.support.document_blocks import blocks
 from tests.support.gateway_process import SIGNED, RunningGateway, running_gateway
@@ -14,14 +16,18 @@ from tests.support.mcp_clients import Legacy, Modern, tool_text
 from tests.support.redis_server import RunningRedis, settled
 from tests.tools.programs import program
 
-BACK_UP, RESTORE, BACK_UP_REDIS, WRITE_ANEW = (
+BACK_UP, VERIFY, RESTORE, BACK_UP_REDIS, WRITE_ANEW = (
     block.text for block in blocks("sh") if block.note == "elsewhere: tests/e2e/test_backup.py"
 )
 KEYED = {**bearer("bob"), "MCP-Gateway-Session-Key": "bobs"}
 
 
-def run(commands: str, folder: Path) -> None:
-    subprocess.run(["bash", "-euc", commands], cwd=folder, check=True, timeout=60)
+def run(commands: str, folder: Path) -> str:
+    found = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-euc", commands], cwd=folder, check=True, timeout=60, env=found, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
 
 
 def options(store: str) -> dict[str, object]:
@@ -42,6 +48,9 @@ def test_a_file_is_restored_with_its_keys(tmp_path: Path, http: httpx.Client) ->
     with running_gateway(options=chosen, must_stop=False) as gateway:
         one, other = two_clients(gateway, http)
         run(BACK_UP, tmp_path)
+        listed = run(VERIFY.replace("mcp-session-gateway", f"'{sys.executable}' -m gateway"), tmp_path)
+        assert "api-key:alice" in listed and "api-key:bob" in listed
+        assert {file.name for file in tmp_path.glob("backup.*")} == {"backup.db", "backup.db.keys"}
         one.tool("remember", {"key": "k", "value": "after"})
         gateway.kill()  # leaves changes in sessions.db-wal
     assert (tmp_path / "backup.db").stat().st_mode & 0o077 == 0
