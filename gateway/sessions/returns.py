@@ -199,7 +199,7 @@ class ReturnTracker:
         self._clock = clock
         self._wall = wall
         self._openings: LRUCache[tuple[ClientKey, str], _Openings] = LRUCache(_MOST_CLIENTS)
-        self._shared: TTLCache[ClientKey, _Openings] = TTLCache(_MOST_CLIENTS, _LEARNT_FOR_S, timer=clock)
+        self._shared: LRUCache[ClientKey, _Openings] = LRUCache(_MOST_CLIENTS)
         self._carrying: TTLCache[ClientKey, bool] = TTLCache(_MOST_CLIENTS, ASKED_AGAIN_S, timer=clock)
 
     # -- sessions
@@ -294,10 +294,10 @@ class ReturnTracker:
             )
 
     def _reportable(self) -> list[tuple[ClientKey, _Openings, bool]]:
-        """Return the clients to be reported, and whether each shares a session."""
-        now = self._clock()
+        """Return the clients to be reported, and whether each has shared a session in the last day."""
+        now, since = self._clock(), self._wall() - _LEARNT_FOR_S
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
-        return found + [(client, openings, True) for client, openings in self._shared.items()]
+        return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]
 
     def _described(self, client: ClientKey, openings: _Openings, shared: bool) -> UnreturningClient:
         return UnreturningClient(

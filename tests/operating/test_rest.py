@@ -432,3 +432,19 @@ def test_use_is_counted_by_tool_principal_and_client_on_all_replicas(
     assert row["calls"] >= 8 and row["failed"] >= 2 and {used["name"] for used in row["usage"]} >= {"pid", "fail"}
     for bad in ("usage?by=people", "history?range=1y"):
         assert ops.get(f"{here.base}/admin/api/{bad}").status_code == 400
+
+
+@requirement("ops.find-request", "ops.timeline")
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_call_with_wrong_arguments_is_found_under_its_server(
+    calls: bool, ops: httpx.Client, http: httpx.Client
+) -> None:
+    with running_gateway(ONLY_DEMO, options={"admin": ADMIN, "audit": {"calls": calls}}) as gateway:
+        assert Legacy(gateway.url, http).open().tool("slow", {"steps": "many"}).status_code == 200
+        [row] = of(ops, gateway, "sessions")["sessions"]
+        [failure] = row["failures"]
+        assert (failure["server"], failure["name"]) == (*ONLY_DEMO, "tools/call slow")
+        page = ops.get(f"{gateway.base}/admin/sessions/{row['session']}").text
+        assert failure["correlation"] in page
+        linked = f"/admin/events?q={failure['correlation']}" in page
+        assert linked is calls, "no event has the id of a call without `audit.calls`"

@@ -98,6 +98,7 @@ async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
         ("policy", "warning"),
     ]
     assert "not checked: notes, search" in findings[-1].what and findings[-1].do
+    assert "install it" in findings[0].do, "what is missing cannot be run by hand"
 
 
 class Operators(Handler):
