@@ -47,6 +47,13 @@ _OF_FETCHES: Final = re.compile(
 environment."""
 _RELATIVE: Final = re.compile(r"(^|[=,\s])\.\.?(/|[,\s]|$)")
 """A path in the working directory, in the value of a variable."""
+_OF_PATHS: Final = re.compile(
+    r"npm_config_(userconfig|globalconfig|cafile)|uv_(config_file|find_links|(default_|extra_)?index(_url)?)"
+    r"|node_extra_ca_certs|ssl_cert_(file|dir)",
+    re.IGNORECASE,
+)
+"""Variables whose values are paths or URLs. There, a word without a slash is a path in the working directory too."""
+_ELSEWHERE: Final = re.compile(r"([\w.-]+=)?(/|~|https?://|file:///)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +296,7 @@ def _place(
     inherited = {k: v for k, v in os.environ.items() if k in INHERITED or _OF_FETCHES.fullmatch(k)}
     chosen = {k: v for k, v in own.items() if k == "PATH" or _OF_FETCHES.fullmatch(k)}
     env = {**inherited, **chosen}
-    if command is None or any(_OF_FETCHES.fullmatch(k) and _RELATIVE.search(v) for k, v in env.items()):
+    if command is None or any(_OF_FETCHES.fullmatch(k) and _is_in_working_directory(k, v) for k, v in env.items()):
         return None
     env["PATH"] = os.pathsep.join(filter(os.path.isabs, env.get("PATH", os.defpath).split(os.pathsep)))
     request = FetchRequest(command=command, env=env, home=env.get("HOME") or "/nonexistent")
@@ -297,6 +304,13 @@ def _place(
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=10).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", command.package).strip("-.")[-40:]
     return PackageFolder(settings.path / f"{readable}-{digest}"), request
+
+
+def _is_in_working_directory(variable: str, value: str) -> bool:
+    """Return True if the value of a variable is, or has, a path in the working directory."""
+    if not _OF_PATHS.fullmatch(variable):
+        return _RELATIVE.search(value) is not None
+    return any(not _ELSEWHERE.match(word) for word in re.split(r"[,\s]+", value.strip()) if word)
 
 
 async def _lock_of(folder: PackageFolder) -> int:

@@ -85,4 +85,14 @@ def test_neither_a_working_folder_nor_its_files_decide_on_a_package(
     assert place(npm_config_registry="https://h/npm") not in (found, None)
     for value in ("./npmrc", "..", "own=./wheels", "https://h/s ../wheels", "--require=./x"):
         assert place(NODE_OPTIONS=value) is None
+    for name, value in {
+        "npm_config_userconfig": ".npmrc",
+        "NPM_CONFIG_GLOBALCONFIG": "conf/npmrc",
+        "UV_FIND_LINKS": "https://h/s wheels",
+        "UV_CONFIG_FILE": "uv.toml",
+        "UV_EXTRA_INDEX_URL": "own=wheels",
+        "NODE_EXTRA_CA_CERTS": "ca.pem",
+    }.items():
+        assert place(**{name: value}) is None, name
+    assert place(UV_FIND_LINKS="/srv/wheels,https://h/s", UV_PYTHON="3.12", NO_PROXY="10.0.0.0/8,h") is not None
     assert place(NO_PROXY=".example.com,./") is None is not place(NO_PROXY=".example.com,..example.com")
