@@ -493,7 +493,8 @@ def _is_own(entry: Mapping[str, Any], options: GatewaySettings, file: str) -> bo
     """Return True if an entry, as `file` has it, leads to the gateway with these settings, or serves that file."""
     args = entry.get("args")
     words = [word for word in args if isinstance(word, str)] if isinstance(args, list) else []
-    if "stdio" in words and any(_is_file(word, file) for word in words):
+    named = [name for word in words for name in (word, word.partition("=")[2], word.removeprefix("-c")) if name]
+    if "stdio" in words and any(_is_file(name, file) for name in named):
         return True  # a gateway that serves itself starts ever more of them
     url = entry.get("url") or bridged_url(words)
     return isinstance(url, str) and is_own_endpoint(url, options.host, options.port, options.allowed_hosts)

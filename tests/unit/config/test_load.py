@@ -310,6 +310,7 @@ def test_a_server_that_is_the_gateway_itself_is_left_out(url: str, is_own: bool,
         load(path)
     path.write_text(json.dumps({"mcpServers": {"b": {"command": "true", "args": [url]}}, "gateway": gateway}))
     assert [*load(path).settings.mcpServers] == ["b"], "a server may be told where the gateway is"
-    again = {"command": "mcp-session-gateway", "args": ["stdio", "--config", str(path)]}
-    path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": again}}))
-    assert [*load(path).settings.mcpServers] == ["a"], "it would start itself, and that itself"
+    for option in (["--config", str(path)], [f"--config={path}"], [f"-c{path}"]):
+        again = {"command": "mcp-session-gateway", "args": ["stdio", *option]}
+        path.write_text(json.dumps({"mcpServers": {"a": GOOD, "b": again}}))
+        assert [*load(path).settings.mcpServers] == ["a"], "it would start itself, and that itself"

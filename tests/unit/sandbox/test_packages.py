@@ -93,6 +93,6 @@ def test_neither_a_working_folder_nor_its_files_decide_on_a_package(
         "UV_EXTRA_INDEX_URL": "own=wheels",
         "NODE_EXTRA_CA_CERTS": "ca.pem",
     }.items():
-        assert place(**{name: value}) is None, name
+        assert place(None, **{name: value}) is None, name
     assert place(UV_FIND_LINKS="/srv/wheels,https://h/s", UV_PYTHON="3.12", NO_PROXY="10.0.0.0/8,h") is not None
     assert place(NO_PROXY=".example.com,./") is None is not place(NO_PROXY=".example.com,..example.com")
