@@ -303,18 +303,12 @@ class _Waiting:
             name = (running.name, key)
             method, params = for_legacy_client(question_of(raw))
             params = {} if params is None else params
-            if name in self._asked.names or not self._can_answer(method, params):
+            if name in self._asked.names or not may_be_asked(caller_of(self._live).capabilities, method, params):
                 continue
             self._asked.names.add(name)
             self._own[key] = name
             answered = functools.partial(self._answered, running, key)
             self._live.questions.ask_for_result(self._call, method, with_related(params, self._text), answered)
-
-    def _can_answer(self, method: str, params: Object) -> bool:
-        try:
-            return may_be_asked(caller_of(self._live).capabilities, method, params)
-        except msgspec.MsgspecError:
-            return False  # the server has sent an elicitation whose mode is no text
 
     def _answered(self, running: RunningTask, key: str, message: Message) -> None:
         self._forget(key)

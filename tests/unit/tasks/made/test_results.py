@@ -59,14 +59,13 @@ class Scene:
         self.results.begin(call, handle_of(self.running.task), "handle", self.look)
         return call
 
-    def ask(self, **more: bytes) -> None:
-        """The server asks while it works on the call. `more`: further members of its question."""
+    def ask(self) -> None:
+        """The server asks while it works on the call."""
         exchange, server = self.running.exchange, self.server.conversation
         exchange.conversation = server
         exchange.step(ExchangeEvent.SEND)
         owner = self.replica.live.of(self.store.session)
-        asked = QUESTION | {name: msgspec.Raw(value) for name, value in more.items()}
-        assert owner.questions.suspend(exchange, InputRequest(server, b"1", "elicitation/create", asked))
+        assert owner.questions.suspend(exchange, InputRequest(server, b"1", "elicitation/create", QUESTION))
         exchange.suspend({})
 
     def answers(self, question: Any, **answer: Any) -> None:
@@ -106,14 +105,6 @@ async def test_an_error_of_the_client_reaches_the_server(on: Scene) -> None:
     assert on.server.errors == [refusal]
     assert on.running.task.status == "working"
     call.cancel("enough")
-
-
-async def test_a_question_that_cannot_be_read_does_not_end_the_call(on: Scene) -> None:
-    call = on.call()
-    on.ask(mode=b"5")
-    await turns()
-    on.ends()
-    assert "result" in await answer_of(call)
 
 
 async def test_a_client_gets_a_question_once_until_its_call_has_ended(on: Scene) -> None:
