@@ -37,11 +37,9 @@ _BASE64: Final = frozenset(string.ascii_letters + string.digits + "-_+/=")
 """The characters of both forms of base64 (RFC 4648 §4, §5)."""
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-([0-9a-f])[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
-_UNREPLACED = re.compile(
-    r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>|KEY|A NAME FOR THIS AGENT|32 RANDOM HEX DIGITS"
-)
-"""Matches a placeholder that a client's configuration should have replaced, also those that the documents have, and
-that earlier versions have told clients. Only used for up to 256 characters."""
+_UNREPLACED = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\{\{[^}]*\}\}|<[^>]*>|KEY")
+"""Matches a placeholder that a client's configuration should have replaced, also that of the documents. Only used for
+up to 256 characters."""
 
 
 def session_key(request: Request, headers: Sequence[str]) -> str | None:

@@ -229,7 +229,7 @@ class StdioLink:
         if self._process.why_ended:
             return f"was ended: {self._process.why_ended}"
         if self._closed_after_s and not self._is_heard and (code or 0) <= 0:
-            return f"sent no message within {max(1, round(self._closed_after_s))} s, and was ended"
+            return f"was ended after {self._closed_after_s:.1f} s, before it had sent a message"
         if code is None:
             return "ended"
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -55,8 +55,6 @@ def test_a_key_is_the_same_in_a_header_and_in_meta() -> None:
         ("${AGENT_KEY}", "placeholder"),
         ("{{conversation}}", "placeholder"),
         ("KEY", "placeholder"),
-        ("A NAME FOR THIS AGENT", "placeholder"),
-        ("32 RANDOM HEX DIGITS", "placeholder"),
         (7, "must be a string"),
         (["a"], "must be a string"),
     ],
