@@ -463,7 +463,8 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
         PeerReplaced: another replica is there.
         PeerOtherKeys: the process there is a gateway with other keys.
         PeerUnproven: the process there has not proved that it is the replica, or has closed the connection.
-        PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing within `CONNECT_S`.
+        PeerTimedOut: the peer neither accepts nor refuses the connection, or proves nothing within `CONNECT_S`; or
+            `address` is none.
     """
     host, _, port = address.rpartition(":")
     channel = PeerChannel()
@@ -488,7 +489,7 @@ async def open_channel(address: str, replica: str, keys: Sequence[bytes], tls: P
         raise PeerUnproven(
             f"what accepts connections at that address ends them ({str(error) or type(error).__name__}), {_TLS}"
         ) from None
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError, OverflowError):  # or the store has no address of that replica
         raise PeerTimedOut from None
     finally:
         if not channel.name:

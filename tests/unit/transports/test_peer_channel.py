@@ -265,6 +265,13 @@ async def test_a_body_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @requirement("rep.honest")
+@pytest.mark.parametrize("address", ["", "here", "h:", "h:x", "127.0.0.1:99999", f"{'x' * 300}.example:80"])
+async def test_what_is_no_address_is_a_peer_that_does_not_answer(address: str) -> None:
+    with pytest.raises(PeerTimedOut):
+        await open_channel(address, "r1", [b"k" * 32])
+
+
+@requirement("rep.honest")
 async def test_a_quiet_peer_is_asked_for_a_sign_of_life_before_a_call_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_channel, "HEARD_S", 0.0)
     monkeypatch.setattr(peer_channel, "CONNECT_S", 0.1)
