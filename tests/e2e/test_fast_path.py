@@ -16,9 +16,9 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.e2e.test_connection_memory import ON, Counted, Raw, became
 from tests.requirements import requirement
 from tests.support.gateway_process import PROBE, SCRIPTED, RunningGateway, operators_of, running_gateway, server
-from tests.support.http_bytes import Answer
+from tests.support.http_bytes import Answer, post
 from tests.support.in_process_gateway import InProcessGateway, in_process_gateway
-from tests.support.mcp_clients import Legacy, Modern, events, messages
+from tests.support.mcp_clients import ACCEPT, VERSION, Legacy, Modern, events, messages, modern_body
 
 pytestmark = requirement("fast.same")
 
@@ -193,4 +193,25 @@ def test_a_call_that_a_gateway_cannot_wait_for_is_told_before_it_is_cut(era: str
         assert b"-32014" in answer.body and b"whether the call took effect is unknown" in answer.body, answer
         gateway.process.wait(20)
         assert "Traceback" not in gateway.stderr()
+        raw.close()
+
+
+@requirement("cli.default-shared")
+def test_a_default_session_takes_it_except_for_an_id_that_was_used_there() -> None:
+    options = {**ON, "api_keys": {"alice": hashlib.sha256(b"alice").hexdigest()}}
+    headers = {"Authorization": "Bearer alice", "User-Agent": "curl/8", "MCP-Protocol-Version": VERSION}
+    headers |= {"Mcp-Method": "tools/call", "Mcp-Name": "echo", "Content-Type": "application/json", **ACCEPT}
+    with in_process_gateway({"p": server(PROBE)}, options=options) as gateway, httpx.Client() as http:
+        raw = Raw(gateway, Legacy(gateway.url, http), modern="none")
+
+        def shared(request_id: int) -> bool:
+            body = modern_body("tools/call", {"name": "echo", "arguments": {"n": 1}}, request_id=request_id)
+            lines = (f"{name}: {value}" for name, value in {"Host": "127.0.0.1", **headers}.items())
+            raw.send(post("/mcp", json.dumps(body).encode(), *lines))
+            return "io.github.mcp-session-gateway/shared" in result_of(raw.answer()).get("_meta", {})
+
+        fast = Counted(gateway)
+        assert not any(shared(n) for n in range(20)) and fast("fast") >= 8, became(gateway)
+        fast = Counted(gateway)
+        assert shared(19) and fast("fast") == 0, "the fast path has noted it, and leaves it to the general way"
         raw.close()

@@ -177,16 +177,6 @@ async def test_an_obstacle_sends_the_call_the_general_way_before_anything_is_don
     assert len(fast.client.answers) == 1
 
 
-@requirement("cli.default-shared")
-async def test_the_ids_of_calls_in_a_default_session_are_kept(fast: Fast, monkeypatch: pytest.MonkeyPatch) -> None:
-    used = UsedIds()
-    monkeypatch.setattr(fast.path, "_used_ids", used)
-    monkeypatch.setattr(fast.path, "_is_noted", True)
-    fast.begin("x-1")
-    fast.result(OK)
-    assert b'"x-1"' in used and b'"x-2"' not in used
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
