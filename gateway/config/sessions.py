@@ -90,6 +90,11 @@ class SessionSettings(Frozen):
     """Personal data that is redacted in the metadata of sessions, whether a rule or a tool writes it: e-mail addresses,
     telephone numbers (international ones, and those of North America), numbers of payment cards."""
 
+    @property
+    def key_header(self) -> str:
+        """Return the header that clients are told to send their session key in; empty if no header carries one."""
+        return next(iter(self.key_headers), "")
+
     @field_validator("key_headers")
     @classmethod
     def _can_carry_keys(cls, names: tuple[str, ...]) -> tuple[str, ...]:

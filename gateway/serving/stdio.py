@@ -68,7 +68,7 @@ async def _serve(settings: Settings, servers: Mapping[str, Any] | None, *, stric
         name, is_token = await _variable(gateway)
         token = await _token(gateway, who, name) if is_token else ""
         if name and not is_token:
-            headers[settings.gateway.session.key_headers[0].lower()] = _as_header(_key(gateway, who, name))
+            headers[settings.gateway.session.key_header.lower()] = _as_header(_key(gateway, who, name))
         front = StreamConnection(
             InProcessClient(create_app(settings, gateway=gateway), ALL),
             _Output().write,

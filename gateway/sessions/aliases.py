@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from gateway.config.sessions import SessionSettings
 from gateway.errors import session_key_needed
 from gateway.sessions.carriers import Carriers, asks_for_new, modern_client
-from gateway.sessions.client_chosen_keys import KEY_META, key_alias
+from gateway.sessions.client_chosen_keys import key_alias
 from gateway.sessions.known_clients import agent_of, known, mending_line
 from gateway.sessions.returns import ReturnTracker, client_key
 from session_store import Principal
@@ -38,7 +38,7 @@ class Aliases:
         self._has_default = default is not False
         self._default_for = frozenset(default) if isinstance(default, tuple) else frozenset()
         self._refuses_default = default == "refuse"
-        self._key_header = next(iter(settings.key_headers), KEY_META)
+        self._key_header = settings.key_header
         self._carriers = carriers
         self._returns = returns
         self._endpoints = endpoints

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from gateway.sessions.client_chosen_keys import KEY_META
 from transports.inbound_port import Request
 
 MAX_AGENT_CHARS: Final = 64
@@ -82,6 +83,9 @@ def known(agent: str, name: str) -> Implementation | None:
 
 
 def mending_line(agent: str, name: str, header: str) -> str:
-    """Return a line of code or configuration that makes a client send a session key, and so keep one session."""
+    """Return a line of code or configuration that makes a client send a session key, and so keep one session.
+    `header`: the header of the key; if empty, only `_meta` can carry it."""
+    if not header:
+        return f'"_meta": {{"{KEY_META}": "{_KEY}"}}'
     implementation = known(agent, name)
     return (_HEADER if implementation is None else implementation.line).format(header=header)

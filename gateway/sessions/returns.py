@@ -193,7 +193,7 @@ class ReturnTracker:
         clock: Callable[[], float] = monotonic,
         wall: Callable[[], float] = time,
     ) -> None:
-        self._header = next(iter(settings.key_headers), "")
+        self._header = settings.key_header
         self._flags = flags
         self._audit = audit
         self._clock = clock

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.sessions.client_chosen_keys import checked_key
+from gateway.sessions.client_chosen_keys import KEY_META, checked_key
 from gateway.sessions.known_clients import KNOWN, agent_of, known, mending_line
 from tests.requirements import requirement
 from tests.unit.sessions.parts import request
@@ -39,6 +39,8 @@ def test_the_name_of_a_client_wins_over_its_http_library() -> None:
     remote = known("node", "Cursor (via mcp-remote 0.15.1)")
     assert remote is not None and remote.carries(cookies=True), "it keeps cookies, which Node's fetch does not"
     assert "mcp-remote URL --header 'K:<" in mending_line("node", "x (via mcp-remote 1)", "K")
+    meta = mending_line("node", "x (via mcp-remote 1)", "")
+    assert meta.startswith(f'"_meta": {{"{KEY_META}": "<'), "no header carries a key"
 
 
 @requirement("cli.told")
