@@ -185,7 +185,7 @@ PAGE: Final = ConsolePage(
 <section class="panel" aria-labelledby="timeline">
 <header><h2 id="timeline">Timeline</h2>
 <a href="{{ root }}/admin/events?session={{ head.session | urlencode }}">Audit events of this session</a></header>
-{{ tables.timeline(picture, entries) }}
+{{ tables.timeline(picture, entries, has_calls) }}
 {% if left_out %}<p class="soft">{{ left_out }} older entries are not shown.
 {%- if is_cut %} Those before them are not kept.{% endif %}</p>{% endif %}
 </section>
@@ -222,7 +222,7 @@ day.</p>
 <td class="words">{{ f.why }}
 {% for r in refused %}<p class="soft">Its sandbox refused {{ r.kind }} {{ r.what }} just before ({{ r.why }})
 {%- if r.allows %}; <code>{{ r.allows }}</code> allows it{% endif %}.</p>{% endfor %}</td>
-<td>{{ tables.correlation(f.correlation) }}</td>
+<td>{{ tables.correlation(f.correlation, has_calls) }}</td>
 </tr>
 {% endfor %}
 </tbody></table></div>

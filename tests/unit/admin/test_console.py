@@ -47,6 +47,7 @@ from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFig
 from gateway.protocol.listing import Tools
 from gateway.sandbox.refusals import RefusedRow
 from session_store import AuditEvent, HistoryRecord, KeyRing, MemoryBackend
+from session_store.ports.timelines import TimelineEntry, TimelineHead, TimelinePart
 from session_store.session import ClientFacts
 from session_store.testing import FakeClock, a_session, a_task
 from session_store.tokens import generate_key
@@ -93,6 +94,11 @@ async def operator(ending: FakeEnding) -> AsyncIterator[httpx.AsyncClient]:
     await backend.tasks.create(task)
     event = AuditEvent(at=1.0, event="refused", session="abcdefgh", principal=HOSTILE, reason=HOSTILE)
     await backend.audit.record([event])
+    entries = [
+        TimelineEntry(1.0, "refusal", correlation="blocked-1"),
+        TimelineEntry(2.0, "call", outcome="failed", correlation="called-1"),
+    ]
+    await backend.timelines.add([TimelinePart(head=TimelineHead(session="abcdefgh"), entries=entries)])
     failure = Failure(at=1.0, name=HOSTILE, server=HOSTILE, outcome="failed", why=HOSTILE, correlation="c")
     process = ProcessFacts(server=HOSTILE, era="legacy", stderr=[HOSTILE])
     refused = RefusedRow(at=1.0, server=HOSTILE, kind="name", what=HOSTILE, why="not listed", allows=HOSTILE, count=3)
@@ -138,6 +144,13 @@ async def test_each_page_is_shown_whole_and_its_live_part_is_sent_again(operator
         assert ("&lt;script&gt;" in live or name == "connect") and HOSTILE not in answer.text + live, name
         assert "\u202e" not in live, f"{name}: what turns the order of the text around it is an escape"
         assert "the-secret-rest" not in answer.text + live, name
+
+
+@requirement("ops.timeline")
+async def test_a_correlation_id_is_a_link_if_an_event_has_it(operator: httpx.AsyncClient) -> None:
+    shown = (await operator.get("/admin/sessions/abcdefgh")).text
+    assert "events?q=blocked-1" in shown, "the refusal is an event"
+    assert 'title="called-1"' in shown and "q=called-1" not in shown, "without audit.calls, only the log has it"
 
 
 @requirement("ops.console-limits")
