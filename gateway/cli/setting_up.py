@@ -1,7 +1,6 @@
 """Set up a gateway and its clients (`init`, `add`, `connect`, `keygen`)."""
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
 
 import typer
 from pydantic import ValidationError
@@ -88,8 +86,6 @@ _NOT_RUNNING: Final = (
     "Start it with "
     "`mcp-session-gateway run`, or give --url if yours runs elsewhere"
 )
-_ANSWERS_WITHIN_S: Final = 2.0
-_MOST_BYTES: Final = 16_384
 _out = Terminal()
 _err = Terminal(stderr=True)
 
@@ -279,25 +275,13 @@ def _endpoint(given: str, config: Path | None) -> str:
         raise error_exit(f"{error}\nso the gateway's address is not known: fix this, or give --url") from None
     except (OperatorError, ValueError) as error:
         raise error_exit(str(error)) from None
-    if not given and not any(one.is_at(url) for one in local_gateways()) and not _answers(url):
-        _err.print_labelled("warning", _NOT_RUNNING.format(url=url))
+    if not given and not any(one.is_at(url) for one in local_gateways()):
+        from gateway.doctor.running import is_gateway
+
+        # A gateway that was not started at a terminal writes no file to find it.
+        if not asyncio.run(is_gateway(url)):
+            _err.print_labelled("warning", _NOT_RUNNING.format(url=url))
     return url
-
-
-def _answers(url: str) -> bool:
-    """Return True if a gateway answers at the URL: one that was not started at a terminal writes no file to find it."""
-    place = urlsplit(url)
-
-    async def asked() -> bool:
-        async with asyncio.timeout(_ANSWERS_WITHIN_S):
-            reader, writer = await asyncio.open_connection(place.hostname, place.port or 80, limit=_MOST_BYTES)
-            with contextlib.closing(writer):
-                writer.write(f"GET /readyz HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n\r\n".encode())
-                return b'"draining":' in await reader.readuntil(b"}")
-
-    with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
-        return asyncio.run(asked())
-    return False
 
 
 def _write(found: Snippet) -> None:

@@ -32,6 +32,7 @@ _HANDSHAKE: Final = {
     "clientInfo": {"name": "mcp-session-gateway-doctor", "version": "0"},
 }
 _READY_TIMEOUT_S: Final = 2.0
+_READY_BYTES: Final = 16_384
 _NONE: Final = "no gateway of yours is found at {url}: --url checks another one"
 
 
@@ -196,7 +197,7 @@ async def check_running(config: Path | None, token: str, key: str, *, is_named: 
             yield finding
     if any(one.is_at(url) for one in here):
         return
-    if await _is_gateway(url):
+    if await is_gateway(url):
         yield ok("gateway", f"{url} is served")
         async for finding in _seen(url, token, url, key):
             yield finding
@@ -214,11 +215,20 @@ async def _seen(endpoint: str, token: str, operators: str, key: str) -> AsyncIte
             yield replace(finding, what=f"{operators}: {finding.what}")
 
 
-async def _is_gateway(url: str) -> bool:
+async def is_gateway(url: str) -> bool:
     """Return True if a gateway answers at the URL, and no other program."""
+    body = b""
     try:
-        async with httpx2.AsyncClient(timeout=_READY_TIMEOUT_S, trust_env=False) as http:
-            found = (await http.get(f"{url.removesuffix('/mcp')}/readyz")).json()
-    except (httpx2.HTTPError, ValueError):
+        async with (
+            asyncio.timeout(_READY_TIMEOUT_S),
+            httpx2.AsyncClient(trust_env=False, headers={"Accept-Encoding": "identity"}) as http,
+            http.stream("GET", f"{url.removesuffix('/mcp')}/readyz") as answer,
+        ):
+            async for part in answer.aiter_raw():
+                body += part
+                if len(body) > _READY_BYTES:
+                    return False
+        found = json.loads(body)
+    except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and {"ready", "draining"} <= found.keys()

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
-from gateway.cli import setting_up
 from gateway.cli.main import app
 from gateway.cli.sandbox import name_of, said_of
 from gateway.config.hosts.client_snippets import CLIENTS
 from gateway.config.settings import load
+from gateway.doctor import running
 from gateway.version import __version__
 from tests.requirements import requirement
 
@@ -218,10 +219,17 @@ def test_connect_refuses_a_url_that_no_client_can_use(here: Path, url: str) -> N
     assert not (here / ".cursor").exists()
 
 
+def gateways_at(*urls: str) -> Callable[[str], Awaitable[bool]]:
+    async def is_gateway(url: str) -> bool:
+        return url in urls
+
+    return is_gateway
+
+
 @requirement("first.clients")
 def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
-    monkeypatch.setattr(setting_up, "_answers", lambda url: False)  # whatever runs on this machine
+    monkeypatch.setattr(running, "is_gateway", gateways_at())  # whatever runs on this machine
     here.chmod(0o700)
 
     def url(*options: str) -> str:
@@ -238,9 +246,9 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
     with announced(runs(8080)):
         assert not ran("connect", "cursor").stderr.count("warning")
     assert "warning" not in ran("connect", "cursor", "--url", "http://127.0.0.1:8080").stderr
-    monkeypatch.setattr(setting_up, "_answers", lambda url: url == "http://127.0.0.1:8080/mcp")
+    monkeypatch.setattr(running, "is_gateway", gateways_at("http://127.0.0.1:8080/mcp"))
     assert "warning" not in ran("connect", "cursor").stderr, "it was started in the background"
-    monkeypatch.setattr(setting_up, "_answers", lambda url: False)
+    monkeypatch.setattr(running, "is_gateway", gateways_at())
     everywhere = {"host": "0.0.0.0", "port": 9000, "anonymous": True, "allowed_hosts": ["*"]}
     (here / "mcp.json").write_text(json.dumps({"gateway": everywhere}))
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')
