@@ -293,17 +293,20 @@ def _write(found: Snippet) -> None:
     path = Path(file.path).expanduser()
     try:
         others = other_servers(path, file)
-        copy = copy_of(path) if others else None
-        written = add_entry(path, file, keeps_copy=True)
-    except (ConfigurationError, OSError) as error:
+        copy = copy_of(path) if path.exists() and path.stat().st_size else None
+        written = add_entry(path, file, copy=copy)
+    except ConfigurationError as error:
         raise error_exit(str(error)) from None
-    _out.print(f"{path}: {file.at[-1]} {'added' if written else 'was there already'}")
+    except OSError as error:
+        raise error_exit(f"{path}: {error.strerror}: let your user read it, or add the entry by hand") from None
+    kept = f"; {copy} has the file as it was" if written and copy else ""
+    _out.print(f"{path}: {file.at[-1]} {'added' if written else 'was there already'}{kept}")
     if others:
         _out.print_labelled(
             "warning",
             f"{', '.join(others)} {'stays' if len(others) == 1 else 'stay'} in the file: {found.title} still starts "
             "what stands there itself, and sees each tool twice that the gateway serves too. Remove these entries "
-            f"there{f'; {copy} has the file as it was' if written else ''}",
+            "there",
         )
     if PLACEHOLDER in file.text:
         _out.print(f"Next: write your API key or access token there, in place of {PLACEHOLDER}")

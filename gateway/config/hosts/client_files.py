@@ -183,9 +183,9 @@ _MODE: Final = 0o600
 """The permissions of a new file: entries can contain credentials."""
 
 
-def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool:
+def add_entry(path: Path, file: ClientFile, *, copy: Path | None = None) -> bool:
     """Add the entry to the file at `path`, which is made if it is missing. False if it is there already. With
-    `keeps_copy`, a change of a file leaves a copy of it as it was, at `copy_of(path)`.
+    `copy`, a change of a file leaves a copy of it as it was there.
 
     Raises:
         ConfigurationError: the file cannot be read or written, or has another entry of that name.
@@ -194,16 +194,15 @@ def add_entry(path: Path, file: ClientFile, *, keeps_copy: bool = False) -> bool
         before = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         after = with_entry(before, file, str(path))
         if after != before:
-            if keeps_copy and before:
-                _keep_copy(path)
+            if copy is not None and before:
+                _keep_copy(path, copy)
             write_file(path, after)
         return after != before
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
 
 
-def _keep_copy(path: Path) -> None:
-    kept = copy_of(path)
+def _keep_copy(path: Path, kept: Path) -> None:
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _replace(kept, path.read_bytes(), _MODE)

@@ -177,6 +177,8 @@ def test_connect_tells_which_servers_stay_in_the_file_and_keeps_it_as_it_was(her
     (other,) = {*copies.iterdir()} - {copy}
     assert other.read_bytes() == before != file.read_bytes(), "each change has its copy"
     assert "stay" not in ran("connect", "zed", "--write").output and len([*copies.iterdir()]) == 2
+    alone = " ".join(ran("connect", "zed", "--write", "--name", "again").output.split())
+    assert any(f"{one} has the file" in alone for one in {*copies.iterdir()} - {copy, other}), "credentials are in it"
     shutil.rmtree(copies)
     copies.write_text("")
     before = file.read_bytes()
