@@ -2,6 +2,7 @@
 policy against the servers' lists."""
 
 import asyncio
+import os
 import shlex
 import shutil
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from typing import Final
 
 from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.memory import check_memory
 from gateway.serving.gateway import Gateway
@@ -61,7 +63,7 @@ def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
             do = "correct this entry: the server is left out until then"
         elif entry.kind == "url":
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
-        elif shutil.which(entry.argv[0], path=entry.env.get("PATH")) is None:
+        elif _is_missing(entry):
             do = "install it for the gateway's user, or correct `command`"
         else:
             do = f"run it by hand, as the gateway's user: {shlex.join(entry.argv)[:200]}"
@@ -73,6 +75,14 @@ def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
         what = f"{summary}, and takes {state.start_s:.1f} s to start, which delays each session's first call"
         return warning(check, what, f"set mcpServers.{upstream.name}.warm to prestart processes")
     return ok(check, f"{summary}, starts in {state.start_s:.1f} s" if entry.kind == "command" else summary)
+
+
+def _is_missing(entry: UpstreamSettings) -> bool:
+    """Return True if there is no program to start. A relative path is one in the working directory of the server."""
+    program = entry.argv[0]
+    if "/" in program:
+        program = os.path.join(os.path.expanduser(entry.cwd or ""), program)
+    return shutil.which(program, path=entry.env.get("PATH")) is None
 
 
 async def _policy(gateway: Gateway, settings: Settings) -> AsyncIterator[Finding]:

@@ -4,16 +4,20 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.main import app
 from gateway.config.settings import Settings
+from gateway.doctor import servers
 from gateway.doctor.checks import check_everything, check_settings
 from gateway.doctor.findings import Finding
-from gateway.doctor.running import check_running
+from gateway.doctor.running import check_running, is_gateway
 from gateway.doctor.servers import check_servers
+from gateway.upstreams.server_facts import ServerState
 from tests.requirements import requirement
 from tests.support.http_thread import Handler, answering
 
@@ -101,11 +105,22 @@ async def test_a_policy_is_not_fine_while_a_server_does_not_answer() -> None:
     assert "install it" in findings[0].do, "what is missing cannot be run by hand"
 
 
+@requirement("ops.check")
+@pytest.mark.parametrize(("command", "do"), [("./server", "run it by hand"), ("./other", "install it")])
+def test_a_program_is_looked_for_in_the_working_directory_of_its_server(tmp_path: Path, command: str, do: str) -> None:
+    (tmp_path / "server").touch(mode=0o700)
+    entry = Settings.model_validate({"mcpServers": {"a": {"command": command, "cwd": str(tmp_path)}}}).mcpServers["a"]
+    failed = SimpleNamespace(name="a", settings=entry, state=ServerState("failing", "it exited"), is_left_out=False)
+    assert do in servers._finding(cast(Any, failed), "").do
+
+
 class Operators(Handler):
     """Serves operators alone, and says that it is ready."""
 
     def do_GET(self) -> None:
-        known = {"/admin/api/warnings": b"[]", "/readyz": b'{"ready": true, "draining": false}'}
+        ready = b'{"ready": true, "draining": false}'
+        known = {"/admin/api/warnings": b"[]", "/readyz": ready}
+        known |= {"/deep/readyz": b"[" * 9_000, "/long/readyz": ready + b" " * 20_000, "/list/readyz": b"[]"}
         self.respond(200 if self.path in known else 404, body=known.get(self.path, b"no"))
 
     do_POST = do_GET
@@ -142,6 +157,8 @@ async def test_the_gateway_is_looked_for_where_the_configuration_says(
     assert (await told(port=port))[0] == f"http://127.0.0.1:{port}/mcp is served"
     assert await told(port=1) == ["no gateway of yours is found at http://127.0.0.1:1/mcp: --url checks another one"]
     assert await told(sesion={}) == [], "another check reports that"
+    assert await is_gateway(f"{base}/mcp")
+    assert not any([await is_gateway(f"{base}/{other}/mcp") for other in ("deep", "long", "list", "none")])
 
 
 @requirement("ops.config")
