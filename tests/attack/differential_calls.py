@@ -169,5 +169,7 @@ def _other(random: Random, mine: _Client, other: _Client, conn: int) -> Op:
 def together(random: Random, connections: int, calls: int) -> Iterator[Op]:
     """As many calls, on connections of their own that all have one in flight."""
     clients = [_Client(random, conn) for conn in range(connections)]
+    for conn in range(CONNS):  # which of several calls at once would report an earlier restart is not decided
+        yield Op(kind="call", conn=conn, calls=[_Client(random, conn).call(odd=False)])
     for _ in range(calls // connections):
         yield Op(kind="together", conn=CONNS, calls=[client.call(odd=False) for client in clients])

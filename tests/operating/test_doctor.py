@@ -137,7 +137,7 @@ def of_this_machine(doctor: Doctor, _: RunningGateway, stack: contextlib.ExitSta
     return [
         ("clock", "time server"),
         ("files", "LimitNOFILE"),
-        ("server notes", "/does/not/exist --stdio"),
+        ("server notes", "correct `command`"),
         ("server remote", "can be reached from here"),
         ("policy", ""),
     ]
