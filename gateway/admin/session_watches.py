@@ -22,10 +22,11 @@ MOST_REASON_CHARS: Final = 200
 
 class WatchView(NamedTuple):
     """What an operator sees of a session. `needs_reason`: the session is somebody else's, and switching its frames on
-    takes a reason."""
+    takes a reason. `is_hidden`: another operator watches it, and `report` has nothing of that."""
 
     report: FrameReport
     needs_reason: bool
+    is_hidden: bool
 
 
 class SessionWatches:
@@ -100,11 +101,12 @@ class SessionWatches:
         if not is_free and not self._takes_reasons:
             return None
         report = await self._read(FrameQuery(session=session.id, frames=frames, lines=lines))
-        if not self._sees(session, by, report.frames):
+        sees = self._sees(session, by, report.frames)
+        if not sees:
             hidden = msgspec.structs.replace(report.frames, frames=[], after=0, missed=0)
             stderr = StderrPage(watched=False) if report.stderr.watched else report.stderr
             report = FrameReport(frames=hidden, stderr=stderr)
-        return WatchView(report, needs_reason=not is_free)
+        return WatchView(report, needs_reason=not is_free, is_hidden=report.frames.watched and not sees)
 
     async def _named(self, prefix: str) -> Session:
         if self.where == "off":

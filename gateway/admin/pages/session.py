@@ -80,14 +80,13 @@ async def _frame_facts(operators: Operations, request: Request, row: SessionRow)
         kept = [StderrLine(number=0, server=one.server, text=text) for one in row.processes for text in one.stderr]
         stderr = StderrPage(watched=False, lines=kept)
     exceptions = exceptions_in(line.text for line in stderr.lines)
-    frames = None if view is None else view.report.frames
     return {
-        "frames": frames
+        "frames": view
         and {
-            "page": frames,
-            "newest": frames.frames[::-1],
-            "needs_reason": view is not None and view.needs_reason,
-            "is_hidden": view is not None and view.needs_reason and frames.watched and frames.by != by,
+            "page": view.report.frames,
+            "newest": view.report.frames.frames[::-1],
+            "needs_reason": view.needs_reason,
+            "is_hidden": view.is_hidden,
         },
         "stderr": stderr,
         "exceptions": exceptions,
