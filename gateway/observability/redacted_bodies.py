@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.config.auth import API_KEY_ISSUER
 from gateway.observability.escaped_text import visible
 from session_store.redaction import REDACTED, is_secret_name, scrubbed_text
 from transports.jsonrpc import InvalidMessage, decode_exact
@@ -41,7 +42,7 @@ _NAMED: Final = "value"
 """Members of objects that stand for a name and its value: headers and variables are often lists of such objects."""
 _TASK: Final = "taskId"
 _TASK_CHARS: Final = 8
-_OF_KEY: Final = "api-key:"
+_OF_KEY: Final = f"{API_KEY_ISSUER}:"
 
 
 class FrameBodies:
