@@ -80,8 +80,9 @@ class SessionRecords:
         await self._change_set(live, "subscriptions", remove=uri)
 
     async def record_use(self, live: LinkSession, upstream: str) -> bool:
-        """Record that a session has a link to an upstream. Return True if the session has lost an earlier link. That
-        is not so if another one is open, to a client with other capabilities."""
+        """Record that a session has a link to an upstream. Return True if the session has lost a link to it: the
+        gateway was restarted, or its servers were stopped. Then each new link counts as one after a loss, also a second
+        one for a client with other capabilities."""
         if upstream in live.session.links:
             return upstream in live.used_before
         await self._change_set(live, "links", add=upstream)
