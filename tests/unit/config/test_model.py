@@ -13,9 +13,9 @@ from tests.requirements import requirement
 
 @requirement("wall.decoded")
 def test_names_are_compared_in_linear_time() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert not matches("*a" * 100 + "*b", "a" * 256)
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 @requirement("wall.decoded")

@@ -41,9 +41,9 @@ def test_a_uri_that_leaves_its_authority_does_not_exist_where_that_may_be_a_fold
 
 @pytest.mark.parametrize("heap", ["\u0301" * 16_000 + "\u0323" * 16_000, "\u0f73" * 32_000, "%CC%81%CC%A3" * 8_000])
 def test_a_uri_is_read_in_a_bounded_time(heap: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert forms(f"note://x/{heap}") is None
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
@@ -51,9 +51,9 @@ def test_templates_of_a_server_are_tried_in_a_bounded_time() -> None:
     assert matches_any_template("db://host/table2999/7", honest)
     assert not matches_template("xy" * 9, "{a}y" * 2_000), "compiled, it would be too large"
     hostile = [f"{n}" + "{a}x" * 240 for n in range(4_096)]
-    began = time.monotonic()
+    began = time.process_time()
     assert not matches_any_template("x" * 8_000, hostile)
-    assert time.monotonic() - began < 2, "each of them takes 0.1 s"
+    assert time.process_time() - began < 2, "each of them takes 0.1 s"
 
 
 @requirement("ext.resource-owner")
@@ -62,9 +62,9 @@ def test_the_template_that_says_most_fits_best() -> None:
     assert fits == sorted(fits) and fits[0] == 0 < fits[1] < fits[2]
     assert template_fit("db://t/{id}", ["db://t/{id}"]) > fits[2], "a template that is named itself"
     hostile = ["x" + "{a}x" * 240 + str(n) for n in range(4_096)]
-    began = time.monotonic()
+    began = time.process_time()
     assert template_fit("x" * 8_000, hostile) == 0
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 @requirement("ext.resource-owner")
@@ -72,9 +72,9 @@ def test_uris_are_close_by_whole_segments_in_a_bounded_time() -> None:
     assert closeness("db://t/1/x", ["db://t/1y", "web://t"]) == len("db://t/")
     assert closeness("db://t/1", ["db://u/1"]) == len("db://") and closeness("note:a", ["note:b"]) == len("note:")
     assert closeness("db://t/1", []) == closeness("none", ["none"]) == 0
-    began = time.monotonic()
+    began = time.process_time()
     closeness("a://" + "x/" * 4_000, ["a://" + "x/" * 3_999] * 4_096)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 @given(st.text())
@@ -89,7 +89,7 @@ def test_any_text_is_normalised_or_has_too_many_marks(text: str) -> None:
 @pytest.mark.parametrize("mark", ["\u0301", "\u0316", "\u0f73", "\uff9e"])
 def test_a_character_has_a_bounded_number_of_marks(mark: str) -> None:
     normal("a" + mark * MOST_MARKS)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TooManyMarks, match=str(MOST_MARKS)):
         normal("a" + mark * 100_000)
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5
