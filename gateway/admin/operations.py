@@ -42,7 +42,7 @@ from gateway.admin.tried_calls import EndsSessions, Left, Records, TriedCalls
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
 from gateway.sessions.lifecycle import ENDED
-from gateway.sessions.returns import UnreturningClient, together
+from gateway.sessions.returns import ClientWarning, together
 from gateway.tasks.handles import TaskHandle, claimed
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
@@ -137,8 +137,8 @@ class Operations:
     async def replicas(self) -> list[ReplicaReport]:
         return await self._replicas.reports()
 
-    async def warnings(self) -> list[UnreturningClient]:
-        return together(client for report in await self._replicas.reports() for client in report.unreturning)
+    async def warnings(self) -> list[ClientWarning]:
+        return together(client for report in await self._replicas.reports() for client in report.warnings)
 
     async def drain(self, prefix: str, by: str = "") -> str:
         name = await self._replicas.order(Replica.drain, prefix)

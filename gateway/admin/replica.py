@@ -36,7 +36,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.server_memory import ServerMemory
 from gateway.sandbox.refusals import RefusedRow
-from gateway.sessions.returns import UnreturningClient
+from gateway.sessions.returns import ClientWarning
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import TimelinePart
@@ -45,7 +45,7 @@ from session_store.session import redact
 from transports.work_steps import SCANNED_AT_ONCE, let_others_run, slices
 
 _MOST_CHARS: Final = 300
-_MOST_UNRETURNING: Final = 50
+_MOST_WARNINGS: Final = 50
 _LISTED_LINES: Final = 10
 """The most output lines of a process in a report about several sessions. A report about one session has all kept
 lines."""
@@ -104,14 +104,14 @@ class Serving(Protocol):
 class ReplicaSources:
     """The parts of this process that supply the reports of `Replica`. A session is named by the beginning of its id.
 
-    `environments` describes variables, folders and sandboxes of a session's servers. `unreturning` returns clients that
-    return to no session, `refused` what sandboxes have refused to a session. `unwritten` returns the part of a timeline
+    `environments` describes variables, folders and sandboxes of a session's servers. `warnings` returns clients that
+    need a session key, `refused` what sandboxes have refused to a session. `unwritten` returns the part of a timeline
     that is not in the store yet. `write_activity` writes counts and the timelines of ended sessions to the store.
     `watches` records the messages of sessions.
     """
 
     environments: SessionEnvironments
-    unreturning: Callable[[], list[UnreturningClient]]
+    warnings: Callable[[], list[ClientWarning]]
     refused: Callable[[str], list[RefusedRow]]
     unwritten: Callable[[str], TimelinePart | None]
     write_activity: Callable[[], Awaitable[None]]
@@ -201,7 +201,7 @@ class Replica:
             forwarded=self.metrics.forwarded["answered"],
             restarts=sum(upstream.restarts.total() for upstream in self.upstreams),
             history=list(self.metrics.history.samples),
-            unreturning=self._seen.unreturning()[:_MOST_UNRETURNING],
+            warnings=self._seen.warnings()[:_MOST_WARNINGS],
             unavailable=[_unavailable(upstream) for upstream in self.upstreams if not upstream.has_answered],
         )
 
@@ -346,7 +346,7 @@ def _unavailable(upstream: ConfiguredUpstream) -> ServerReport:
     return ServerReport(
         server=upstream.name,
         state=found.state,
-        reason=found.reason[:_MOST_CHARS],
+        reason=scrubbed_start(found.reason, _MOST_CHARS),
         attempts=found.attempts,
         output=_lines(found.output_tail),
     )

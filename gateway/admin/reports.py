@@ -13,7 +13,7 @@ from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.observability.metrics import Sample
 from gateway.observability.observed_call import Counted, Failure
 from gateway.sandbox.refusals import RefusedRow
-from gateway.sessions.returns import UnreturningClient
+from gateway.sessions.returns import ClientWarning
 from session_store import Session, TimelineEntry, TimelineHead
 from session_store.session import redact
 from transports.jsonrpc import Object
@@ -267,7 +267,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one gateway process. `silent`: the replica does not answer. `unreturning`: clients that opened
+    """The state of one gateway process. `silent`: the replica does not answer. `warnings`: clients that opened
     sessions here and returned to none, or share one. `unavailable`: servers that the replica cannot use.
     `memory_bytes`: of the gateway's own process. `server_memory`: estimates for server processes, by server.
     `most_memory`: what all of these together may have now; 0: no limit. `memory_short`: little of it is left."""
@@ -294,7 +294,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     forwarded: int = 0
     restarts: int = 0
     history: list[Sample] = []
-    unreturning: list[UnreturningClient] = []
+    warnings: list[ClientWarning] = []
     unavailable: list[ServerReport] = []
 
 

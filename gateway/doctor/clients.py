@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.config.addresses import is_of_this_machine
 from gateway.doctor.findings import Finding, ok, warning
-from gateway.sessions.returns import ADVICE, UnreturningClient
+from gateway.sessions.returns import ADVICE, ClientWarning
 from session_store import Backend, StoreError
 
 _LOOKED_BACK_S: Final = 86_400.0
@@ -56,7 +56,7 @@ async def check_clients_at(url: str, key: str) -> AsyncIterator[Finding]:
     if answer.status_code != 200:
         yield warning("clients", f"{base} answers {answer.status_code} when asked for its clients", _WHERE)
         return
-    clients = msgspec.json.decode(answer.content, type=list[UnreturningClient])
+    clients = msgspec.json.decode(answer.content, type=list[ClientWarning])
     for client in clients:
         yield warning("clients", client.what, f"have it send {client.line} (docs/clients.md)")
     if not clients:

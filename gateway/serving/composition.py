@@ -252,7 +252,7 @@ def _replica(
         serving=drain,
         seen=ReplicaSources(
             environments=environments,
-            unreturning=returns.unreturning,
+            warnings=returns.warnings,
             refused=servers.refused.of,
             unwritten=base.activity.unwritten,
             write_activity=base.activity.write_seen,

@@ -66,8 +66,8 @@ def client_key(request: Request, principal: Principal) -> ClientKey:
     return ClientKey(principal, modern_client(request).name, agent_of(request))
 
 
-class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that brings no session back: it opened several and came back to none, or it is `shared`: several
+class ClientWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that needs a session key of its own: it opened several and came back to none, or it is `shared`: several
     programs, or several starts of one, use one default session. `line`: configuration that gives it its own.
 
     `sessions`: how many it opened, or how often another program went on with a session of others. The first was at
@@ -92,9 +92,9 @@ class UnreturningClient(msgspec.Struct, frozen=True, kw_only=True):
         return f"{who} has opened {self.sessions} sessions and returned to none"
 
 
-def together(clients: Iterable[UnreturningClient]) -> list[UnreturningClient]:
+def together(clients: Iterable[ClientWarning]) -> list[ClientWarning]:
     """Merge the reports of several replicas into one list of clients, the most sessions first."""
-    found: dict[tuple[str, str, str, bool], UnreturningClient] = {}
+    found: dict[tuple[str, str, str, bool], ClientWarning] = {}
     for one in clients:
         key = (one.client, one.agent, one.principal, one.shared)
         known = found.get(key)
@@ -134,6 +134,14 @@ class _Openings:
         return len(self.times) == TOLD_AFTER and now - self.times[-1] >= GRACE_S
 
 
+def _telling_id(request: Request) -> bytes:
+    """Return the id of a request to a default session by which its client is told from others, as JSON. A client never
+    uses one twice. Empty if the request cannot tell: it is sent again, or the report of another client has no place in
+    its result, which may be cached."""
+    message = request.message
+    return b"" if message is None or request.again or message.method in CACHEABLE else encode(message.id)
+
+
 class UsedIds:
     """The request ids that the client of a default session has used, as hashes, because ids may be long texts."""
 
@@ -146,10 +154,10 @@ class UsedIds:
         return hash(request_id) in self._hashes
 
     def add(self, request_id: bytes) -> None:
-        """Add an id, given as JSON. An id that was used before begins the ids of another client."""
+        """Add an id, given as JSON, unless it is empty. An id that was used before begins the ids of another client."""
         if request_id in self:
             self._hashes.clear()
-        if len(self._hashes) < _MOST_IDS:
+        if request_id and len(self._hashes) < _MOST_IDS:
             self._hashes.add(hash(request_id))
 
 
@@ -163,17 +171,6 @@ class _Watch:
         self.openings = openings
         self.default_of = default_of  # the client whose default session it is
         self.used_ids = UsedIds()
-
-    def is_of_another(self, request: Request) -> bool:
-        """Return True if the id of a request to a default session was used there before: a client never uses one twice,
-        so this is another client, or the same program started again. Results that may be cached cannot report it."""
-        message = request.message
-        if message is None or request.again or message.method in CACHEABLE:
-            return False
-        request_id = encode(message.id)
-        is_known = request_id in self.used_ids
-        self.used_ids.add(request_id)
-        return is_known
 
     def returned(self) -> None:
         self.is_waiting = False
@@ -214,7 +211,7 @@ class ReturnTracker:
             openings = self._openings.setdefault(place, _Openings())
             openings.opened(self._clock(), self._wall())
         watch = _Watch(openings, client if alias and not has_key else None)
-        watch.is_of_another(request)
+        watch.used_ids.add(_telling_id(request))
         live.watch_return(watch)
 
     def found_default(self, live: LiveSession, request: Request, who: RequestContext) -> None:
@@ -248,10 +245,13 @@ class ReturnTracker:
             self._carrying[client] = True
             with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
                 await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
-        elif not brings_token(request) and watch.is_of_another(request):
-            sharing = self._shared.setdefault(client, _Openings())
-            sharing.opened(self._clock(), self._wall())
-            return mending_line(client.agent, client.name, self._header)
+        elif not brings_token(request):
+            request_id = _telling_id(request)
+            is_of_another = request_id in watch.used_ids  # or the same program was started again
+            watch.used_ids.add(request_id)
+            if is_of_another:
+                self._shared.setdefault(client, _Openings()).opened(self._clock(), self._wall())
+                return mending_line(client.agent, client.name, self._header)
         return ""
 
     # -- what is learnt
@@ -268,7 +268,7 @@ class ReturnTracker:
 
     # -- what is told
 
-    def unreturning(self) -> list[UnreturningClient]:
+    def warnings(self) -> list[ClientWarning]:
         """Return the clients that come back to no session, or share one, the most sessions first."""
         return together(self._described(*one) for one in self._reportable())
 
@@ -299,8 +299,8 @@ class ReturnTracker:
         found = [(one, openings, False) for (one, _), openings in self._openings.items() if openings.never_returns(now)]
         return found + [(client, openings, True) for client, openings in self._shared.items() if openings.last > since]
 
-    def _described(self, client: ClientKey, openings: _Openings, shared: bool) -> UnreturningClient:
-        return UnreturningClient(
+    def _described(self, client: ClientKey, openings: _Openings, shared: bool) -> ClientWarning:
+        return ClientWarning(
             client=client.name,
             agent=client.agent,
             principal=str(client.principal),

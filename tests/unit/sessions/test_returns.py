@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.live_session import LiveSession
-from gateway.sessions.returns import GRACE_S, TOLD_AFTER, UnreturningClient, together
+from gateway.sessions.returns import GRACE_S, TOLD_AFTER, ClientWarning, together
 from tests.requirements import requirement
 from tests.unit.sessions.parts import FOR_ALICE, NOBODY, Parts, replicas, request
 from transports.era import Era
@@ -29,7 +29,7 @@ async def opened_often(*replicas: Parts) -> LiveSession:
         for _ in range(TOLD_AFTER):
             resolved = await parts.resume_or_open(ASKED, NOBODY)
             assert resolved.opened
-        assert await told(parts) == [] and parts.returns.unreturning() == [], "it still may come back"
+        assert await told(parts) == [] and parts.returns.warnings() == [], "it still may come back"
     replicas[0].clock.pass_time(GRACE_S)
     return resolved.live
 
@@ -48,7 +48,7 @@ async def test_a_client_that_never_comes_back_is_told_of_once_with_the_line_that
     assert "tests (node)" in line and "MCP-Gateway-Session-Key" in line
     await parts.resume_or_open(ASKED, NOBODY)
     assert len(await told(parts)) == 1
-    (client,) = parts.returns.unreturning()
+    (client,) = parts.returns.warnings()
     assert (client.client, client.agent, client.principal, client.sessions) == ("tests", "node", "anonymous", 6)
     assert "requestInit" in client.line and "randomUUID" in client.line
 
@@ -58,7 +58,7 @@ async def test_one_return_is_enough_not_to_be_told_of() -> None:
     parts = Parts()
     token = parts.token_of(await opened_often(parts))
     assert await parts.resume(asked(mcp_gateway_session=token), NOBODY) is not None
-    assert await told(parts) == [] and parts.returns.unreturning() == []
+    assert await told(parts) == [] and parts.returns.warnings() == []
 
 
 @requirement("cli.told")
@@ -102,13 +102,13 @@ async def test_a_client_learns_that_another_one_uses_its_default_session() -> No
     assert [await own_line(number) for number in (1, 3, 4)] == ["", "", ""], "one client counts"
     assert await own_line(1, "tools/list") == "", "such results cannot say it"
     assert await own_line(4, again=True) == "", "the same call, sent again by the gateway"
-    assert await told(parts) == [] == parts.returns.unreturning()
+    assert await told(parts) == [] == parts.returns.warnings()
     line = await own_line(1)
     assert "requestInit" in line and "MCP-Gateway-Session-Key" in line
     assert [await own_line(number) for number in (3, 4)] == ["", ""], "it was told"
     assert await own_line(4) == line
     assert [line in what and "share" in what for what in await told(parts)] == [True], "operators learn it once"
-    (client,) = parts.returns.unreturning()
+    (client,) = parts.returns.warnings()
     assert (client.shared, client.sessions, client.line) == (True, 2, line)
     token = parts.token_of((await parts.resume_or_open(ASKED)).live)
     with_token = replace(asked(mcp_gateway_session=token), message=Message(jsonrpc="2.0", id=4, method="tools/call"))
@@ -127,8 +127,8 @@ async def test_the_next_owner_of_a_default_session_learns_from_its_client_too() 
 
 @requirement("cli.told")
 def test_what_replicas_know_of_a_client_is_put_together() -> None:
-    def client(name: str, sessions: int, at: float) -> UnreturningClient:
-        return UnreturningClient(
+    def client(name: str, sessions: int, at: float) -> ClientWarning:
+        return ClientWarning(
             client=name, agent="node", principal="anonymous", sessions=sessions, since=at, last=at + 1, line="line"
         )
 
