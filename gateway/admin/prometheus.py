@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from gateway.admin.replica import Replica, ReplicaCounts
 from gateway.calls.lifecycles import LOSSES
 from gateway.observability.audit import Audit
-from gateway.observability.metrics import BUCKETS_S, COUNTERS, Durations
+from gateway.observability.metrics import BUCKETS_S, COUNTERS, Histogram
 from gateway.observability.outcome import FAILURES
 from gateway.observability.queued_output import dropped_lines
 from gateway.protocol.methods import CACHEABLE
@@ -66,8 +66,8 @@ class PrometheusExporter:
             "Requests of clients by outcome",
             labels=["server", "method", "era", "outcome"],
         )
-        own: dict[tuple[str, ...], Durations] = defaultdict(lambda: Durations(BUCKETS_S))
-        conventional: dict[tuple[str, ...], Durations] = defaultdict(lambda: Durations(BUCKETS_S))
+        own: dict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(BUCKETS_S))
+        conventional: dict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(BUCKETS_S))
         for (*labels, kind), series in metrics.series.items():
             ended = kind.replace(" ", "_")
             requests.add_metric([*labels, ended], series.count)
@@ -86,7 +86,7 @@ class PrometheusExporter:
         )
         for family, found in ((durations, own), (operations, conventional)):
             for values, took in found.items():
-                family.add_metric(values, _buckets(took), took.total_s)
+                family.add_metric(values, _buckets(took), took.total)
             yield family
         for name, row in COUNTERS.items():
             counted = CounterMetricFamily(f"mcp_gateway_{name}", row.help, labels=[row.label])
@@ -99,17 +99,18 @@ class PrometheusExporter:
         for event in _EVENTS | self._audit.counts.keys():
             events.add_metric([event], self._audit.counts[event])
         yield events
-        for name in ("mcp_gateway_session_duration_seconds", "mcp_server_session_duration_seconds"):
-            ages = HistogramMetricFamily(name, "Ages at which sessions ended, by how they ended", labels=["event"])
-            for how, lasted in self._audit.durations.items():
-                ages.add_metric([how], _buckets(lasted), lasted.total_s)
-            yield ages
+        ages = HistogramMetricFamily(
+            "mcp_server_session_duration_seconds", "Ages at which sessions ended, by how they ended", labels=["event"]
+        )
+        for how, lasted in self._audit.durations.items():
+            ages.add_metric([how], _buckets(lasted), lasted.total)
+        yield ages
         each = self._audit.calls_each
         yield HistogramMetricFamily(
             "mcp_gateway_session_calls",
             "Calls answered in sessions that ended here",
             buckets=_buckets(each),
-            sum_value=each.total_s,
+            sum_value=each.total,
         )
         yield CounterMetricFamily("mcp_gateway_audit_lost", "Audit events that were dropped", value=self._audit.lost)
         yield CounterMetricFamily(
@@ -139,7 +140,7 @@ class PrometheusExporter:
             "mcp_gateway_loop_stall_seconds",
             "How late the event loop was, measured 20 times a second",
             buckets=_buckets(stalls),
-            sum_value=stalls.total_s,
+            sum_value=stalls.total,
         )
         pauses = HistogramMetricFamily(
             "mcp_gateway_collector_pause_seconds",
@@ -147,7 +148,7 @@ class PrometheusExporter:
             labels=["generation"],
         )
         for generation, pause in enumerate(self._replica.metrics.collections):
-            pauses.add_metric([str(generation)], _buckets(pause), pause.total_s)
+            pauses.add_metric([str(generation)], _buckets(pause), pause.total)
         yield pauses
         yield InfoMetricFamily("mcp_gateway_build", "Version of the gateway", value={"version": __version__})
 
@@ -217,7 +218,7 @@ class PrometheusExporter:
         yield GaugeMetricFamily("mcp_gateway_replicas", "Live replicas on the store", value=self._replicas)
 
 
-def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Return the upper bounds of a histogram, each with the count of all durations up to it."""
-    ends = (*map(repr, durations.bounds_s), "+Inf")
-    return [*zip(ends, accumulate(durations.counts), strict=True)]
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return the upper bounds of a histogram, each with the count of all values up to it."""
+    ends = (*map(repr, histogram.bounds), "+Inf")
+    return [*zip(ends, accumulate(histogram.counts), strict=True)]

@@ -20,7 +20,7 @@ from gateway.config.auth import AuditSettings
 from gateway.observability.audited_arguments import shown_arguments
 from gateway.observability.escaped_text import visible_json
 from gateway.observability.logs import CLIENT, CORRELATION
-from gateway.observability.metrics import CALLS, Durations
+from gateway.observability.metrics import CALLS, Histogram
 from gateway.observability.observed_call import ObservedCall
 from gateway.observability.outcome import Outcome
 from gateway.observability.queued_output import OutputQueue, put_on_stderr
@@ -70,8 +70,8 @@ class Audit:
     ) -> None:
         self._noted = noted
         self.counts: Counter[str] = Counter()  # events since the process began, by name
-        self.durations: dict[SessionEnd, Durations] = {how: Durations() for how in ENDS}  # of sessions that ended
-        self.calls_each = Durations(CALLS)  # in sessions that ended, where their number is known
+        self.durations: dict[SessionEnd, Histogram] = {how: Histogram() for how in ENDS}  # of sessions that ended
+        self.calls_each = Histogram(CALLS)  # in sessions that ended, where their number is known
         self.lost = 0
         self._trail = trail
         self._clock = clock

@@ -91,28 +91,28 @@ _GENERATIONS: Final = len(gc.get_threshold())
 _STREAMS: Final = frozenset(row.name for row in METHODS.values() if row.is_stream)
 
 
-class Durations:
-    """A histogram of durations. `bounds_s`: the upper bounds of its buckets."""
+class Histogram:
+    """Counts values by size: durations in seconds, or calls. `bounds`: the upper bounds of its buckets."""
 
-    __slots__ = ("bounds_s", "counts", "total_s")
+    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds_s: Sequence[float] = LIFETIMES_S) -> None:
-        self.bounds_s = bounds_s
-        self.counts = [0] * (len(bounds_s) + 1)
-        self.total_s = 0.0
+    def __init__(self, bounds: Sequence[float] = LIFETIMES_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
-    def add(self, took_s: float) -> None:
-        """Count a duration, in seconds."""
-        self.counts[bisect_left(self.bounds_s, took_s)] += 1
-        self.total_s += took_s
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
-    def include(self, other: "Durations") -> None:
-        """Count the durations of another histogram with the same bounds, too."""
+    def include(self, other: "Histogram") -> None:
+        """Count the values of another histogram with the same bounds, too."""
         self.counts = [count + more for count, more in zip(self.counts, other.counts, strict=True)]
-        self.total_s += other.total_s
+        self.total += other.total
 
 
-class Series(Durations):
+class Series(Histogram):
     """The number and the durations of all requests with one server, method, era and outcome."""
 
     __slots__ = ("count",)
@@ -144,8 +144,8 @@ class Metrics:
         self.series: dict[tuple[str, str, str, Kind], Series] = {}  # by server, method, era and outcome
         self.longest_s = 0.0  # the longest request of the current second
         self.loop_lag_s = 0.0  # how late the event loop was in the last second
-        self.stalls = Durations(PAUSES_S)  # how late each beat of `gateway.observability.loop_watch` was
-        self.collections = [Durations(PAUSES_S) for _ in range(_GENERATIONS)]
+        self.stalls = Histogram(PAUSES_S)  # how late each beat of `gateway.observability.loop_watch` was
+        self.collections = [Histogram(PAUSES_S) for _ in range(_GENERATIONS)]
         self.counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
         self.history = History(self)
 
@@ -157,7 +157,7 @@ class Metrics:
         series.count += 1
         if method not in _STREAMS:  # a stream lasts as long as its client likes
             series.counts[bisect_left(BUCKETS_S, took_s)] += 1
-            series.total_s += took_s
+            series.total += took_s
             if took_s > self.longest_s:
                 self.longest_s = took_s
 

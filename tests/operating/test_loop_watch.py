@@ -19,7 +19,7 @@ import pytest
 
 from gateway.observability import loop_watch
 from gateway.observability.loop_watch import BEAT_S, LoopWatch
-from gateway.observability.metrics import PAUSES_S, Durations, Metrics
+from gateway.observability.metrics import PAUSES_S, Histogram, Metrics
 from gateway.serving.uvicorn_server import counted_apart
 from tests.requirements import requirement
 
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(BEAT_S / 2)
 
 
-def longer_than(durations: Durations, seconds: float) -> int:
+def longer_than(durations: Histogram, seconds: float) -> int:
     """How many took longer than that bound of a bucket."""
     return sum(durations.counts[PAUSES_S.index(seconds) + 1 :])
 
@@ -72,7 +72,7 @@ async def test_a_stall_is_measured_and_named(
 ) -> None:
     monkeypatch.setattr(loop_watch, "HANGS_S", 600.0)  # however long it takes, it is told of at its end
     metrics, line = await blocked_by(what, caplog)
-    assert longer_than(metrics.stalls, 0.25) >= 1 and metrics.stalls.total_s >= 0.3
+    assert longer_than(metrics.stalls, 0.25) >= 1 and metrics.stalls.total >= 0.3
     assert f"{__name__}:" in line and what.__name__ in line, line
     cpu_s = float(line.partition("s (")[2].partition(" ")[0])
     assert cpu_s > 0.25 if what is compute_in_the_loop else cpu_s < 0.25, line
@@ -109,7 +109,7 @@ async def test_the_pauses_of_the_collector_are_measured() -> None:
         gc.collect(0)
     gc.collect()
     assert [sum(pauses.counts) for pauses in metrics.collections] == [1, 0, 1]
-    assert metrics.collections[2].total_s > 0
+    assert metrics.collections[2].total > 0
 
 
 @requirement("ops.stalls")

@@ -45,8 +45,8 @@ async def test_the_end_of_a_session_says_whose_it_was_how_long_and_how_busy() ->
     assert (ended.principal, ended.endpoint) == (str(session.principal), session.endpoint)
     assert (ended.correlation, ended.lasted_s, ended.calls, expired.calls) == ("c-1", 90.0, 3, 0)
     assert (ended.workspace, ended.trust) == ("w-1", "sandboxed")
-    assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total_s == 90.0
-    assert (sum(audit.calls_each.counts), audit.calls_each.total_s) == (2, 3), "how busy sessions are"
+    assert audit.counts == {"ended": 1, "expired": 1} and audit.durations["ended"].total == 90.0
+    assert (sum(audit.calls_each.counts), audit.calls_each.total) == (2, 3), "how busy sessions are"
 
 
 ARGUMENTS = b'{"query":"Bearer abcdefgh12345678","api_key":"k","at":{"password":"p","n":[1]}}'
@@ -82,7 +82,7 @@ async def test_the_line_of_an_outcome_names_the_task_as_all_its_lines_do(caplog:
     with caplog.at_level("INFO"):
         for what in ("completed", "refused"):
             audit.task(task, what)
-    assert [(line.getMessage(), line.task, line.reason) for line in caplog.records] == [  # type: ignore[attr-defined]
+    assert [(line.getMessage(), line.task, line.reason) for line in caplog.records] == [  # type: ignore[attr-defined]  # fields of the event
         ("task completed", "one-of-m", "disk full"),
         ("task refused", "", "disk full"),
     ]
