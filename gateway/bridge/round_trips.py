@@ -18,7 +18,7 @@ from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CALL_TIMED_OUT
-from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.capabilities import refusal
 from gateway.protocol.input_requests import Question, questions_of
 from transports.era import LEGACY
 from transports.jsonrpc import INTERNAL_ERROR, Object, encode
@@ -29,8 +29,8 @@ def may_ask(exchange: Exchange, questions: Mapping[str, Question]) -> bool:
     caller = caller_in(exchange)
     declared = b"{}" if caller is None else caller.capabilities
     for method, params in questions.values():
-        if not may_be_asked(declared, method, params or {}):
-            exchange.fail(INTERNAL_ERROR, f"The server asked {method}, which the client has not declared to answer.")
+        if refused := refusal(declared, method, params or {}):
+            exchange.fail(INTERNAL_ERROR, refused[1])
             return False
     return True
 

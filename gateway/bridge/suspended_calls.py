@@ -17,7 +17,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.calls.suspended_call import InputRequest, SuspendedCall
 from gateway.errors import UNREAD
-from gateway.protocol.capabilities import may_be_asked, refusal_code
+from gateway.protocol.capabilities import refusal
 from gateway.protocol.methods import MAY_ASK
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, InvalidMessage, Message, Object, encode
@@ -95,8 +95,8 @@ class _ServerRequest:
             return
         question = self._question(method, exchange)
         declared = b"{}" if exchange.caller is None else exchange.caller.capabilities
-        if not may_be_asked(declared, method, question.params or {}):
-            self._refuse(refusal_code(declared, method), f"The client has not declared that it answers this {method}.")
+        if refused := refusal(declared, method, question.params or {}):
+            self._refuse(*refused)
             return
         known = exchange.take_replay(question.digest)
         if known is not None:

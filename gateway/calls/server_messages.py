@@ -16,7 +16,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import OwnedTask, related_id
 from gateway.calls.questions import MAX_SERVER_ID_BYTES
-from gateway.protocol.capabilities import caller_of_params, may_be_asked, refusal_code
+from gateway.protocol.capabilities import caller_of_params, refusal
 from gateway.protocol.methods import CHANGES, SERVER_METHODS, Method
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID, with_subscription_id
@@ -73,7 +73,7 @@ class _Router(ABC):
             is_named = exchange is not None and (
                 exchange.number == stream or _is_about_task_of(exchange, conversation, message)
             )
-            refusal = 0 if live is None else self._refusal(live, exchange, message)
+            refused = None if live is None else self._refusal(live, exchange, message)
         except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
             # At once: a request that nobody can answer must not take a place among those that wait.
             conversation.refuse(server_id, INVALID_PARAMS, f"The request cannot be read: {error}")
@@ -82,9 +82,8 @@ class _Router(ABC):
             # In a shared process no client may get another's question.
             conversation.refuse(server_id, METHOD_NOT_FOUND, f"No client is available for {message.method} now.")
             return
-        if refusal:
-            reason = f"The client has not declared that it answers this {message.method}."
-            conversation.refuse(server_id, refusal, reason)
+        if refused:
+            conversation.refuse(server_id, *refused)
             return
         try:
             live.ask(conversation, shown, exchange, is_named=is_named)
@@ -202,9 +201,10 @@ class _Router(ABC):
     def _addressee(self, conversation: Conversation) -> tuple[LiveSession | None, Exchange | None]:
         """Return the session of a message that names no call; also the call, if only one is possible."""
 
-    def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> int:
-        """Return the error code for a request that a legacy client has not declared to answer; 0 if it may be asked."""
-        return 0  # a process of its own has the client's declarations
+    def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
+        """Return the error code and message for a request that a legacy client has not declared to answer; None if it
+        may be asked."""
+        return None  # a process of its own has the client's declarations
 
     @abstractmethod
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
@@ -253,12 +253,12 @@ class SharedRouter(_Router):
             return None, None
         return live_session_of(calls[-1]), calls[-1]
 
-    def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> int:
+    def _refusal(self, live: LiveSession, exchange: Exchange | None, message: Message) -> tuple[int, str] | None:
         if live.session.era == Era.MODERN or (exchange is not None and exchange.caller is not None):
-            return 0  # `live.ask` looks at what a modern client declares
+            return None  # `live.ask` looks at what a modern client declares
         declared, method = caller_of_params(live.session.client.initialize_params).capabilities, str(message.method)
         params = {} if message.params is msgspec.UNSET else message.params_object()
-        return 0 if may_be_asked(declared, method, params) else refusal_code(declared, method)
+        return refusal(declared, method, params)
 
     def _audience(self, conversation: Conversation) -> Iterable[LiveSession]:
         return [live for live in conversation.users if isinstance(live, LiveSession)]

@@ -131,11 +131,14 @@ def may_be_asked(capabilities: bytes, method: str, params: Object) -> bool:
     return name in declared or Declared.of(capabilities).match(method) > 0
 
 
-def refusal_code(capabilities: bytes, method: str) -> int:
-    """Return the error code for a server's request that the client has not declared to answer (MCP 2025-11-25,
-    Elicitation and Roots §Error Handling)."""
-    name = method.partition("/")[0]
-    return INVALID_PARAMS if name == "elicitation" or name in object_of(capabilities) else METHOD_NOT_FOUND
+def refusal(capabilities: bytes, method: str, params: Object) -> tuple[int, str] | None:
+    """Return the error code (MCP 2025-11-25, Elicitation and Roots §Error Handling) and the message for a server's
+    request that the client has not declared to answer; None if it has. Raises as `may_be_asked`."""
+    if may_be_asked(capabilities, method, params):
+        return None
+    (name, parts), *_ = capability_for(method, params).items()
+    text = f"The client has not declared {'.'.join((name, *parts))}, which this {method} needs."
+    return INVALID_PARAMS if name == "elicitation" or name in object_of(capabilities) else METHOD_NOT_FOUND, text
 
 
 def capability_for(method: str, params: Object) -> dict[str, Any]:

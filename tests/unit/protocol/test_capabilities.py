@@ -13,10 +13,11 @@ from gateway.protocol.capabilities import (
     caller_of_params,
     capability_for,
     may_be_asked,
+    refusal,
 )
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
-from transports.jsonrpc import encode
+from transports.jsonrpc import INVALID_PARAMS, encode
 
 INFO = {"name": "c", "version": "1"}
 FORMS: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
@@ -128,6 +129,8 @@ def test_a_missing_capability_is_named_with_the_part_that_a_request_needs() -> N
     assert capability_for("elicitation/create", {}) == {"elicitation": {"form": {}}}
     assert capability_for("roots/list", {}) == {"roots": {}}
     assert capability_for("com.acme/ask/name", {}) == {"extensions": {"com.acme/ask": {}}}
+    code, text = refusal(b'{"sampling":{}}', "sampling/createMessage", raw(tools=[])) or (0, "")
+    assert code == INVALID_PARAMS and text.startswith("The client has not declared sampling.tools")
 
 
 @pytest.mark.parametrize("mode", [[], {}, 1])
