@@ -15,12 +15,15 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
+from gateway.admin.auth import VALID_S, Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
 from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage
 from gateway.admin.queries import OperatorError
+from gateway.admin.session_watches import MOST_REASON_CHARS
+from gateway.calls.live_session import WATCHED_S
+from gateway.calls.session_frames import MOST_FRAMES
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable
@@ -238,9 +241,8 @@ class Console:
         response = HTMLResponse("Signed in.\n", headers=_HEADERS | {"Refresh": f"0; url={home}"})
         if await self._access.sign_in_by_link(request, response, request.path_params["token"]):
             return response
-        return self._asking_for_key(
-            request, "This link has been used, or is older than 10 minutes. Start the gateway again for a new one."
-        )
+        why = f"This link has been used, or is older than {VALID_S / 60:.0f} minutes"
+        return self._asking_for_key(request, f"{why}. Start the gateway again for a new one.")
 
     def _asking_for_key(self, request: Request, problem: str) -> Response:
         """Return the sign-in page. `problem`: why the last attempt failed; empty before the first one."""
@@ -269,7 +271,12 @@ def _environment(pages: dict[str, str]) -> "Environment":
     )
     environment.filters.update({"span": span, "took": took, "bytes": amount, "clock": clock, "moment": moment})
     environment.filters["exact"] = escape  # what a form sends back is what was given
-    environment.globals["version"] = __version__
+    environment.globals.update(
+        version=__version__,
+        most_frames=MOST_FRAMES,
+        most_reason_chars=MOST_REASON_CHARS,
+        watched_min=round(WATCHED_S / 60),
+    )
     return environment
 
 

@@ -20,6 +20,7 @@ from gateway.admin.queries import (
     SessionQuery,
 )
 from gateway.admin.reports import SESSION_STATES
+from session_store.ports.timelines import MAX_ENTRIES, MAX_SESSIONS
 from transports.inbound.http import read_body
 
 _ROWS: Final = 50
@@ -92,6 +93,8 @@ async def _of_last_day(operators: Operations, request: Request) -> dict[str, Any
         "is_full": len(heads) == _ROWS,
         "is_of_entries": asked.is_of_entries,
         "most_searched": MOST_SEARCHED,
+        "most_entries": MAX_ENTRIES,
+        "most_kept": MAX_SESSIONS,
         "silent": sum(replica.silent for replica in replicas),
         "which": None,
         "words": words,
@@ -193,10 +196,10 @@ placeholder="id, principal, client, workspace, server …"></label>
 endif %}
 </section>
 {% if is_full %}<p class="soft">There may be more: these {{ heads | length }} were used last.</p>{% endif %}
-{% if is_of_entries %}<p class="soft">Servers and tools are looked for in the newest 200 entries of the newest
-{{ most_searched }} sessions that match otherwise.</p>{% endif %}
-<p class="soft">Kept are the newest 10,000 sessions, each for a day after its last use. What the last seconds of a
-replica that was killed had in them is not known.</p>
+{% if is_of_entries %}<p class="soft">Servers and tools are looked for in the newest {{ most_entries }} entries of
+the newest {{ most_searched }} sessions that match otherwise.</p>{% endif %}
+<p class="soft">Kept are the newest {{ "{:,}".format(most_kept) }} sessions, each for a day after its last
+use. What the last seconds of a replica that was killed had in them is not known.</p>
 {% else %}
 {% set t = page.totals %}
 {% if page.unanswered %}

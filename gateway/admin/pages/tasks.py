@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
+from gateway.admin.operations import SEARCHED
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.queries import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
@@ -18,7 +19,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
     status = status if status in TASK_STATUSES else ""
     page = await operators.tasks(TaskQuery(query=query, status=status, limit=_ROWS, after=after))
     next_page = urlencode({"q": query, "status": status, "after": page.after}) if page.after else ""
-    facts = {"tasks": page.tasks, "query": query, "status": status, "statuses": TASK_STATUSES}
+    facts = {"tasks": page.tasks, "query": query, "status": status, "statuses": TASK_STATUSES, "searched": SEARCHED}
     return {**facts, "next_page": next_page, "after": after}
 
 
@@ -57,7 +58,7 @@ that, where it takes longer than <code>gateway.tasks.after_s</code>, or at once 
 {% endif %}
 </section>
 <p class="soft">Tasks that a server makes itself are not here: only the server knows them.
-{%- if query or status %} Searched are the newest 20,000.{% endif %}</p>
+{%- if query or status %} Searched are the newest {{ "{:,}".format(searched) }}.{% endif %}</p>
 <p class="pages">
 {% if after %}<a href="?q={{ query | urlencode }}&amp;status={{ status | urlencode }}">First page</a>{% endif %}
 {% if next_page %}<a class="button" href="?{{ next_page }}" rel="next">Next {{ tasks | length }}</a>{% endif %}

@@ -9,7 +9,7 @@ from gateway.admin.pages.charts import RANGE_CHOICES, range_of
 from gateway.admin.pages.page import ConsolePage
 from gateway.admin.reports import UsageBy
 from gateway.admin.verbs import Operators
-from gateway.observability.usage_counts import OTHERS
+from gateway.observability.usage_counts import MOST_TOOLS, MOST_WHO, OTHERS
 
 _ROWS: Final = 200
 _KINDS: Final[tuple[UsageBy, ...]] = ("principal", "client", "server", "tool")
@@ -27,6 +27,7 @@ async def _facts(operators: Operators, request: Request) -> dict[str, Any]:
         "rows": rows[:_ROWS],
         "left_out": max(len(rows) - _ROWS, 0),
         "most": most,
+        "most_names": MOST_WHO if by in ("principal", "client") else MOST_TOOLS,
         "has_others": any(row.name == OTHERS for row in rows),
         "silent": sum(replica.silent for replica in replicas),
         "by": by,
@@ -63,8 +64,8 @@ PAGE: Final = ConsolePage(
 {% elif by in ("principal", "client") %}{{ tables.usage_table(rows, by, most, calls or 1) }}
 {% else %}{{ tables.tool_usage_table(rows, range, most) }}{% endif %}
 </section>
-{% if has_others %}<p class="soft">Of each minute 200 names are told apart. Who or what was beyond that is counted as
-(others), also with a name that has a row of its own.</p>{% endif %}
+{% if has_others %}<p class="soft">Of each minute {{ most_names }} names are told apart. Who or what was beyond that
+is counted as (others), also with a name that has a row of its own.</p>{% endif %}
 {% if left_out %}<p class="soft">{{ left_out }} more are not shown.</p>{% endif %}
 """,
 )
