@@ -32,7 +32,7 @@ hypothesis.settings.load_profile("of these tests")
 
 # Each client makes itself a context for TLS, which takes 20 ms of the processor: more than most tests.
 for _default in (httpx._transports.default, httpx2._transports.default):
-    _default.create_ssl_context = functools.cache(_default.create_ssl_context)  # type: ignore[attr-defined]
+    _default.create_ssl_context = functools.cache(_default.create_ssl_context)  # type: ignore[attr-defined]  # not in its hints
 
 # A request waits for five seconds by itself, which a busy machine may need.
 for _default in (

@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
     named = {
         path for start in begun for path in ([ROOT / start] if (ROOT / start).exists() else ROOT.glob(f"{start}*"))
     }
-    print(*sorted(path.relative_to(ROOT).as_posix() for path in named), sep="\n")  # noqa: T201
+    print(*sorted(path.relative_to(ROOT).as_posix() for path in named), sep="\n")  # noqa: T201  # a command
 
 
 if __name__ == "__main__":

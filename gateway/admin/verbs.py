@@ -39,7 +39,7 @@ from gateway.admin.reports import (
     UsageBy,
     UsageRow,
 )
-from gateway.sessions.returns import UnreturningClient
+from gateway.sessions.returns import ClientWarning
 from gateway.version import __version__
 from session_store import TimelineHead
 
@@ -115,7 +115,7 @@ class Verb:
     @property
     def type(self) -> Any:
         """Return the type of the body of REST's answer."""
-        return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]
+        return dict[str, self.gives] if self.answers else self.gives  # type: ignore[name-defined]  # it is made at run time
 
 
 VERBS: Final[list[Verb]] = []
@@ -352,7 +352,7 @@ class Operators(Protocol):
         ...
 
     @verb("GET", "/warnings")
-    async def warnings(self) -> list[UnreturningClient]:
+    async def warnings(self) -> list[ClientWarning]:
         """Clients that return to no session, or share one, each with the line of its configuration that mends it."""
         ...
 

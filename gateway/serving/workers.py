@@ -121,7 +121,7 @@ def _tend(
     while not stopping.wait(_AGAIN_S):
         for place, worker in enumerate(workers):
             if worker.poll() is not None:
-                print(f"worker {worker.pid} has ended; starting another", file=sys.stderr, flush=True)  # noqa: T201
+                print(f"worker {worker.pid} has ended; starting another", file=sys.stderr, flush=True)  # noqa: T201  # the supervisor has no logging
                 reports.forget(place)
                 workers[place] = start(place)
         # Read always: a worker whose report found the pipe full would stop.
@@ -197,4 +197,4 @@ def report(*states: bytes) -> bool:
 
 def announce(url: str, *, is_ready: bool = True) -> None:
     """Print `ready URL`, for which people and programs wait; `serving URL` if the gateway is not ready yet."""
-    print(f"{'ready' if is_ready else 'serving'} {url}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{'ready' if is_ready else 'serving'} {url}", file=sys.stderr, flush=True)  # noqa: T201  # the supervisor has no logging

@@ -278,7 +278,7 @@ class _Side:
             # When the gateway asks for a list again depends on the time.
             asked = (frame for frame in frames if '"method":"tools/list"' not in frame)
             found[name] = [
-                _NUMBER.sub(lambda at: f"{at[1]}{numbers.setdefault(at[2], len(numbers))}" if ordered else "", frame)  # noqa: B023
+                _NUMBER.sub(lambda at: f"{at[1]}{numbers.setdefault(at[2], len(numbers))}" if ordered else "", frame)  # noqa: B023  # it runs in this round
                 for frame in asked
             ]
         return found if ordered else {name: sorted(frames) for name, frames in found.items()}

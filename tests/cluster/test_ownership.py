@@ -97,11 +97,11 @@ class Ownership(RuleBasedStateMachine):
             self.held.append(held)
             directory: Any = Interrupted(self.backend.directory, self, n)
             sessions: Any = Interrupted(self.backend.sessions, self, n)
-            closed: Any = lambda i, held=held: held.pop(i, None)  # noqa: E731
+            closed: Any = lambda i, held=held: held.pop(i, None)  # noqa: E731  # of this replica
             replica = Cluster(directory, sessions, self.backend.bus, taken_over=closed)
             replica.advertise(f"http://{n}")
             self.replicas.append(replica)
-            self.comparisons.append(Reconciliation(replica, directory, held))  # type: ignore[arg-type]
+            self.comparisons.append(Reconciliation(replica, directory, held))  # type: ignore[arg-type]  # a fake
             self.beat(n)
         self.pass_time(2 * LEASE_S + 1)
         self.request(0)
@@ -298,7 +298,7 @@ class Ownership(RuleBasedStateMachine):
         from time import monotonic
 
         for module in (cluster_module, lease_module):
-            setattr(module, "monotonic", monotonic)  # noqa: B010
+            setattr(module, "monotonic", monotonic)  # noqa: B010  # as above
         self.loop.close()
 
 

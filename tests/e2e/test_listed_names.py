@@ -62,7 +62,7 @@ def gateway(request: pytest.FixtureRequest) -> Iterator[InProcessGateway]:
     if request.param == "two servers":
         servers["t"] = table_server(listing(), **RULES)
     with in_process_gateway(servers, options=OPTIONS) as running:
-        running.prefix = "s__" if request.param == "two servers" else ""  # type: ignore[attr-defined]
+        running.prefix = "s__" if request.param == "two servers" else ""  # type: ignore[attr-defined]  # of this fixture
         yield running
 
 
@@ -84,7 +84,7 @@ def senders(request: pytest.FixtureRequest, gateway: InProcessGateway, http: htt
 
         return send
 
-    return sender("alice"), sender("bob"), gateway.prefix  # type: ignore[attr-defined]
+    return sender("alice"), sender("bob"), gateway.prefix  # type: ignore[attr-defined]  # of this fixture
 
 
 @requirement("wall.decoded")

@@ -354,7 +354,7 @@ def test_what_may_belong_to_one_of_two_calls_waits_in_a_bounded_number_and_is_an
         assert eventually(lambda: len(got('"say"')) == 1)
         calls.append(pool.submit(client.tool, "say", {"lines": asks}))
         for answered in (8, 40):
-            assert eventually(lambda: len(got('"error"')) == answered)  # noqa: B023
+            assert eventually(lambda: len(got('"error"')) == answered)  # noqa: B023  # it runs in this round
             client.tool("answer", {"result": '{"content":[]}'})
     assert all(result_of(call.result())["content"] == [] for call in calls)
     told = [answer["error"]["message"] for answer in got('"error"')]

@@ -76,7 +76,7 @@ def _load() -> None:
     import gateway.serving.uvicorn_server
     import gateway.serving.workers
 
-    for listed in typer.main.get_command(gateway.cli.main.app).commands.values():  # type: ignore[attr-defined]
+    for listed in typer.main.get_command(gateway.cli.main.app).commands.values():  # type: ignore[attr-defined]  # a group
         listed.loaded()
     assert threading.active_count() == 1, "a process with threads cannot be forked safely"
     # A collection, as at the end of each process, would write to all that it shares with this one: 0.2 s for each.

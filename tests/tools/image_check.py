@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -84,7 +85,7 @@ def make_bases() -> None:
         (WORK / "node.made").touch()
 
 
-def build() -> dict[str, object]:
+def build() -> dict[str, Any]:
     """Build the image; its configuration."""
     text = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
     text, replaced = re.subn(r"(?m)^FROM (python|node):\S+ AS \w+$", r"FROM localhost/\1 AS \1", text)
@@ -95,17 +96,17 @@ def build() -> dict[str, object]:
     options = ("--isolation=chroot", "--network=host", "--format=docker", "--ignorefile=.dockerignore")
     buildah("bud", *options, "--file", str(WORK / "Dockerfile"), "--tag", "localhost/gateway", ".")
     described = json.loads(buildah("inspect", "--type=image", "localhost/gateway"))
-    config: dict[str, object] = described["Docker"]["config"]
+    config: dict[str, Any] = described["Docker"]["config"]
     return config
 
 
 @contextlib.contextmanager
-def started(root: str, config: dict[str, object], command: list[str], **environment: str) -> Iterator[list[str]]:
+def started(root: str, config: dict[str, Any], command: list[str], **environment: str) -> Iterator[list[str]]:
     """The command line that runs `command` in the image as compose does."""
     with tempfile.TemporaryDirectory(dir=WORK) as folder:
         mounts = Path(folder, "mounts.sh")
         mounts.write_text(MOUNTS, encoding="utf-8")
-        env = [*config["Env"], *(f"{name}={value}" for name, value in environment.items())]  # type: ignore[misc]
+        env = [*config["Env"], *(f"{name}={value}" for name, value in environment.items())]
         drop = ["--no-new-privs", "--bounding-set=-all,+sys_ptrace", "--inh-caps=-all"]
         user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *drop]
         inside = ["env", "--chdir=/home/gateway", "-i", "HOME=/home/gateway", *env, *user, "--", *command]
@@ -142,7 +143,7 @@ def main() -> None:
     print("the image builds, and serves its own, npx and uvx servers")
 
 
-def check(root: str, config: dict[str, object]) -> None:
+def check(root: str, config: dict[str, Any]) -> None:
     shutil.rmtree(WORK / "volumes", ignore_errors=True)
     for name in ("secrets", "packages"):  # as a new volume: owner and mode of the mount point in the image
         there = os.stat(f"{root}/{name}")
@@ -155,7 +156,7 @@ def check(root: str, config: dict[str, object]) -> None:
     with started(root, config, words) as command:
         subprocess.run(command, check=True, timeout=120)
     gateway = COMPOSE["services"]["gateway1"]
-    words = [*config["Entrypoint"], *gateway["command"]]  # type: ignore[misc]
+    words = [*config["Entrypoint"], *gateway["command"]]
     words = [word.replace("/etc/mcp/mcp.json", "/mnt/mcp.json") for word in words]
     # One gateway with a store of its own: Redis is another image. The keys are those that compose made.
     given = {"MCP_GATEWAY_KEYS_FILE": "/secrets/keys", "MCP_GATEWAY_PACKAGES__FOLDER": "/packages"}

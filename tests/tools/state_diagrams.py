@@ -5,9 +5,8 @@ Each diagram stands below a line `<!-- lifecycle: NAME -->`, as a Mermaid state 
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.calls.lifecycles import EXCHANGE, GONE, LINK, LIVE, OVER, ExchangeState, LinkState, LiveState
 from gateway.tasks.made.maker import REPLY, ReplyState
@@ -18,7 +17,7 @@ DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
 _BLOCK: Final = re.compile(r"(<!-- lifecycle: (\w+) -->\n)```mermaid\n.*?```\n", re.DOTALL)
 
 
-def diagram(table: Mapping[str, Mapping[StrEnum, str]], first: str, last: frozenset[str]) -> str:
+def diagram(table: Mapping[Any, Mapping[Any, str]], first: str, last: frozenset[str]) -> str:
     """A `stateDiagram-v2`. Steps between the same two states share an arrow; a step that changes nothing has none."""
     lines = ["stateDiagram-v2", f"    [*] --> {first}"]
     for state, row in table.items():
@@ -33,12 +32,12 @@ def diagram(table: Mapping[str, Mapping[StrEnum, str]], first: str, last: frozen
 
 
 DIAGRAMS: Final = {
-    "exchange": diagram(EXCHANGE, ExchangeState.QUEUED, frozenset(OVER)),  # type: ignore[arg-type]
-    "link": diagram(LINK, LinkState.ABSENT, frozenset({LinkState.ENDED})),  # type: ignore[arg-type]
-    "task": diagram(TASK, "working", frozenset(state for state in TASK if not TASK[state])),  # type: ignore[arg-type]
-    "reply": diagram(REPLY, ReplyState.SENDING, frozenset(REPLY) - {ReplyState.SENDING}),  # type: ignore[arg-type]
-    "known": diagram(KNOWN, KnownState.FOUND, frozenset({KnownState.FORGOTTEN})),  # type: ignore[arg-type]
-    "session": diagram(LIVE, LiveState.OPENING, frozenset(GONE)),  # type: ignore[arg-type]
+    "exchange": diagram(EXCHANGE, ExchangeState.QUEUED, frozenset(OVER)),
+    "link": diagram(LINK, LinkState.ABSENT, frozenset({LinkState.ENDED})),
+    "task": diagram(TASK, "working", frozenset(state for state in TASK if not TASK[state])),
+    "reply": diagram(REPLY, ReplyState.SENDING, frozenset(REPLY) - {ReplyState.SENDING}),
+    "known": diagram(KNOWN, KnownState.FOUND, frozenset({KnownState.FORGOTTEN})),
+    "session": diagram(LIVE, LiveState.OPENING, frozenset(GONE)),
 }
 
 

@@ -71,7 +71,7 @@ class H11Connection(H11Protocol):
 
     # -- the connection
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn says so too
         own = CycleTransport(transport, functools.partial(self._close_after_response, transport))
         super().connection_made(cast("asyncio.Transport", own))
 

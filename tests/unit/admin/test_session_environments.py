@@ -100,7 +100,7 @@ NOTHING = Context()
 def told(principal: Principal = ANONYMOUS, context: Context = NOTHING, reasons: object = (), **more: object) -> str:
     session = a_session(FakeClock(), principal=principal, context=context, endpoint="/mcp")
     served, entries = more.get("served", ("files", "web")), more.get("entries", ())
-    return "\n".join(about_session(session, served, AUTH, reasons, entries))  # type: ignore[arg-type]
+    return "\n".join(about_session(session, served, AUTH, reasons, entries))  # type: ignore[arg-type]  # fakes
 
 
 @requirement("ops.environment")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -226,7 +227,7 @@ def message_of(frame: Frame | None) -> Any:
         (lambda call: call.abandon(), S.ABANDONED),
     ],
 )
-def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignore[no-untyped-def]
+def test_the_first_end_counts(end: Callable[[Exchange], None], state: ExchangeState) -> None:
     call, outcomes = a_call(), list[Outcome]()
     call.watch(lambda _, outcome, __: outcomes.append(outcome))
     call.step(E.SEND)
@@ -242,7 +243,7 @@ def test_the_first_end_counts(end, state: ExchangeState) -> None:  # type: ignor
 def test_a_call_waits_for_its_client_and_releases_what_it_holds_at_its_end() -> None:
     call, released = a_call(), list[str]()
     for name in ("first", "last"):
-        call.when_done(lambda name=name: released.append(name))  # type: ignore[misc]
+        call.when_done(lambda name=name: released.append(name))  # type: ignore[misc]  # of this round
     call.step(E.SEND)
     first = call.replies
     call.suspendable()

@@ -298,7 +298,7 @@ def test_shells_complete_commands_options_and_clients() -> None:
 
 @requirement("first.help")
 def test_every_command_is_listed_under_what_it_is_for() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group
     panels: dict[str, list[str]] = {}
     for name, command in commands.items():
         panels.setdefault(getattr(command, "rich_help_panel", ""), []).append(name)

@@ -99,7 +99,7 @@ class Way:
         self.peers, self.client, self.memory, self.spent = Peers(), Client(), RouteMemory(), list[Any]()
         route = Route(a_session(FakeClock(), owner="another"), ALICE, None, memory=self.memory, until=until)
         peers: Any = self.peers
-        self.path = ForwardingPath(peers, self, lambda _: self.is_here, route, "10.0.0.0/24")  # type: ignore[arg-type]
+        self.path = ForwardingPath(peers, self, lambda _: self.is_here, route, "10.0.0.0/24")  # type: ignore[arg-type]  # a fake
 
     def spend_at_hand(self, *spent: Any) -> bool:
         self.spent.append(spent)

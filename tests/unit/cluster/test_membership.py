@@ -82,7 +82,7 @@ class Case:
         for each in (self.cluster, self.other):
             each.advertise(f"{each.replica}:1")
         self.beat = self.cluster.beat
-        self.cluster.beat = self._beat  # type: ignore[method-assign]
+        self.cluster.beat = self._beat  # type: ignore[method-assign]  # the store may be away
         self.beats = Beats(self.cluster, self.backend.bus, self._ask)
 
     async def _beat(self) -> None:

@@ -67,7 +67,7 @@ class Cluster:
 
 def clock() -> float:
     """The clock that copies are timed by."""
-    return vars(requests_to_peers)["monotonic"]()  # type: ignore[no-any-return]
+    return float(vars(requests_to_peers)["monotonic"]())
 
 
 class Call:
@@ -98,7 +98,7 @@ class Call:
         frame = self.frames.pop(0)
         if isinstance(frame, Exception):
             raise frame
-        return frame  # type: ignore[no-any-return]
+        return frame  # type: ignore[no-any-return]  # as scripted
 
     def done(self) -> None:
         self.ends.append("done")
@@ -129,7 +129,7 @@ class Hanging:
     async def opened(self) -> Any:
         try:
             until = asyncio.get_running_loop().time() + self.seconds
-            while self.cluster.looks < self.looks and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+            while self.cluster.looks < self.looks and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  # nothing tells
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.is_given_up = True
@@ -158,8 +158,8 @@ class Asked:
     def __init__(self, cluster: Cluster, *opened: Any) -> None:
         self.sent: list[Any] = []
         self.log = RequestLog(Metrics(), lines_per_s=0)
-        self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]
-        self.requests._channels = Opened([*opened])  # type: ignore[assignment]
+        self.requests = PeerRequests(cluster, Envelopes(KeyRing.ephemeral(), FakeClock()), self.log)  # type: ignore[arg-type]  # a fake
+        self.requests._channels = Opened([*opened])  # type: ignore[assignment]  # a fake
         self.reply = RelayedReply(self._receive, self._send)
 
     async def _receive(self) -> Any:

@@ -60,7 +60,7 @@ async def test_at_sign_in_a_session_goes_to_the_user_whom_the_app_names_and_with
 async def test_a_session_that_cannot_be_moved_whole_stays_where_it_is() -> None:
     async def handler(session: AppSession) -> Any:
         if await session.state.increment("visits") > 1:
-            store.state.set = cut_off  # type: ignore[method-assign, assignment]
+            store.state.set = cut_off  # type: ignore[method-assign, assignment]  # a store that fails
             await session.rotate()
 
     async def cut_off(*_: Any) -> None:

@@ -165,7 +165,7 @@ async def test_at_sign_out_the_session_ends_and_the_cookie_goes() -> None:
 
     async def leave(session: AppSession) -> str:
         await session.end()
-        return await look(session)  # type: ignore[no-any-return]
+        return str(await look(session))
 
     client = Client(app_of(count, store=store))
     await client.get()
@@ -219,7 +219,7 @@ async def test_nothing_of_the_session_is_left_for_the_connections_next_request()
                 current_session()
 
     app = app_of(nothing)
-    await app(Client(app).scope("http"), lambda: None, send)  # type: ignore[arg-type,return-value]
+    await app(Client(app).scope("http"), lambda: None, send)  # type: ignore[arg-type,return-value]  # nothing comes
     assert sent == ["http.response.start", "http.response.body"]
     with pytest.raises(NoSession):
         current_session()
@@ -249,7 +249,7 @@ async def test_the_store_is_opened_and_closed_with_the_app_and_opening_it_is_tri
     assert store.log == "open open ", "at the first use, where no lifespan comes by"
     app._app = lifespan
     answer = Answer()
-    await app({"type": "lifespan"}, lambda: None, answer.send)  # type: ignore[arg-type,return-value]
+    await app({"type": "lifespan"}, lambda: None, answer.send)  # type: ignore[arg-type,return-value]  # nothing comes
     assert store.log == "open open close "
     assert [event["type"] for event in answer.events] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
@@ -379,7 +379,7 @@ async def test_an_app_whose_store_cannot_be_opened_does_not_start_and_ends() -> 
 
     answer = Answer()
     with pytest.raises(StoreError):
-        await SessionMiddleware(no_app, store=Closed(), keys=KEY)({"type": "lifespan"}, None, answer.send)  # type: ignore[arg-type]
+        await SessionMiddleware(no_app, store=Closed(), keys=KEY)({"type": "lifespan"}, None, answer.send)  # type: ignore[arg-type]  # nothing comes
     assert answer.events == [{"type": "lifespan.startup.failed", "message": "SessionMiddleware: in use"}]
 
 

@@ -54,7 +54,7 @@ def a_request(parent: str = "", state: str = "") -> Request:
 
 def takes(sampler: Sampler, context: Context, trace_id: int) -> bool:
     """What the SDK's sampler decides."""
-    return bool(sampler.should_sample(context, trace_id, "tools/call").decision.is_sampled())  # type: ignore[no-untyped-call]
+    return bool(sampler.should_sample(context, trace_id, "tools/call").decision.is_sampled())  # type: ignore[no-untyped-call]  # no hint
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=named)
@@ -95,7 +95,7 @@ def test_a_server_gets_the_parent_that_the_sdk_would_make(sampler: Sampler) -> N
 
 def test_of_new_traces_the_configured_part_is_recorded_under_the_ids_that_logs_have() -> None:
     exporter, ids = InMemorySpanExporter(), GivenIds()
-    provider = TracerProvider(sampler=TraceIdRatioBased(0.3), id_generator=ids)  # type: ignore[arg-type]
+    provider = TracerProvider(sampler=TraceIdRatioBased(0.3), id_generator=ids)  # type: ignore[arg-type]  # without its base class
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracing = Tracing(provider.get_tracer("t"), ids)
     correlations = []

@@ -27,7 +27,7 @@ ROUND_TRIP_S = 0.002
 async def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """The time of the store, of the limits and of the loop, which waits for nothing: it lets the time pass."""
     clock, loop = FakeClock(), asyncio.get_running_loop()
-    selector: Any = loop._selector  # type: ignore[attr-defined]
+    selector = vars(loop)["_selector"]
     select = selector.select
 
     def skip(timeout: float | None = None) -> Any:

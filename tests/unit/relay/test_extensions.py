@@ -50,15 +50,15 @@ class Server(OneServer):
         self.sent: list[tuple[str, Any]] = []
 
     @property
-    def discovery(self) -> bytes | None:  # type: ignore[override]
+    def discovery(self) -> bytes | None:  # type: ignore[override]  # a fake
         return None if self.is_starting else self._facts.discovery
 
     @property
-    def extensions(self) -> Declared:  # type: ignore[override]
+    def extensions(self) -> Declared:  # type: ignore[override]  # a fake
         return self._facts.declared
 
     @property
-    def declared(self) -> Declared:  # type: ignore[override]
+    def declared(self) -> Declared:  # type: ignore[override]  # a fake
         return Declared.of(capabilities_json(self.initialize_result))
 
     async def facts(self) -> ServerFacts:
@@ -67,7 +67,7 @@ class Server(OneServer):
             await asyncio.Event().wait()
         return self._facts
 
-    def open_with(self, live: LiveSession) -> "Server | None":  # type: ignore[override]
+    def open_with(self, live: LiveSession) -> "Server | None":  # type: ignore[override]  # a fake
         return self if self.is_known else None
 
     def conversation(self, live: LiveSession, era: Era, correlation: str, caller: ClientDeclaration | None) -> "Server":

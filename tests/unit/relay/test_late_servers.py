@@ -53,7 +53,7 @@ class Server(OneServer):
         return self.up.is_set()
 
     @property
-    def is_failing(self) -> bool:  # type: ignore[override]
+    def is_failing(self) -> bool:  # type: ignore[override]  # a fake
         return self.failures.count > 0
 
     def is_open_to(self, live: Any) -> bool:

@@ -111,8 +111,8 @@ async def both() -> AsyncIterator[Both]:
             lost(exc)
             found.ended.set()
 
-        found.answering.data_received = noting  # type: ignore[method-assign]
-        found.answering.connection_lost = ending  # type: ignore[method-assign]
+        found.answering.data_received = noting  # type: ignore[method-assign]  # to look in
+        found.answering.connection_lost = ending  # type: ignore[method-assign]  # to look in
         try:
             yield found
         finally:

@@ -26,11 +26,11 @@ ANN = "https://idp.example:ann"
 @pytest.fixture
 async def backend() -> MemoryBackend:
     backend = MemoryBackend(clock=FakeClock(NOON))
-    call = {"event": "called", "session": "aaaaaaaa", "principal": ANN}
+    call: dict[str, Any] = {"event": "called", "session": "aaaaaaaa", "principal": ANN}
     await backend.audit.record(
         [
-            AuditEvent(at=NOON - 7_200, tool="files/read_file", outcome="ok", **call),  # type: ignore[arg-type]
-            AuditEvent(at=NOON - 3_600, tool="web/get", outcome="tool error", **call),  # type: ignore[arg-type]
+            AuditEvent(at=NOON - 7_200, tool="files/read_file", outcome="ok", **call),
+            AuditEvent(at=NOON - 3_600, tool="web/get", outcome="tool error", **call),
             AuditEvent(at=NOON - 1, event="refused", session="bbbbbbbb", endpoint="/servers/files/mcp", reason="no"),
             AuditEvent(at=NOON, event="created", session="bbbbbbbb", principal="bob", endpoint="/mcp"),
         ]

@@ -140,7 +140,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
     monkeypatch.setattr(store.tasks, "get", get)
     for _ in range(2):
         await replica.recovery.sweep()
-    assert (await read(task.session_id, task.id)).status == "failed"  # type: ignore[union-attr]
+    assert (await read(task.session_id, task.id)).status == "failed"  # type: ignore[union-attr]  # it is there
     assert set(await names.of("r1")) == set(unreadable), "a replica of their version may read them"
     assert len([record for record in caplog.records if "cannot be recovered" in record.message]) == 3
 

@@ -289,7 +289,7 @@ async def test_a_full_store_gets_a_working_task_without_what_it_can_spare(
 
 async def test_questions_that_a_full_store_does_not_take_end_the_call() -> None:
     record, parts = await recorded(room=100)
-    parts.no_room = lambda: record.change(status="cancelled", questions=b"", message="no room")  # type: ignore[method-assign]
+    parts.no_room = lambda: record.change(status="cancelled", questions=b"", message="no room")  # type: ignore[method-assign]  # told when it happens
     record.change(status="input_required", questions=LARGE, asked=1)
     assert await record.written()
     assert [(task.status, task.message) for task in parts.changed] == [("cancelled", "no room")]
