@@ -46,7 +46,6 @@ def check(
     from gateway.config.secrets import key_ring
     from gateway.doctor.workspaces import check_workspaces
     from gateway.sandbox.sandbox_checks import configured_sandboxes, refuse_cgroup, refuse_open, refuse_unheld
-    from gateway.sandbox.sandboxes_by_trust import own_files
     from transports.upstream.cgroup_delegation import look
 
     try:
@@ -60,7 +59,7 @@ def check(
         sandboxes = configured_sandboxes(settings)
         refuse_cgroup(settings.gateway.cgroup, look(settings.gateway.cgroup))
         refuse_unheld(sandboxes)
-        refuse_open(sandboxes, own_files(settings.gateway))
+        refuse_open(sandboxes, settings)
         told = [(one.title, what) for one in sandboxes for what in (*one.missing, *one.not_granted)]
         move = "if it has secrets as text, move it, or the server, to another folder"
         told += [(one.title, f"its processes can read {at}: {move}") for one in sandboxes for at in one.opens([file])]

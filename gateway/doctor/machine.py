@@ -10,8 +10,7 @@ from gateway.config.addresses import is_loopback
 from gateway.config.secrets import KEYS_FILE, key_file, key_ring, others_can_read
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.sandbox.sandbox_checks import ServerSandbox, configured_sandboxes, refuse_cgroup, told
-from gateway.sandbox.sandboxes_by_trust import own_files
+from gateway.sandbox.sandbox_checks import ServerSandbox, configured_sandboxes, refuse_cgroup, refuse_open, told
 from session_store import backend_for
 from transports.upstream.cgroup_delegation import look
 
@@ -103,19 +102,21 @@ def _most_processes() -> int | None:
 
 def check_sandboxes(settings: Settings, config: Path | None = None) -> Iterator[Finding]:
     """Yield a finding for each sandbox, for each grant in a server's configuration that has no effect, and for each
-    file with secrets of the gateway that a sandbox can read. `config` is the configuration's file."""
-    own = own_files(settings.gateway)
+    grant for which the gateway does not start. `config` is the configuration's file."""
     every = configured_sandboxes(settings)
     if any(found.sandbox.has_walls for found in every):
         yield _cgroups(settings.gateway.cgroup)
     for found in every:
         yield from _finding(found)
-        do = "move the file, or the server, out of a folder that holds both"
-        for file in found.opens(own):
-            what = f"its processes can read {file}, which holds keys or sessions, so the gateway does not start"
-            yield failure(f"sandbox {found.title}", what, do)
         for file in found.opens([config] if config is not None else ()):
-            yield warning(f"sandbox {found.title}", f"its processes can read {file}, which is the gateway's", do)
+            what, do = f"its processes can read {file}, which is the gateway's", "move it, or the server, elsewhere"
+            yield warning(f"sandbox {found.title}", what, do)
+    try:
+        refuse_open(every, settings)
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            what, _, do = line.partition("; ")
+            yield failure("sandbox", f"{what}; the gateway does not start", do)
 
 
 def _cgroups(setting: str | None) -> Finding:

@@ -15,7 +15,8 @@ from gateway.config.faults import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
 from gateway.sandbox.package_folder import PackageFolder
-from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, opened, sandboxes_of
+from gateway.sandbox.packages import package_folder
+from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, opened, own_files, sandboxes_of
 from gateway.sandbox.system_paths import system_grants
 from transports.upstream.cgroup_delegation import OFF, Delegation, look
 from transports.upstream.walls.kernel import Kernel, probe
@@ -155,16 +156,25 @@ def server_sandbox_of(
     )
 
 
-def refuse_open(found: Iterable[ServerSandbox], files: Iterable[Path]) -> None:
-    """Raise an error if a sandbox grants files that no server may read. A grant of a folder cannot exclude a file in
-    it.
+def refuse_open(found: Sequence[ServerSandbox], settings: Settings) -> None:
+    """Raise an error if a sandbox lets a server read the gateway's private files, or write the packages from which
+    others start. A grant of a folder cannot exclude a file in it.
 
     Raises:
         ConfigurationError: one line for each grant of each sandbox, with the first file that it opens.
     """
-    files = list(files)
+    files, packages = own_files(settings.gateway), settings.gateway.packages
+    walled = {one.server for one in found if one.walls is not None}
+    fetched = [package_folder(packages, entry) for name, entry in settings.mcpServers.items() if name in walled]
+    folders = [folder.path for folder in fetched if folder is not None]
     faults: dict[tuple[str, str], str] = {}
     for one in found:
+        for grant, folder in opened(one.walls, folders, "w"):
+            faults.setdefault(
+                (one.server, grant),
+                f"mcpServers.{one.server}: its sandbox may write {grant}, and with it {folder}, from which sessions "
+                "start; set gateway.packages.folder to a folder outside of what is granted, or name a narrower folder",
+            )
         for grant, file in opened(one.walls, files):
             faults.setdefault(
                 (one.server, grant),

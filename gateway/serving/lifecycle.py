@@ -11,7 +11,6 @@ from gateway.calls.starts import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
-from gateway.sandbox.sandboxes_by_trust import own_files
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
@@ -127,7 +126,7 @@ class Lifecycle:
         found = server_sandboxes(servers.sandboxes, delegation=delegation)
         refuse_cgroup(servers.fork_server.cgroup, delegation)
         refuse_unheld(found)
-        refuse_open(found, own_files(base.settings.gateway))
+        refuse_open(found, base.settings)
         log_sandboxes(found, delegation)
         for upstream in servers.upstreams:
             for fault in upstream.settings.faults:

@@ -151,10 +151,10 @@ def test_a_folder_with_keys_of_the_gateway_is_granted_to_no_server(
     for profile in ("standard", "strict"):
         settings = settings_of(files={"command": "cat", "args": [str(folder)], "sandbox": profile})
         with pytest.raises(ConfigurationError) as refused:
-            refuse_open(configured_sandboxes(settings), own_files(settings.gateway))
+            refuse_open(configured_sandboxes(settings), settings)
         assert f"mcpServers.files: its sandbox grants {folder}, and with it {keys}" in str(refused.value)
     monkeypatch.setenv("MCP_GATEWAY_KEYS_FILE", str(tmp_path / "keys"))
-    refuse_open(configured_sandboxes(settings), own_files(settings.gateway))
+    refuse_open(configured_sandboxes(settings), settings)
 
 
 @requirement("box.keys")
@@ -181,6 +181,18 @@ def test_a_file_is_opened_by_each_name_that_it_has(tmp_path: Path) -> None:
     key, other = tmp_path / "gateway/key", tmp_path / "granted/key"
     other.hardlink_to(key)
     assert [*opened(reading(other), [key, tmp_path / "gateway/none"])] == [(str(other), key)]
+
+
+@requirement("box.package-whole")
+def test_the_packages_that_sessions_start_from_are_written_by_no_server(tmp_path: Path) -> None:
+    make(tmp_path, "data/")
+    npx = {"command": "npx", "args": ["-y", "a-server"]}
+    other = {"command": "cat", "sandbox": {"write": [str(tmp_path / "data")]}}
+    settings = settings_of({"packages": {"folder": str(tmp_path / "data/packages")}}, npx=npx, other=other)
+    with pytest.raises(ConfigurationError, match=r"mcpServers\.other: its sandbox may write .*/data, and with it "):
+        refuse_open(configured_sandboxes(settings), settings)
+    beside = settings_of({"packages": {"folder": str(tmp_path / "packages")}}, npx=npx, other=other)
+    refuse_open(configured_sandboxes(beside), beside)
 
 
 @requirement("box.keys")
