@@ -12,7 +12,7 @@ from session_store.embedded.records_port import Result, Work
 from session_store.ports.backend import Observation
 from session_store.ports.errors import StoreError, StoreMissing
 from session_store.sqlite.accounting import SqliteAuditTrail, SqliteHistory, SqliteQuotas, SqliteTimelines
-from session_store.sqlite.database import FORMAT, Database, no_folder
+from session_store.sqlite.database import FORMAT, Database, check_is_ours, no_folder
 from session_store.sqlite.events import SqliteEventLog
 from session_store.sqlite.records import SqliteRecords
 from session_store.sqlite.tasks import SqliteTasks
@@ -76,8 +76,9 @@ def keys_beside(path: Path) -> KeyRing:
     configures no keys. The first call creates the file.
 
     Raises:
-        StoreError: the file cannot be read or created, or other users can read it.
+        StoreError: the file cannot be read or created, or other users can read it; the database is another program's.
     """
+    check_is_ours(path)
     file = path.with_name(path.name + KEY_FILE_ENDING)
     try:
         with contextlib.suppress(FileExistsError):

@@ -93,6 +93,7 @@ class Database:
                 locked it.
         """
         self._loop = asyncio.get_running_loop()
+        check_is_ours(self.path)
         if exclusive:
             self._lock()
         try:
@@ -131,13 +132,11 @@ class Database:
         connection = sqlite3.connect(
             self.path, timeout=TIMEOUT_S / 2, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, FORMAT):
+        try:
+            _check_is_ours(connection, self.path)
+        except StoreError:
             connection.close()
-            raise StoreError(f"{self.path}: was written by another version of the gateway (format {version})")
-        if not _is_ours(connection):
-            connection.close()
-            raise StoreError(f"{self.path}: belongs to another program; name another file")
+            raise
         # In WAL mode, NORMAL loses nothing when the process dies. A power failure can lose the last transactions.
         connection.executescript(
             f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; {_SCHEMA}"
@@ -207,11 +206,29 @@ class Database:
         self._unlock()
 
 
-def _is_ours(connection: sqlite3.Connection) -> bool:
-    """Return True if the file is empty, or has a gateway's table of sessions, which every version creates first."""
+def check_is_ours(path: Path) -> None:
+    """Refuse a file of another program or another version, before files are made beside it. Raises `StoreError`."""
+    if not path.is_file():
+        return  # `Database.open` makes it, or says why it cannot
+    try:
+        # Without the journal, which would be a file beside it. If another process is writing, `Database.open` decides.
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+            _check_is_ours(connection, path)
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise StoreError(f"{path}: cannot be used as a session store: {error}") from None
+
+
+def _check_is_ours(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise `StoreError` unless the file is empty, or has this format and the table that every version creates
+    first."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
     columns = {row[1] for row in connection.execute("PRAGMA table_info(sessions)")}
     is_empty = connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-    return is_empty or columns >= {"id", "alias", "expires_at", "record"}
+    if not is_empty and not columns >= {"id", "alias", "expires_at", "record"}:
+        raise StoreError(f"{path}: belongs to another program; name another file")
+    if version not in (0, FORMAT):
+        raise StoreError(f"{path}: was written by another version of the gateway (format {version})")
 
 
 def _settle(outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:

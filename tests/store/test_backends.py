@@ -142,10 +142,16 @@ async def test_a_sqlite_file_of_another_program_is_refused_and_left_as_it_is(tab
     path = tmp_path / "other.db"
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.executescript(f"CREATE TABLE {table}; PRAGMA user_version=1;")
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match="belongs to another program"):
-        await SqliteBackend(path).open()
-    assert path.read_bytes() == before
+    text = tmp_path / "notes.txt"
+    text.write_text("A text of more than a hundred bytes, which no program has written as a database. " * 2)
+    before = path.read_bytes(), text.read_bytes()
+    for file, why in ((path, "belongs to another program"), (text, "file is not a database")):
+        with pytest.raises(StoreError, match=why):
+            await SqliteBackend(file).open()
+        with pytest.raises(StoreError, match=why):
+            SqliteBackend(file).own_keys()
+    assert (path.read_bytes(), text.read_bytes()) == before
+    assert sorted(os.listdir(tmp_path)) == ["notes.txt", "other.db"]
 
 
 @pytest.mark.anyio
