@@ -23,7 +23,7 @@ class LimitSettings(Frozen):
     line_bytes: Annotated[int, Field(ge=1_024)] = 16 << 20
     """Maximum size of a server's message. A larger one is discarded and its call fails."""
     exchanges: Annotated[int, Field(ge=1)] = 256
-    """Maximum number of calls of one session in flight; further ones get 429."""
+    """Maximum number of calls of one session in flight, together with its open streams; further ones get 429."""
     all_in_flight_bytes: Annotated[int, Field(ge=65_536)] = 512 << 20
     """Maximum total size of the bodies of all clients that are being read or whose requests are unanswered, for each
     worker; further ones get 429. One client network may use half of it. Bodies up to 64 KiB do not count. Outcomes

@@ -96,7 +96,8 @@ class Endpoint:
             raise next(
                 iter(greeted.failures.values()), UpstreamUnavailable("no server here is available to this session")
             )
-        return merge_handshakes(results, __version__, incomplete=len(results) < len(servers))
+        may_answer = sum(not server.is_left_out for server in servers.values())
+        return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 
     async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
         """Return the `initialize` result of one server. For a modern server, make it from the `server/discover`
@@ -136,7 +137,8 @@ class Endpoint:
         is_any_starting = len(gathered.missing) > len(gathered.failures)
         is_any_starting |= any(servers[n].is_asked_in_sessions for n, f in gathered.answers.items() if f.failure)
         if results or is_any_starting:
-            is_incomplete = bool(failure) or is_any_starting
+            is_incomplete = is_any_starting or any(f.failure for f in facts)
+            is_incomplete |= any(not servers[name].is_left_out for name in gathered.failures)
             return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self.visible.differ)
         if failure:
             if all(server.is_left_out for server in servers.values()):

@@ -268,6 +268,11 @@ def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: P
         for refused in (called, opened):  # `upstream_unavailable` would invite to repeat it
             assert refused.json()["error"]["data"]["reason"] == "server_left_out", refused.text
             assert "fails again" in refused.text and "retry-after" not in refused.headers
+        here, alone = (
+            (Legacy(url, http).initialize(), Modern(url, http).send("server/discover"))
+            for url in (gateway.url, gateway.at("demo"))
+        )
+        assert [*map(result_of, here)] == [*map(result_of, alone)], "nothing is declared for who never comes"
         known = http.get(f"{operators_of(gateway)}/readyz").json()["unavailable"]
         assert faults[0] in known["unset"] and faults[1] in known["code"]
 
