@@ -1,4 +1,4 @@
-"""Define every error that the gateway itself answers with: HTTP status, JSON-RPC code, message (docs/errors.md).
+"""Define every error that the gateway itself answers with: HTTP status, JSON-RPC code, reason, message.
 
 The gateway's codes are in the implementation-defined range of JSON-RPC (-32000 to -32019), which MCP 2026-07-28
 leaves to implementations. Codes that the protocol defines are used where they apply. -32000 and -32001 are not used,
@@ -6,18 +6,11 @@ because SDKs give them other meanings.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from session_store import StoreError, StoreFull
 from transports.inbound_port import CORRELATION_KEY, REASON_KEY, REASONS, Refused
-from transports.jsonrpc import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    PARSE_ERROR,
-    RESOURCE_NOT_FOUND,
-)
+from transports.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, RESOURCE_NOT_FOUND
 from transports.upstream_port import UpstreamUnavailable
 
 SESSION_UNKNOWN: Final = -32010
@@ -35,71 +28,28 @@ CANCELLED_BY_CLIENT: Final = -32800
 but a legacy client's request must be answered (MCP 2025-11-25, Transports §Sending Messages to the Server)."""
 
 
-class ErrorKind(NamedTuple):
-    """One error code: its default reason, its meaning, its HTTP statuses, who is at fault, and when a client may retry.
-
-    `retry`: `no` (the same request fails again), `later` (nothing was executed: send the request again, after
-    `Retry-After`), `new session`, `credential`, or `if repeatable` (the call may have taken effect).
-    """
-
-    reason: str
-    name: str
-    statuses: tuple[int, ...]
-    fault: Literal["client", "server", "gateway"]
-    retry: Literal["no", "later", "new session", "credential", "if repeatable"]
-
-
-ERRORS: Final[dict[int, ErrorKind]] = {
-    PARSE_ERROR: ErrorKind(REASONS[PARSE_ERROR], "not JSON", (400,), "client", "no"),
-    INVALID_REQUEST: ErrorKind(
-        REASONS[INVALID_REQUEST],
-        "invalid or unacceptable request",
-        (200, 400, 403, 404, 405, 406, 413, 415, 421, 431, 508),
-        "client",
-        "no",
-    ),
-    METHOD_NOT_FOUND: ErrorKind(REASONS[METHOD_NOT_FOUND], "unknown method", (200, 404), "client", "no"),
-    INVALID_PARAMS: ErrorKind(REASONS[INVALID_PARAMS], "invalid parameters", (200, 400, 404, 409), "client", "no"),
-    INTERNAL_ERROR: ErrorKind(
-        REASONS[INTERNAL_ERROR], "internal error of the gateway", (500, 503), "gateway", "if repeatable"
-    ),
-    RESOURCE_NOT_FOUND: ErrorKind(
-        "unknown_resource", "no such resource, for clients of MCP up to 2025-11-25", (200,), "client", "no"
-    ),
-    SESSION_UNKNOWN: ErrorKind("unknown_session", "unknown session", (404,), "client", "new session"),
-    UNAUTHENTICATED: ErrorKind(
-        "unauthenticated", "missing, invalid or insufficient credential", (401, 403), "client", "credential"
-    ),
-    STORE_UNAVAILABLE: ErrorKind(
-        "unavailable", "the session is temporarily unavailable", (200, 503), "gateway", "later"
-    ),
-    UPSTREAM_UNAVAILABLE: ErrorKind("upstream_unavailable", "upstream unavailable", (200, 503), "server", "later"),
-    OUTCOME_UNKNOWN: ErrorKind(
-        "outcome_unknown", "no answer; the call may have taken effect", (200,), "server", "if repeatable"
-    ),
-    CALL_TIMED_OUT: ErrorKind(
-        "timed_out", "timed out; the gateway cancelled the call", (200,), "server", "if repeatable"
-    ),
-    CANCELLED: ErrorKind("cancelled", "cancelled by the gateway", (200,), "client", "no"),
-    UNREAD: ErrorKind("unread", "sent to servers only: the client does not read its requests", (200,), "client", "no"),
-    TOO_OFTEN: ErrorKind("limit_reached", "a limit of this client is reached", (200, 429), "client", "later"),
-    CANCELLED_BY_CLIENT: ErrorKind(
-        "cancelled_by_client", "cancelled by the client (`notifications/cancelled`)", (200,), "client", "no"
-    ),
-    # MCP 2026-07-28 defines the codes below.
-    -32020: ErrorKind(REASONS[-32020], "headers do not match the body", (400,), "client", "no"),
-    -32021: ErrorKind(
-        REASONS[-32021], "the request needs a capability that the client has not declared", (400,), "client", "no"
-    ),
-    -32022: ErrorKind(REASONS[-32022], "unsupported protocol version", (400,), "client", "no"),
+ERRORS: Final[dict[int, str]] = {
+    **REASONS,
+    RESOURCE_NOT_FOUND: "unknown_resource",
+    SESSION_UNKNOWN: "unknown_session",
+    UNAUTHENTICATED: "unauthenticated",
+    STORE_UNAVAILABLE: "unavailable",
+    UPSTREAM_UNAVAILABLE: "upstream_unavailable",
+    OUTCOME_UNKNOWN: "outcome_unknown",
+    CALL_TIMED_OUT: "timed_out",
+    CANCELLED: "cancelled",
+    UNREAD: "unread",
+    TOO_OFTEN: "limit_reached",
+    CANCELLED_BY_CLIENT: "cancelled_by_client",
 }
-"""Every error of the gateway that a client can receive, by code. Errors of a server are forwarded unchanged."""
+"""The default reason of every error of the gateway that a client can receive, by code. Errors of a server are forwarded
+unchanged. docs/errors.md has the meaning of each, its HTTP statuses, who is at fault, and when a client may retry."""
 
 
 def error_of(code: int, message: str, correlation: str) -> dict[str, Any]:
     """Return a JSON-RPC error object with the correlation id of its request. Its reason is the default of the code; a
     code that the gateway does not define gets the reason `server_error`."""
-    data = {REASON_KEY: ERRORS[code].reason if code in ERRORS else "server_error"}
+    data = {REASON_KEY: ERRORS.get(code, "server_error")}
     return {"code": code, "message": message, "data": data | ({CORRELATION_KEY: correlation} if correlation else {})}
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import ERRORS
 from tests.requirements import requirement
 from tests.support.credentials import KEYS, bearer, sha256
+from tests.support.documented_errors import STATUSES
 from tests.support.gateway_process import DEMO, RunningGateway, operators_of, running_gateway, server
 from tests.support.http_bytes import answers, listener_of
 from tests.support.in_process_gateway import in_process_gateway
@@ -48,7 +48,7 @@ def documented(answer: httpx.Response) -> None:
         for part in body if isinstance(body, list) else [body]:
             assert part["jsonrpc"] == "2.0" and ("result" in part or part["error"]["message"])
             code = part.get("error", {}).get("code")
-            assert code not in ERRORS or answer.status_code in ERRORS[code].statuses, answer.text
+            assert code not in STATUSES or answer.status_code in STATUSES[code], answer.text
 
 
 @requirement("spec.legacy")
