@@ -295,7 +295,7 @@ class TaskList:
             return TaskPage(tasks=[task_row(await self._of_client(handle), self._clock())])
         before = (await self.found(query.after)).name if query.after else ""
         matching: list[Task] = []
-        async for task in self._newest(before, query.limit + 1 if query.matches_all else _READ_AT_ONCE):
+        async for task in self._newest(before, _READ_AT_ONCE if query.query or query.status else query.limit + 1):
             if query.matches(task):
                 matching.append(task)
                 if len(matching) > query.limit:

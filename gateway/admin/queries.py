@@ -90,11 +90,6 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
         if self.status and self.status not in TASK_STATUSES:
             raise OperatorError(f"status: must be one of {', '.join(TASK_STATUSES)}")
 
-    @property
-    def matches_all(self) -> bool:
-        """Return True if the query selects all tasks."""
-        return not self.query and not self.status
-
     def matches(self, task: Task) -> bool:
         """Return True if the task has the given status and matches `query`: its facts contain all words, or its own or
         its session's id begins with it."""

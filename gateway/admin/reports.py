@@ -414,29 +414,28 @@ class ServerRow(ServerFacts, frozen=True, kw_only=True):
     usage: list[UsageRow] = []
 
 
-class FramesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of a session that its watch has recorded, oldest first. `after` is the number of the last one. `missed`
-    counts older messages that are no longer kept. `by` is the operator who has started the watch, which ends in
-    `ends_in_s`."""
+class WatchPage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the watch of a session has recorded, oldest first. `after` is the number of the last item. `missed` counts
+    older ones that are no longer kept. `by` is the operator who has started the watch, which ends in `ends_in_s`."""
 
     watched: bool
     by: str = ""
     ends_in_s: float = 0.0
+    after: int = 0
+    missed: int = 0
+
+
+class FramesPage(WatchPage, frozen=True, kw_only=True):
+    """Recorded messages of a session."""
+
     frames: list[SeenFrame] = []
-    after: int = 0
-    missed: int = 0
 
 
-class StderrPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded stderr lines of a session's servers; the fields are those of `FramesPage`. If nobody watches the
-    session, these are the last lines of each server, without numbers."""
+class StderrPage(WatchPage, frozen=True, kw_only=True):
+    """Recorded stderr lines of a session's servers. If nobody watches the session, these are the last lines of each
+    server, without numbers."""
 
-    watched: bool
-    by: str = ""
-    ends_in_s: float = 0.0
     lines: list[StderrLine] = []
-    after: int = 0
-    missed: int = 0
 
 
 class FrameQuery(msgspec.Struct, frozen=True, kw_only=True):

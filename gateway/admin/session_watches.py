@@ -7,7 +7,7 @@ import msgspec
 from gateway.admin.queries import OperatorError, TooLate
 from gateway.admin.replica import Replica
 from gateway.admin.replicas import Answers, Replicas
-from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage
+from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage, WatchPage
 from gateway.admin.session_list import SessionFinder
 from gateway.admin.tried_calls import Records, SessionScope, may_use
 from gateway.config.settings import GatewaySettings
@@ -120,12 +120,12 @@ class SessionWatches:
         if not why or not by:
             raise OperatorError("this session is not yours: give a `reason` to see its frames, for the audit trail")
 
-    def _sees(self, session: Session, by: str, page: FramesPage | StderrPage) -> bool:
+    def _sees(self, session: Session, by: str, page: WatchPage) -> bool:
         """Return True if `by` may see what a watch has seen."""
         is_theirs = self._takes_reasons and page.watched and page.by == by != ""
         return is_theirs or may_use(self.where, session.principal, by)
 
-    def _check(self, session: Session, by: str, page: FramesPage | StderrPage) -> None:
+    def _check(self, session: Session, by: str, page: WatchPage) -> None:
         """Raise `OperatorError` unless this operator may see what a watch has seen. Where reasons are taken, `page` of
         a session that is not watched has nothing to see."""
         if self.where == "off":

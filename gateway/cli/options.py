@@ -138,7 +138,8 @@ def options(command: Command) -> Command:
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         context: typer.Context = given.pop(_CONTEXT)
-        typed = {name for name in given if _is_typed(context, name)}
+        sources = {name: context.get_parameter_source(name) for name in given}
+        typed = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         _refuse_empty(context, {name: given[name] for name in typed})
         values = {
             name: parameter.annotation(**{field.name: given[field.name] for field in fields[name]})
@@ -165,11 +166,6 @@ def options(command: Command) -> Command:
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run  # type: ignore[return-value]  # typer calls it by the names of its options
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _refuse_empty(context: typer.Context, typed: Mapping[str, Any]) -> None:

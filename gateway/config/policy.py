@@ -144,11 +144,6 @@ class PolicySettings(Frozen):
     rule. Then every client can take any workspace, with all that it grants. Use it only if you trust all clients."""
 
     @property
-    def makes_read_only(self) -> bool:
-        """Return whether some sessions are read-only."""
-        return bool(self.read_only) or any(rule.read_only for rule in self.rules)
-
-    @property
     def hides_unusable(self) -> bool:
         """Return whether tools with unusable schemas are hidden. They are not if arguments are not checked against
         schemas."""

@@ -79,8 +79,9 @@ class Policy:
         rules, settings = self._servers[server], self._settings
         workspaces = settings.workspaces.values()
         names_tools = bool(rules.tools or rules.hidden_tools or rules.only_tools is not None)
+        is_read_only = bool(settings.read_only) or any(rule.read_only for rule in settings.rules)
         named = {
-            "tools": names_tools or settings.makes_read_only or any(w.tools != _ALL for w in workspaces),
+            "tools": names_tools or is_read_only or any(w.tools != _ALL for w in workspaces),
             "prompts": bool(rules.prompts) or any(w.prompts != _ALL for w in workspaces),
             "resources": bool(rules.resource_uris) or any(w.resources != _ALL for w in workspaces),
         }

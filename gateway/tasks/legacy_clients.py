@@ -154,7 +154,8 @@ class LegacyTasks:
         used: dict[str, tuple[ConfiguredUpstream, Conversation]] = {}
         has_any = False
         for name, upstream in self._endpoints[path].servers(resolved.context).items():
-            if not _lists_tasks(upstream.handshake):
+            tasks = capabilities_of(upstream.handshake).get("tasks")
+            if not isinstance(tasks, dict) or "list" not in tasks:
                 continue
             has_any = True
             shared = upstream.settings.shared
@@ -193,8 +194,3 @@ class LegacyTasks:
                 if text is not None:
                     named.append(task | {"taskId": text})
         return named
-
-
-def _lists_tasks(handshake: bytes | None) -> bool:
-    declared = capabilities_of(handshake).get("tasks")
-    return isinstance(declared, dict) and "list" in declared

@@ -102,8 +102,9 @@ class ForkServer:
         Raises:
             ProcessFailed: the command or its directory does not exist or may not be used, or a resource is exhausted.
         """
-        prototype = _prototype(command.walls)
-        kind = _kind_of(command.walls)
+        walls, kind = command.walls, _kind_of(command.walls)
+        can_prepare = walls is not None and walls.common and hasattr(os, "memfd_create")
+        prototype = walls.prototype() if walls is not None and can_prepare else None
         reason = REAPER_LOST
         for _ in range(2):  # a killed fork server may not have read the request
             spec = json.dumps(_described(command, prototype)).encode()
@@ -258,11 +259,6 @@ def _kind_of(walls: Walls | None) -> bytes:
     if walls is None:
         return b"s"
     return b"n" if walls.namespaces else b"m" if walls.own_folders else b"w"
-
-
-def _prototype(walls: Walls | None) -> Walls | None:
-    """Return the part of the walls that the fork server can prepare; None if there is none."""
-    return walls.prototype() if walls is not None and walls.common and hasattr(os, "memfd_create") else None
 
 
 def _described(command: Command, prototype: Walls | None) -> dict[str, Any]:
