@@ -17,6 +17,7 @@ from gateway.admin.queries import OperatorError, TooLate
 from gateway.admin.reports import FramesPage, StderrPage
 from gateway.admin.tried_calls import attempt_in, left
 from gateway.admin.verbs import VERBS, Verb, openapi
+from gateway.calls.session_frames import MOST_FRAMES
 from session_store import StoreUnavailable
 from transports.inbound.http import peer_of
 
@@ -25,7 +26,6 @@ API: Final = "/admin/api"
 _CHECKED_EVERY_S: Final = 1.0
 """Seconds between two checks that the operator of a stream is still signed in."""
 _FRAMES_EVERY_S: Final = 0.5
-_FRAMES_AT_ONCE: Final = 500
 
 _FRESH: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -124,7 +124,7 @@ class Rest:
         if is_stream and verb.method == "GET" and isinstance(answer, FramesPage | StderrPage):
             if not answer.watched:
                 raise TooLate("the frames of this session are off: switch them on first (PUT …/frames)")
-            return self._frames(answer, lambda after: work(**arguments | {"after": after, "limit": _FRAMES_AT_ONCE}))
+            return self._frames(answer, lambda after: work(**arguments | {"after": after, "limit": MOST_FRAMES}))
         return {verb.answers: answer} if verb.answers else answer
 
     async def _events(self, session: str) -> AsyncIterator[bytes]:

@@ -39,6 +39,7 @@ from gateway.admin.reports import (
     UsageBy,
     UsageRow,
 )
+from gateway.calls.session_frames import MOST_FRAMES
 from gateway.sessions.returns import ClientWarning
 from gateway.version import __version__
 from session_store import TimelineHead
@@ -183,7 +184,9 @@ After = Annotated[
 Reason = Annotated[
     str, About("Why, in at most 200 characters, for the audit trail; required for a session of somebody else")
 ]
-FramesLimit = Annotated[int, About("Maximum number of items: 100 by default, at most 500", most=500)]
+FramesLimit = Annotated[
+    int, About(f"Maximum number of items: 100 by default, at most {MOST_FRAMES}", most=MOST_FRAMES)
+]
 
 
 class Operators(Protocol):

@@ -134,12 +134,12 @@ class _Openings:
         return len(self.times) == TOLD_AFTER and now - self.times[-1] >= GRACE_S
 
 
-def _telling_id(request: Request) -> bytes:
-    """Return the id of a request to a default session by which its client is told from others, as JSON. A client never
-    uses one twice. Empty if the request cannot tell: it is sent again, or the report of another client has no place in
-    its result, which may be cached."""
+def _telling_id(request: Request) -> bytes | None:
+    """Return the id of a request to a default session as JSON: a client never uses one twice, so an id that was used
+    before is another client's, or of the same program started again. Return None for a request that cannot tell: it was
+    sent again, or the report would have no place in its result, which may be cached."""
     message = request.message
-    return b"" if message is None or request.again or message.method in CACHEABLE else encode(message.id)
+    return None if message is None or request.again or message.method in CACHEABLE else encode(message.id)
 
 
 class UsedIds:
@@ -154,10 +154,10 @@ class UsedIds:
         return hash(request_id) in self._hashes
 
     def add(self, request_id: bytes) -> None:
-        """Add an id, given as JSON, unless it is empty. An id that was used before begins the ids of another client."""
+        """Add an id, given as JSON. An id that was used before begins the ids of another client."""
         if request_id in self:
             self._hashes.clear()
-        if request_id and len(self._hashes) < _MOST_IDS:
+        if len(self._hashes) < _MOST_IDS:
             self._hashes.add(hash(request_id))
 
 
@@ -211,7 +211,8 @@ class ReturnTracker:
             openings = self._openings.setdefault(place, _Openings())
             openings.opened(self._clock(), self._wall())
         watch = _Watch(openings, client if alias and not has_key else None)
-        watch.used_ids.add(_telling_id(request))
+        if request_id := _telling_id(request):
+            watch.used_ids.add(request_id)
         live.watch_return(watch)
 
     def found_default(self, live: LiveSession, request: Request, who: RequestContext) -> None:
@@ -245,9 +246,8 @@ class ReturnTracker:
             self._carrying[client] = True
             with contextlib.suppress(StoreUnavailable):  # other replicas will learn it themselves
                 await self._flags.set(client.flag("carries"), _LEARNT_FOR_S)
-        elif not brings_token(request):
-            request_id = _telling_id(request)
-            is_of_another = request_id in watch.used_ids  # or the same program was started again
+        elif not brings_token(request) and (request_id := _telling_id(request)):
+            is_of_another = request_id in watch.used_ids
             watch.used_ids.add(request_id)
             if is_of_another:
                 self._shared.setdefault(client, _Openings()).opened(self._clock(), self._wall())
