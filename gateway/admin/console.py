@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs
 
 from markupsafe import escape
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from gateway.admin.auth import VALID_S, Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
-from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage
+from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage, form_of
 from gateway.admin.queries import OperatorError
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.calls.live_session import WATCHED_S
@@ -27,7 +26,7 @@ from gateway.calls.session_frames import MOST_FRAMES
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable
-from transports.inbound.http import Guard, read_body
+from transports.inbound.http import Guard
 from transports.inbound_port import Refused
 from transports.tasks import Tasks
 
@@ -57,7 +56,6 @@ _WITH_IMAGES: Final = {
 """The Content-Security-Policy of pages that show images from servers. Otherwise it is that of the other pages."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-_MAX_FORM_BYTES: Final = 16 << 10
 _HOME, _SIGN_IN = "/admin", "/admin/sign-in"
 _STORE_IS_AWAY: Final = "The session store does not answer. Try again."
 
@@ -226,8 +224,8 @@ class Console:
     async def _sign_in(self, request: Request) -> Response:
         is_wrong = False
         if request.method == "POST" and Guard.same_site(request.headers):
-            response = _redirect(request, _HOME)
-            if await self._access.sign_in(request, response, await _key_of(request)):
+            response, key = _redirect(request, _HOME), dict(await form_of(request)).get("key", "").strip()
+            if await self._access.sign_in(request, response, key):
                 return response
             is_wrong = True
         return self._asking_for_key(request, "That is not an operator's key." if is_wrong else "")
@@ -293,12 +291,6 @@ def _message(error: Exception) -> str:
 def _gone(error: OperatorError | StoreUnavailable) -> tuple[str, dict[str, Any], int]:
     """Return the template, variables and status of the page that shows an error."""
     return "gone.html", {"message": _message(error)}, 503 if isinstance(error, StoreUnavailable) else error.status
-
-
-async def _key_of(request: Request) -> str:
-    """Read the key in the form of the sign-in page. Raises `Refused` for a form that is too large."""
-    body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
-    return parse_qs((body or b"").decode("utf-8", "replace")).get("key", [""])[0].strip()
 
 
 def _redirect(request: Request, path: str) -> RedirectResponse:

@@ -3,11 +3,13 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 from gateway.admin.queries import DayHours
+from transports.inbound.http import read_body
 
 BASE_URL: Final = "gateway.base_url"
 """The key in `request.scope` of the gateway's base URL, as the browser knows it."""
@@ -15,6 +17,7 @@ BASE_URL: Final = "gateway.base_url"
 OPERATOR: Final = "gateway.operator"
 """The key in `request.scope` of the name of the operator who looks at the page."""
 
+_MAX_FORM_BYTES: Final = 16 << 10
 
 Facts = Callable[[Operations, Request], Awaitable[dict[str, Any]]]
 """A function that returns the variables of a page's template. It may raise the errors of `Operators`; the console then
@@ -62,6 +65,12 @@ class ConsolePage:
         return '{% extends "layout.html" %}' + "".join(
             f"{{% block {name} %}}{text}{{% endblock %}}" for name, text in blocks.items()
         )
+
+
+async def form_of(request: Request) -> list[tuple[str, str]]:
+    """Return the names and values in a form. Raises `Refused` for a form that is too large."""
+    body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
+    return parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True)
 
 
 def hours_of(request: Request) -> DayHours:

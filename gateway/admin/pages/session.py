@@ -4,13 +4,13 @@ import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 import re2
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import OPERATOR, ConsolePage
+from gateway.admin.pages.page import OPERATOR, ConsolePage, form_of
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
 from gateway.admin.queries import NoSuch, TaskQuery
 from gateway.admin.reports import SessionRow, StderrPage
@@ -18,11 +18,9 @@ from gateway.admin.verbs import Operators
 from gateway.calls.session_frames import StderrLine
 from gateway.config.auth import OPERATOR_ISSUER
 from session_store.ports.timelines import MAX_ENTRIES
-from transports.inbound.http import read_body
 
 _LATEST_ENTRIES: Final = 100
 _LATEST_TASKS: Final = 20
-_MAX_FORM_BYTES: Final = 16 << 10
 
 
 async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
@@ -118,8 +116,7 @@ def _whole(lines: Sequence[str], at: int) -> str:
 async def _switch(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
     if request.url.path.endswith("/on"):
-        body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
-        [reason] = parse_qs((body or b"").decode("utf-8", "replace")).get("reason", [""])[:1]
+        reason = dict(await form_of(request)).get("reason", "")
         await operators.switch_frames_on(page.session, operator, reason)
     else:
         await operators.switch_frames_off(page.session, operator)

@@ -4,13 +4,13 @@ sessions."""
 import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 
 from gateway.admin.insights import MOST_SEARCHED
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import ConsolePage, hours_of
+from gateway.admin.pages.page import ConsolePage, form_of, hours_of
 from gateway.admin.queries import (
     FILTERS,
     ONLY,
@@ -21,10 +21,8 @@ from gateway.admin.queries import (
 )
 from gateway.admin.reports import SESSION_STATES
 from session_store.ports.timelines import MAX_ENTRIES, MAX_SESSIONS
-from transports.inbound.http import read_body
 
 _ROWS: Final = 50
-_MAX_FORM_BYTES: Final = 16 << 10
 _TEXTS: Final = ("principal", "client", "workspace")
 _ORDERS: Final = {
     "used": "last used",
@@ -102,10 +100,7 @@ async def _of_last_day(operators: Operations, request: Request) -> dict[str, Any
 
 
 async def _end_all(operators: Operations, request: Request, operator: str) -> str:
-    body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
-    await operators.end_all(
-        _filter(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True)), operator
-    )
+    await operators.end_all(_filter(await form_of(request)), operator)
     return "/admin/events"
 
 
