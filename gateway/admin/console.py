@@ -18,7 +18,7 @@ from gateway.admin.auth import VALID_S, Access, HostNotAllowed, TooManyAttempts
 from gateway.admin.formatting import amount, clock, moment, span, took
 from gateway.admin.operations import Operations
 from gateway.admin.pages import console_pages
-from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage, form_of
+from gateway.admin.pages.page import BASE_URL, OPERATOR, Action, ConsolePage, posted_form
 from gateway.admin.queries import OperatorError
 from gateway.admin.session_watches import MOST_REASON_CHARS
 from gateway.calls.live_session import WATCHED_S
@@ -224,7 +224,7 @@ class Console:
     async def _sign_in(self, request: Request) -> Response:
         is_wrong = False
         if request.method == "POST" and Guard.same_site(request.headers):
-            response, key = _redirect(request, _HOME), dict(await form_of(request)).get("key", "").strip()
+            response, key = _redirect(request, _HOME), dict(await posted_form(request)).get("key", "").strip()
             if await self._access.sign_in(request, response, key):
                 return response
             is_wrong = True

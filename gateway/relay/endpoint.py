@@ -22,7 +22,7 @@ from gateway.relay.late_servers import Asker, Gathered, LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.subscriptions import relay_changes
 from gateway.sessions.sessions_by_handle import ChildSessions
-from gateway.upstreams.list_pages import asked_by_gateway, is_repeatable
+from gateway.upstreams.list_pages import asked_by_gateway, lists_repeatable
 from gateway.upstreams.upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Context
@@ -197,7 +197,7 @@ class Endpoint:
             upstream, named = self.merged.owner_by_name(call)
             call = self.merged.named(upstream, call, named)
         conversation = await upstream.conversation_for(call)
-        return await is_repeatable(text_of(call.params, "name"), conversation)
+        return await lists_repeatable(text_of(call.params, "name"), conversation)
 
     async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
         """Forward a legacy client's notification to the servers. Modern servers get a subscription instead, when it is

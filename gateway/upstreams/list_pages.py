@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.conversation import Conversation
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, has_more, items_of
+from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, has_more, is_repeatable, items_of
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era
@@ -89,15 +89,12 @@ async def all_items(
     return items
 
 
-async def is_repeatable(tool: str, conversation: Conversation) -> bool:
-    """Return True if a tool may be called twice without further effect, according to its annotations.
+async def lists_repeatable(tool: str, conversation: Conversation) -> bool:
+    """Return True if the server lists a tool as one that may be called twice without further effect.
 
     Raises:
         UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
     """
     await conversation.ready()
-    for listed in await all_items("tools/list", conversation):
-        if listed["name"] == tool:
-            hints = listed.get("annotations") or {}
-            return bool(hints.get("readOnlyHint") or hints.get("idempotentHint"))
-    return False
+    listed = await all_items("tools/list", conversation)
+    return next((is_repeatable(each) for each in listed if each["name"] == tool), False)

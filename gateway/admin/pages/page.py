@@ -67,7 +67,7 @@ class ConsolePage:
         )
 
 
-async def form_of(request: Request) -> list[tuple[str, str]]:
+async def posted_form(request: Request) -> list[tuple[str, str]]:
     """Return the names and values in a form. Raises `Refused` for a form that is too large."""
     body = await read_body(request.receive, request.headers, _MAX_FORM_BYTES)
     return parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True)

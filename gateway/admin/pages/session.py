@@ -10,7 +10,7 @@ import re2
 from starlette.requests import Request
 
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import OPERATOR, ConsolePage, form_of
+from gateway.admin.pages.page import OPERATOR, ConsolePage, posted_form
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
 from gateway.admin.queries import NoSuch, TaskQuery
 from gateway.admin.reports import SessionRow, StderrPage
@@ -116,7 +116,7 @@ def _whole(lines: Sequence[str], at: int) -> str:
 async def _switch(operators: Operations, request: Request, operator: str) -> str:
     page = await operators.session(request.path_params["session"])
     if request.url.path.endswith("/on"):
-        reason = dict(await form_of(request)).get("reason", "")
+        reason = dict(await posted_form(request)).get("reason", "")
         await operators.switch_frames_on(page.session, operator, reason)
     else:
         await operators.switch_frames_off(page.session, operator)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from gateway.admin.insights import MOST_SEARCHED
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import ConsolePage, form_of, hours_of
+from gateway.admin.pages.page import ConsolePage, posted_form, hours_of
 from gateway.admin.queries import (
     FILTERS,
     ONLY,
@@ -100,7 +100,7 @@ async def _of_last_day(operators: Operations, request: Request) -> dict[str, Any
 
 
 async def _end_all(operators: Operations, request: Request, operator: str) -> str:
-    await operators.end_all(_filter(await form_of(request)), operator)
+    await operators.end_all(_filter(await posted_form(request)), operator)
     return "/admin/events"
 
 

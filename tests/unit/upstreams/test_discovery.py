@@ -13,7 +13,7 @@ from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
 from gateway.protocol.listing import MOST_TOOLS
 from gateway.upstreams.discovery import AGAIN_S, LEGACY_S, Discovery, SessionDiscovery, ask_discovery, meaning_of
-from gateway.upstreams.list_pages import GATEWAY_META, all_items, is_repeatable, listed_items
+from gateway.upstreams.list_pages import GATEWAY_META, all_items, listed_items, lists_repeatable
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session
@@ -202,13 +202,13 @@ def test_pages_are_read_until_there_is_no_cursor() -> None:
     [
         *(({"annotations": {hint: True}}, True) for hint in ("readOnlyHint", "idempotentHint")),
         ({"annotations": {"readOnlyHint": False}}, False),
-        ({"annotations": None}, False),
+        *(({"annotations": none}, False) for none in (None, {"readOnlyHint": "false"}, ["idempotentHint"])),
         ({"name": "another", "annotations": {"readOnlyHint": True}}, False),
     ],
 )
 def test_the_annotations_of_a_tool_say_whether_its_calls_are_repeatable(tool: dict[str, Any], expected: bool) -> None:
     pages: Any = Pages({"tools": [{"name": "t"} | tool]})
-    assert asyncio.run(is_repeatable("t", pages)) is expected
+    assert asyncio.run(lists_repeatable("t", pages)) is expected
 
 
 # -- with the credentials of sessions
