@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from gateway.admin.insights import MOST_SEARCHED
 from gateway.admin.operations import Operations
-from gateway.admin.pages.page import ConsolePage, posted_form, hours_of
+from gateway.admin.pages.page import ConsolePage, hours_of, posted_form
 from gateway.admin.queries import (
     FILTERS,
     ONLY,
