@@ -184,9 +184,7 @@ After = Annotated[
 Reason = Annotated[
     str, About("Why, in at most 200 characters, for the audit trail; required for a session of somebody else")
 ]
-FramesLimit = Annotated[
-    int, About(f"Maximum number of items: 100 by default, at most {MOST_FRAMES}", most=MOST_FRAMES)
-]
+FramesLimit = Annotated[int, About(f"Maximum number of items: 100 by default, at most {MOST_FRAMES}", most=MOST_FRAMES)]
 
 
 class Operators(Protocol):

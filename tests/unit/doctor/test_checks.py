@@ -59,10 +59,10 @@ async def test_a_server_that_could_read_the_keys_is_an_error_and_is_not_started(
     entry = {"command": "cat", "sandbox": {"read": [str(tmp_path)]}}
     config = written(tmp_path, {"mcpServers": {"a": entry}})
     findings = await found(config)
-    told = [(finding.state, finding.what.partition(",")[0]) for finding in findings if finding.check == "sandbox a"]
+    told = [(finding.state, finding.what.partition(",")[0]) for finding in findings if "sandbox" in finding.check]
     assert told[1:] == [
-        ("error", f"its processes can read {tmp_path}/keys"),
         ("warning", f"its processes can read {config}"),
+        ("error", f"{config}: mcpServers.a: its sandbox grants {tmp_path}"),
     ]
     assert "server a" not in {finding.check for finding in findings}, "the gateway would not start it"
 
