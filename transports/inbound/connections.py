@@ -162,6 +162,8 @@ class Connections:
         self._peers: Counter[Hashable] = Counter()
         self._spare: deque[Connection] = deque()
         self._timer: asyncio.Handle | None = None
+        self._due = 0.0
+        self._stalled_s = 0.0
         self._told_at = -_TOLD_EVERY_S
         self._allowed_s = {
             Phase.HEAD: limits.head_timeout_s,
@@ -183,12 +185,11 @@ class Connections:
             return self._refuse(Limited.PEER_CONNECTIONS)
         if len(self._open) >= self.limits.connections and not self._make_room():
             return self._refuse(Limited.CONNECTIONS)
-        loop = asyncio.get_running_loop()
-        self._open[connection] = _Seen(counted, loop.time())
+        self._open[connection] = _Seen(counted, self._now())
         if counted is not None:
             self._peers[counted] += 1
         if self._timer is None:
-            self._timer = loop.call_later(self._check_every_s, self._check)
+            self._check_later()
         return None
 
     def has_room(self, peer: str) -> bool:
@@ -238,7 +239,7 @@ class Connections:
     def _find_spare(self) -> None:
         """Look for connections that wait for a request, among the oldest ones. Needed if so many have come at once that
         the last periodic check has seen none."""
-        now, spare = asyncio.get_running_loop().time(), []
+        now, spare = self._now(), []
         for connection, seen in itertools.islice(self._open.items(), _MOST_AT_ONCE):
             seen.note(connection.standing(), connection.unsent(), now)
             if seen.standing[0] in _SPARE:
@@ -254,14 +255,24 @@ class Connections:
                 *(self.limits.connections, outcome),
             )
 
+    def _now(self) -> float:
+        """Return the time in seconds that counts for deadlines. It excludes stalls of the event loop: what clients sent
+        meanwhile has not been read, so a stall must not count against them."""
+        return asyncio.get_running_loop().time() - self._stalled_s
+
+    def _check_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + self._check_every_s
+        self._timer = loop.call_at(self._due, self._check)
+
     def _check(self) -> None:
+        self._stalled_s += max(0.0, asyncio.get_running_loop().time() - self._due)
         self._check_some(list(self._open), [])
 
     def _check_some(self, left: list[Connection], spare: list[tuple[bool, float, Connection]]) -> None:
         """Check some of the connections in `left` now, and the others in later turns of the event loop, so that
         requests do not wait. Collect in `spare` those that wait for a request."""
-        loop = asyncio.get_running_loop()
-        now, cut = loop.time(), 0
+        now, cut = self._now(), 0
         for _ in range(min(len(left), _MOST_AT_ONCE)):
             connection = left.pop()
             seen = self._open.get(connection)
@@ -280,10 +291,11 @@ class Connections:
             if cut == _MOST_CUT_AT_ONCE:
                 break
         if left:
-            self._timer = loop.call_soon(self._check_some, left, spare)
+            self._timer = asyncio.get_running_loop().call_soon(self._check_some, left, spare)
             return
-        self._spare = _in_order(spare)
-        self._timer = loop.call_later(self._check_every_s, self._check) if self._open else None
+        self._spare, self._timer = _in_order(spare), None
+        if self._open:
+            self._check_later()
 
     def _has_time(self, connection: Connection, seen: _Seen, now: float) -> bool:
         """End the connection and return False if it has exceeded a deadline; else return True."""

@@ -1,6 +1,7 @@
 """The deadlines of connections: where looking at one of them fails, and where thousands are overdue together."""
 
 import asyncio
+import time
 from collections import Counter
 
 import pytest
@@ -51,6 +52,20 @@ async def test_a_connection_that_cannot_be_cut_ends_no_deadline_of_others() -> N
         async with asyncio.timeout(60):
             await waiting.over.wait()
         assert {how for _, how in waiting.ends} == {"dropped" if is_broken else Limited.HEAD_TIME}
+    connections.close()
+
+
+async def test_a_stall_of_the_event_loop_counts_against_no_client() -> None:
+    """uvloop runs overdue timers before it reads what clients have sent during the stall."""
+    connections, waiting = Connections(Limits(head_timeout_s=0.2), Counter()), Waiting()
+    connections.enter(waiting, "192.0.2.1")
+    time.sleep(0.5)  # noqa: ASYNC251  # it is the stall
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.ends
+    async with asyncio.timeout(60):
+        await waiting.over.wait()
+    assert waiting.ends == [(Waiting.turn, Limited.HEAD_TIME)]
     connections.close()
 
 
