@@ -97,7 +97,7 @@ class Drain:
             self._until = loop.time() + HAND_OVER_S
         if loop.time() < self._until:
             logger.info("%d tasks still work: the gateway waits for them", len(self._tasks))
-        while loop.time() < self._until and any(_works(running) for running in self._tasks):  # noqa: ASYNC110  # nothing tells
+        while loop.time() < self._until and any(_works(running) for running in self._tasks):  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.05)
 
     def hurry(self) -> None:
@@ -138,7 +138,7 @@ class Drain:
         until = loop.time() + HAND_OVER_S
         with contextlib.suppress(StoreUnavailable):
             # Calls end in many places. To poll for some seconds is simpler than a notification from each place.
-            while not await self._lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110  # nothing tells
+            while not await self._lifecycle.release_idle() and loop.time() < until:  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0.05)
 
 

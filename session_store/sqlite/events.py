@@ -173,7 +173,7 @@ class SqliteEventLog:
             while True:
                 news.clear()
                 at = position
-                rows, finished = await self._database.run(lambda db, at=at: read(db, at))  # type: ignore[misc]  # of this round
+                rows, finished = await self._database.run(lambda db, at=at: read(db, at))  # type: ignore[misc]  # bound in this round
                 for number, frame in rows:
                     position = number
                     yield Event(id=id_of_event(nonce, number), frame=frame)

@@ -263,7 +263,7 @@ def sessions(gateway: RunningGateway, http: httpx.Client) -> list[tuple[str, str
     for name, key in KEYS.items():
         client = Legacy(gateway.base + "/servers/demo/mcp", http, headers=bearer(key))
         # What the hostile requests have opened in its name may have used up its quota; it is idle, and ends in time.
-        assert eventually(lambda client=client: client.initialize().status_code == 200)  # type: ignore[misc]  # of this round
+        assert eventually(lambda client=client: client.initialize().status_code == 200)  # type: ignore[misc]  # bound in this round
         opened.append((name, client.session))
     return opened
 

@@ -122,7 +122,7 @@ def test_no_container_gets_the_address_of_the_balancer() -> None:
     given, whole = ipaddress.ip_network(pool["ip_range"]), ipaddress.ip_network(pool["subnet"])
     fixed = {ipaddress.ip_address(COMPOSE["services"]["balancer"]["networks"]["front"]["ipv4_address"])}
     fixed.add(ipaddress.ip_address(pool["gateway"]))
-    assert given.subnet_of(whole) and len(fixed) == 2  # type: ignore[arg-type]  # of one version
+    assert given.subnet_of(whole) and len(fixed) == 2  # type: ignore[arg-type]  # both are of one IP version
     assert all(address in whole and address not in given for address in fixed)
     dynamic = [
         s for s in COMPOSE["services"].values() if "front" in s.get("networks", ()) and not s["networks"]["front"]

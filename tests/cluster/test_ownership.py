@@ -298,7 +298,7 @@ class Ownership(RuleBasedStateMachine):
         from time import monotonic
 
         for module in (cluster_module, lease_module):
-            setattr(module, "monotonic", monotonic)  # noqa: B010  # as above
+            setattr(module, "monotonic", monotonic)  # noqa: B010  # undoes what the machine began with
         self.loop.close()
 
 

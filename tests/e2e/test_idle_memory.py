@@ -71,7 +71,7 @@ async def use_sessions(http: httpx.AsyncClient, count: int, tool: str, *, ends: 
 
 async def links_closed() -> None:
     async with asyncio.timeout(30):
-        while any(type(thing) is Conversation and thing.link is not None for thing in gc.get_objects()):  # noqa: ASYNC110  # nothing tells
+        while any(type(thing) is Conversation and thing.link is not None for thing in gc.get_objects()):  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.05)
     await asyncio.sleep(0)
     gc.collect()
@@ -144,7 +144,7 @@ async def settled(expected: Held) -> Held:
     """What is held when it is as expected, or after a time: a process that was told to end is reaped later."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
-            while held() != expected:  # noqa: ASYNC110  # nothing tells
+            while held() != expected:  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0.1)
     return held()
 

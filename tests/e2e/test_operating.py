@@ -416,7 +416,7 @@ def agrees(gateway: RunningGateway, http: httpx.Client, bases: list[str], is_rea
     """Every listener says so within seconds, and so it is."""
     status = 200 if is_ready else 503
     for base in bases:
-        assert eventually(lambda base=base: http.get(f"{base}/readyz").status_code == status), base  # type: ignore[misc]  # of this round
+        assert eventually(lambda base=base: http.get(f"{base}/readyz").status_code == status), base  # type: ignore[misc]  # bound in this round
     assert opens(gateway, http) is is_ready
 
 
@@ -442,7 +442,7 @@ def test_a_gateway_whose_redis_takes_no_writes_stays_ready_and_says_so(http: htt
                 redis: Any = store.client()
                 redis.execute_command(*fault.split())
                 for base in bases:
-                    assert eventually(lambda base=base: away(http.get(f"{base}/readyz"))), base  # type: ignore[misc]  # of this round
+                    assert eventually(lambda base=base: away(http.get(f"{base}/readyz"))), base  # type: ignore[misc]  # bound in this round
                 refused = Legacy(gateway.url, http).initialize()
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                 assert refused.json()["error"]["code"] == STORE_UNAVAILABLE

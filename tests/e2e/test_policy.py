@@ -355,7 +355,7 @@ def test_a_restricted_server_gets_only_the_methods_that_are_named(http: httpx.Cl
                 continue
             assert [error_of(answer)["code"] for answer in sent] == [-32601] * 2
             assert [answer.status_code for answer in sent] == [200, 404]
-            assert eventually(lambda of=f"{name}/{method}", why=why: is_audited(audit, of, why)), why  # type: ignore[misc]  # of this round
+            assert eventually(lambda of=f"{name}/{method}", why=why: is_audited(audit, of, why)), why  # type: ignore[misc]  # bound in this round
 
 
 def is_audited(audit: Path, tool: str, why: str) -> bool:

@@ -191,7 +191,7 @@ def test_a_slow_server_opens_at_once(era: str, http: httpx.Client) -> None:
             assert number == 0 or pid in before, "a process that was ready"
             seen.append(env["MCP_SESSION_ID"])
             # The next one is ready once its slow start is over.
-            assert eventually(lambda before=before: started(gateway, before)), number  # type: ignore[misc]  # of this round
+            assert eventually(lambda before=before: started(gateway, before)), number  # type: ignore[misc]  # bound in this round
         assert len(set(seen)) == 3
 
 

@@ -122,7 +122,7 @@ def test_no_secret_of_the_session_is_shown(watched_pair: Pair, ops: httpx.Client
         tool_text(client.tool("mutter", {"line": f"it is {SECRET}, {PASSWORD}"}))
         tool_text(client.tool("meta"))
         tool_text(client.tool("echo", {"again": SECRET}))
-        assert eventually(lambda url=url: page_of(ops, url.replace("/frames", "/stderr"))["lines"])  # type: ignore[misc]  # of this round
+        assert eventually(lambda url=url: page_of(ops, url.replace("/frames", "/stderr"))["lines"])  # type: ignore[misc]  # bound in this round
         shown = json.dumps([page_of(ops, url), page_of(ops, url.replace("/frames", "/stderr"))])
         assert len(page_of(ops, url)["frames"]) >= 16
         assert SECRET not in shown and shown.count("[redacted]") > 4

@@ -32,7 +32,7 @@ STALL_S = 0.2
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # nothing tells
+        while not condition():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(BEAT_S / 2)
 
 

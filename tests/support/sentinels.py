@@ -35,8 +35,8 @@ class Sentinels:
         self.url = f"redis+sentinel://{places}/main/0"
         # Each of them may be the one that is elected.
         for port in self.ports:
-            settled(lambda port=port: self.known(port, "num-other-sentinels") == 2)  # type: ignore[misc]  # of this round
-            settled(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
+            settled(lambda port=port: self.known(port, "num-other-sentinels") == 2)  # type: ignore[misc]  # bound in this round
+            settled(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # bound in this round
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         process = started(*arguments)
@@ -54,8 +54,8 @@ class Sentinels:
         """Wait until the replica has all that the master has, and each sentinel knows of it."""
         settled(lambda: self.look(self.replica).info("replication").get("master_link_status") == "up")
         for port in self.ports:
-            settled(lambda port=port: self.known(port, "port") == self.master)  # type: ignore[misc]  # of this round
-            settled(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # of this round
+            settled(lambda port=port: self.known(port, "port") == self.master)  # type: ignore[misc]  # bound in this round
+            settled(lambda port=port: self.known(port, "num-slaves") == 1)  # type: ignore[misc]  # bound in this round
         settled(lambda: self.look(self.master).wait(1, 1_000) == 1)
         at = self.look(self.master).info("replication")["master_repl_offset"]
         settled(lambda: self.look(self.replica).info("replication")["slave_repl_offset"] >= at)

@@ -243,7 +243,7 @@ def test_the_first_end_counts(end: Callable[[Exchange], None], state: ExchangeSt
 def test_a_call_waits_for_its_client_and_releases_what_it_holds_at_its_end() -> None:
     call, released = a_call(), list[str]()
     for name in ("first", "last"):
-        call.when_done(lambda name=name: released.append(name))  # type: ignore[misc]  # of this round
+        call.when_done(lambda name=name: released.append(name))  # type: ignore[misc]  # bound in this round
     call.step(E.SEND)
     first = call.replies
     call.suspendable()

@@ -129,7 +129,7 @@ class Hanging:
     async def opened(self) -> Any:
         try:
             until = asyncio.get_running_loop().time() + self.seconds
-            while self.cluster.looks < self.looks and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  # nothing tells
+            while self.cluster.looks < self.looks and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.is_given_up = True

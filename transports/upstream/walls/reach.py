@@ -94,7 +94,7 @@ class Destination:
         network = self.network
         if network is None or network.version != address.version or self.port not in (None, port):
             return False
-        if special is not None and not network.subnet_of(special):  # type: ignore[arg-type]  # of one version
+        if special is not None and not network.subnet_of(special):  # type: ignore[arg-type]  # both are of one IP version
             return False
         return address in network
 

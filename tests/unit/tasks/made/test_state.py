@@ -75,7 +75,7 @@ async def test_each_outcome_that_a_task_keeps_can_be_told() -> None:
         _, replica, running = await one_that_runs()
         found = await replica.settles(running, result=nested(levels))
         for tell in (legacy_task, task_result, legacy_outcome):
-            deeper(60, lambda tell=tell, found=found: tell(found, "h"))  # type: ignore[misc]  # of this round
+            deeper(60, lambda tell=tell, found=found: tell(found, "h"))  # type: ignore[misc]  # bound in this round
         assert (found.status == "completed") is can_be_read(nested(levels))
         assert found.status == "completed" or "deeper" in found.message or "cannot be read" in found.message
 
