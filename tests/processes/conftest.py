@@ -1,5 +1,6 @@
 """What process tests share."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -26,7 +27,8 @@ def family() -> Iterator[Family]:
     family = Family()
     yield family
     for pid in family.members():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # one that is ending may be gone by now
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
