@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.support.commands import ROOT as ROOT
 from tests.support.commands import CommandProcess, start_command
@@ -34,11 +34,14 @@ UNLIMITED = dict.fromkeys(
 SIGNED = {"MCP_GATEWAY_KEYS": "k" * 40}
 """The variables of gateways that share a store."""
 
+PATIENCE: Final = {"list_timeout_s": GIVE_UP_S, "client_timeout_s": 3 * GIVE_UP_S}
 
-def waiting_for_lists(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options whose lists wait for servers as long as tests do, unless they say otherwise."""
+
+def with_patience(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options that wait for servers' lists and for clients as long as tests do, unless they say otherwise: on a busy
+    machine a client of a test may need more than ten seconds between its connection and its request."""
     given = dict(options or {})
-    return {**given, "limits": {"list_timeout_s": GIVE_UP_S, **given.get("limits", {})}}
+    return {**given, "limits": {**PATIENCE, **given.get("limits", {})}}
 
 
 def server(command: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -141,12 +144,12 @@ def running_gateway(
         typed = ["run", "--port", str(port), *arguments]
         if servers is None and options is None:
             typed += ["--", *command]
+            patience = {f"MCP_GATEWAY_LIMITS__{name.upper()}": str(value) for name, value in PATIENCE.items()}
+            env = {**patience, **(env or {})}
         else:
             config = Path(folder, "mcp.json")
             entries = {"main": server(command)} if servers is None else servers
-            config.write_text(
-                json.dumps({"mcpServers": entries, "gateway": waiting_for_lists(options)}), encoding="utf-8"
-            )
+            config.write_text(json.dumps({"mcpServers": entries, "gateway": with_patience(options)}), encoding="utf-8")
             typed += ["--config", str(config)]
         process = start_command(typed, env={**os.environ, **(env or {})})
         gateway = RunningGateway(process)

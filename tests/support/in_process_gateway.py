@@ -19,7 +19,7 @@ from gateway.observability.logs import configure_logging
 from gateway.serving.greeting import Welcome
 from gateway.serving.uvicorn_server import opened
 from session_store import KeyRing
-from tests.support.gateway_process import DEMO, server, waiting_for_lists
+from tests.support.gateway_process import DEMO, server, with_patience
 from tests.support.waiting import eventually
 
 READY_WITHIN_S: Final = 60.0
@@ -64,7 +64,7 @@ def in_process_gateway(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.joinpath("mcp.json").write_text(
-            json.dumps({"mcpServers": servers, "gateway": {"port": 0, **waiting_for_lists(options)}}), encoding="utf-8"
+            json.dumps({"mcpServers": servers, "gateway": {"port": 0, **with_patience(options)}}), encoding="utf-8"
         )
         settings = load(folder / "mcp.json").settings
         log = _Log(settings.gateway)
