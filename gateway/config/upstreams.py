@@ -142,8 +142,9 @@ class UpstreamSettings(BaseModel):
 
     @classmethod
     def of_gateway(cls, url: str, headers: Mapping[str, str]) -> Self:
-        """Return the entry of a gateway like this one, which the user trusts: `stdio --url`."""
-        entry = cls(url=url, headers=dict(headers))
+        """Return the entry of a gateway like this one, which the user trusts: `stdio --url`. Its modern requests keep
+        the session that this gateway hands out."""
+        entry = cls(url=url, headers={"MCP-Gateway-Session": "new", **headers})
         entry._is_gateway = True
         return entry
 

@@ -13,14 +13,14 @@ from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
-from gateway.config.settings import ConfigurationError, Settings
+from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
 from gateway.context.session_facts import SESSION_KEY
 from gateway.identity.authenticate import Authenticated
 from gateway.serving.app import create_app
 from gateway.serving.gateway import Gateway
 from gateway.serving.paths import ALL
 from gateway.sessions.client_chosen_keys import checked_key
-from session_store import Session, StoreUnavailable
+from session_store import Session, StoreUnavailable, backend_for
 from session_store.tokens import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound.in_process_client import InProcessClient
@@ -33,6 +33,7 @@ STAC_VARIABLE: Final = "STAC_MCP_SESSION_ID"
 """A variable of another gateway's design. Its value is a token, a session id, or a name that the caller has chosen."""
 API_KEY_VARIABLE: Final = "MCP_GATEWAY_API_KEY"
 _LONGEST_LINE: Final = 64 << 20
+_YEAR_S: Final = 31_536_000.0
 
 
 def serve_stdio(settings: Settings, *, servers: Mapping[str, Any] | None = None, strict: bool = False) -> None:
@@ -47,7 +48,7 @@ def serve_stdio(settings: Settings, *, servers: Mapping[str, Any] | None = None,
 
 async def _serve(settings: Settings, servers: Mapping[str, Any] | None, *, strict: bool) -> None:
     # Settings that protect a listening socket have no meaning here.
-    local = settings.gateway.model_copy(update={"host": "127.0.0.1", "allowed_hosts": ()})
+    local = _lasting(settings.gateway).model_copy(update={"host": "127.0.0.1", "allowed_hosts": ()})
     settings, headers = _with_fields(settings.model_copy(update={"gateway": local}))
     gateway = Gateway(settings, servers=servers, strict=strict)
     stop = asyncio.Event()
@@ -84,6 +85,21 @@ async def _serve(settings: Settings, servers: Mapping[str, Any] | None, *, stric
         stop.set()
         await tasks.close()
         await front.close()
+
+
+def _lasting(options: GatewaySettings) -> GatewaySettings:
+    """Return the options with sessions that last as long as the connection, except for times that the operator has set.
+
+    The client of a connection cannot leave its session and open another one: after the end of its session, each of its
+    calls would fail. In a durable store, sessions are there for later starts, too, so there they end as they do over
+    HTTP.
+    """
+    session = options.session
+    times = {} if backend_for(options.store).is_durable else {"idle_ttl_s": _YEAR_S, "max_age_s": _YEAR_S}
+    for name, default in (*times.items(), ("unconfirmed_ttl_s", 0.0)):
+        if name not in options.session.model_fields_set:
+            session = session.model_copy(update={name: default or session.idle_ttl_s})
+    return options.model_copy(update={"session": session})
 
 
 def _with_fields(settings: Settings) -> tuple[Settings, dict[str, str]]:

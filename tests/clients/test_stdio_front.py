@@ -18,7 +18,7 @@ import pytest
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.gateway_process import DEMO, PROBE, ROOT, SCRIPTED, SIGNED, running_gateway, server
-from tests.support.mcp_clients import RESTARTED, SESSION_KEY, Legacy, modern_body, tool_text
+from tests.support.mcp_clients import RESTARTED, SESSION_KEY, Legacy, Modern, modern_body, tool_text
 from tests.support.redis_server import RunningRedis
 from tests.support.stdio_client import Typed
 from tests.support.waiting import eventually
@@ -219,6 +219,40 @@ def test_a_host_that_starts_the_command_of_its_file_again_finds_its_session(tmp_
         assert gateway.url in connected.stdout and "no gateway is found" not in connected.stderr, "it has no terminal"
         (file,) = tmp_path.rglob("claude_desktop_config.json")
         assert opened(draft="1") == opened(), "the process has stayed, with what it remembers"
+
+
+@requirement("ops.stdio-url", "proc.gone")
+@pytest.mark.parametrize("modern", [True, False])
+def test_a_host_without_a_key_has_one_session_at_its_gateway_and_ends_it(modern: bool, http: httpx.Client) -> None:
+    def asked(name: str, number: int) -> None:
+        params = {"name": name, "arguments": {"prefix": "MCP_SESSION_ID"} if name == "env" else {}}
+        body = modern_body("tools/call", params, request_id=number)
+        body = body if modern else {**body, "params": params}
+        host.write(json.dumps(body).encode())
+
+    def texts(count: int) -> list[str]:
+        return [host.read()["result"]["content"][0]["text"] for _ in range(count)]
+
+    session = {"unconfirmed_ttl_s": 1, "idle_ttl_s": 600}
+    with running_gateway({"main": server(PROBE)}, options={"session": session}) as gateway:
+        host = Typed("--url", gateway.url, child=())
+        if not modern:
+            host.initialize()
+        for number in (11, 12, 13):
+            asked("pid", number)
+        (pid,) = {*texts(3)}
+        once = Modern(gateway.url, http, headers={"User-Agent": "other"})
+        left = int(tool_text(once.tool("pid")))
+        assert eventually(lambda: not Path(f"/proc/{left}").exists()), "who does not come back has a second"
+        asked("pid", 14)
+        asked("env", 15)
+        again, env = sorted(texts(2), key=len)
+        assert again == pid
+        assert f'"the session at server gateway is {json.loads(env)["MCP_SESSION_ID"][:8]}"' in host.log()
+        assert host.log().count("the session at server gateway is") == 1
+        assert "MCP_SESSION_KEY is not set: the session ends with this program" in host.log()
+        assert host.end() == 0
+        assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @requirement("ctx.stdio-token")

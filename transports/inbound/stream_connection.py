@@ -248,8 +248,9 @@ class StreamConnection:
         return call is not None or bool(self._modern_version)
 
     async def _initialize(self, line: bytes) -> None:
-        """Open a session, or resume the one that `token` names."""
-        headers = dict(self._headers)
+        """Open a session, or resume the one that `token` names. End this connection's session before it, unless it has
+        calls in flight: the client has left it."""
+        headers, former = dict(self._headers), self._session
         if self._token:
             headers["mcp-session-id"], self._token = self._token, ""
         if self._stream is not None:
@@ -263,6 +264,8 @@ class StreamConnection:
                 if self._session_key and self._session:
                     frame = _with_token(frame, self._session_key, self._session)
             await self._write(splice(frame))
+        if former and former != self._session and not (self._calls or self._outlives or self.may_return):
+            self._tasks.spawn(self._end(former))
 
     def _session_headers(self, session: str) -> dict[str, str]:
         return {**self._headers, "mcp-session-id": session, "mcp-protocol-version": self._version}
@@ -317,7 +320,7 @@ class StreamConnection:
                 await asyncio.wait_for(self._due.settled(), _ANSWER_S)
         if self._stream is not None:
             await self._stream.leave()
-        session = self._session or self._given
+        session = self._session or self._given or self._token
         if session and not self._outlives and not self.may_return:
             await self._end(session)
         for reply, _ in list(self._calls.values()):

@@ -15,9 +15,9 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from transports.era import NAME_SOURCES
+from transports.era import NAME_SOURCES, SESSIONLESS
 from transports.hops import via_of
-from transports.jsonrpc import Message, Object, decode_exact, decode_id, parse
+from transports.jsonrpc import Message, Object, decode_exact, decode_id, encode, encode_request, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
 from transports.tasks import Tasks
@@ -43,8 +43,17 @@ _LASTING_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 _SESSION: Final = "mcp-session-id"
+_GATEWAY_SESSION: Final = "mcp-gateway-session"
+_NEW: Final = "new"
+_ASKS_FOR_SESSION: Final = (_GATEWAY_SESSION, _NEW)
+_UNKNOWN_SESSION: Final = -32010
+"""The code with which a gateway like this one refuses a session that it does not know."""
+_MOST_REFUSAL_BYTES: Final = 64 << 10
 _ACCEPT: Final = "application/json, text/event-stream"
 _CANCELLED: Final = "notifications/cancelled"
+_LISTING: Final = "tools/list"
+_SHOWN_CHARS: Final = 8
+"""Characters of a session's id that logs show. A token begins with the id."""
 
 Headers = dict[str, str]
 
@@ -53,7 +62,12 @@ class HttpUpstream:
     """Open links to one URL. `headers` are the operator's, for every request. `repeatable` are the methods that may be
     sent again if the server closes the connection without an answer. `gateway` is the name of this gateway in `Via`;
     empty: it sends none. `pause` waits for a number of seconds. `advice` ends the error of a server that cannot be
-    reached."""
+    reached.
+
+    With `MCP-Gateway-Session: new` in `headers`, the server is a gateway like this one, and modern requests of a link
+    keep the session that it hands out. Without it, each of them would get a session of its own: MCP 2026-07-28 has no
+    sessions.
+    """
 
     def __init__(
         self,
@@ -71,7 +85,8 @@ class HttpUpstream:
         self.advice = advice
         self.pause = pause
         self.url = url
-        self.headers = dict(headers)
+        self.headers = {name: value for name, value in headers.items() if (name.lower(), value) != _ASKS_FOR_SESSION}
+        self.keeps_session = len(self.headers) < len(headers)
         self.gateway = gateway
         self.max_event_bytes = max_event_bytes
         self.repeatable = repeatable
@@ -162,6 +177,8 @@ class HttpLink:
         self._given = given
         self._events = events
         self._version, self._session = _resumed(given.resume)
+        self._token = ""  # of the session at a gateway, which modern requests bring back
+        self._opening = asyncio.Lock()
         self._work = Tasks(f"link to server {upstream.name}")
         self._running: dict[object, asyncio.Task[None]] = {}
         self._initialize_id: object = None
@@ -271,13 +288,15 @@ class HttpLink:
         """Send a request and deliver its answer. Return False if the stream ended before the answer, and could not be
         resumed."""
         assert isinstance(message.id, int | str)
-        place, headers = StreamPlace(), self._headers(headers)
+        place = StreamPlace()
         try:
-            is_repeatable = message.method in self._upstream.repeatable
-            async with self._upstream.open("POST", headers, frame, is_repeatable=is_repeatable) as response:
+            async with self._posted(frame, message, headers) as response:
                 if message.method == "initialize" and response.status_code == 200:
                     self._session = _sendable(response.headers.get(_SESSION))
-                if _has_no_session(response) and message.method != "initialize":
+                    self._log_session(self._session)
+                if (_has_no_session(response) and message.method != "initialize") or (
+                    self._upstream.keeps_session and await _has_ended(response)
+                ):
                     self._forgotten(message.id)
                     return True
                 if await self._replies.read(response, message, place):
@@ -286,6 +305,52 @@ class HttpLink:
             if not (is_resumable and place.last_id):
                 raise
         return is_resumable and await self._resume(place, message.id)
+
+    @contextlib.asynccontextmanager
+    async def _posted(self, frame: bytes, message: Message, headers: Headers) -> AsyncIterator[httpx2.Response]:
+        """Send a request, and return the response. At a gateway that keeps a session, the first modern call opens it;
+        calls that come meanwhile wait for the head of its response, because each would open another session."""
+        keeps_session = self._upstream.keeps_session and "mcp-method" in headers
+        async with contextlib.AsyncExitStack() as opening:
+            if keeps_session and not self._token and message.method not in SESSIONLESS:
+                await opening.enter_async_context(self._opening)
+            is_repeatable = message.method in self._upstream.repeatable
+            headers = self._headers(self._with_token(headers))
+            async with self._upstream.open("POST", headers, frame, is_repeatable=is_repeatable) as response:
+                if keeps_session:
+                    self._keep_token(response, headers["mcp-protocol-version"])
+                await opening.aclose()
+                yield response
+
+    def _with_token(self, headers: Headers) -> Headers:
+        """Return the headers of a message; those of the modern era with the session at a gateway, or with the wish for
+        one."""
+        if not (self._upstream.keeps_session and "mcp-method" in headers):
+            return headers
+        return headers | {_GATEWAY_SESSION: self._token or _NEW}
+
+    def _keep_token(self, response: httpx2.Response, version: str) -> None:
+        """Keep the token of the session that the gateway hands out with a response. Log which session it is, once."""
+        token = _sendable(response.headers.get(_GATEWAY_SESSION))
+        if not token or token == self._token:
+            return
+        is_first, self._token = not self._token, token
+        if is_first:
+            self._log_session(token)
+            self._run(object(), self._confirm(version))
+
+    def _log_session(self, token: str) -> None:
+        if self._upstream.keeps_session and token:
+            logger.info("the session at server %s is %s", self._upstream.name, token[:_SHOWN_CHARS])
+
+    async def _confirm(self, version: str) -> None:
+        """Bring the session back at once. A gateway ends the session of an anonymous client soon after its first call,
+        if the client does not come back."""
+        meta = {_VERSION_KEY: version, "io.modelcontextprotocol/clientCapabilities": {}}
+        frame = encode_request(0, _LISTING, encode({"_meta": meta}))
+        headers = self._with_token({"mcp-protocol-version": version, "mcp-method": _LISTING})
+        with contextlib.suppress(httpx2.HTTPError, OSError):
+            await self._upstream.tell("POST", self._headers(headers), frame)
 
     def _deliver(self, message: Message, stream: int | str) -> None:
         """Pass a message on, with the id of the request on whose stream it came. Read the protocol version for all
@@ -320,8 +385,8 @@ class HttpLink:
         session)."""
         await _end_of(before)
         try:
-            headers = self._headers(self._session_headers() if modern is None else modern)
-            response = await self._upstream.tell("POST", headers, frame)
+            headers = self._session_headers() if modern is None else self._with_token(modern)
+            response = await self._upstream.tell("POST", self._headers(headers), frame)
             if _has_no_session(response):
                 self._forgotten(None)
         except (httpx2.HTTPError, OSError) as error:
@@ -372,14 +437,15 @@ class HttpLink:
     async def close(self) -> None:
         """End the requests. End the server's session too, unless a later link will resume it."""
         is_first, self._is_closed = not self._is_closed, True
-        has_session, self._takes_messages = self._takes_messages and bool(self._session), False
+        session = self._session_headers() if self._session else {_GATEWAY_SESSION: self._token} if self._token else {}
+        has_session, self._takes_messages = self._takes_messages and bool(session), False
         await self._work.close()
         if not is_first:
             return
         if has_session and not self._given.keep():
             with contextlib.suppress(httpx2.HTTPError, OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
-                    await self._upstream.tell("DELETE", self._headers(self._session_headers()))
+                    await self._upstream.tell("DELETE", self._headers(session))
         self._events.closed("it was closed")
 
 
@@ -414,6 +480,25 @@ def _modern_headers(
 def _has_no_session(response: httpx2.Response) -> bool:
     """Return True if the server does not know the session that the request named (404). False if it named none."""
     return response.status_code == 404 and _SESSION in response.request.headers
+
+
+async def _has_ended(response: httpx2.Response) -> bool:
+    """Return True if the gateway does not know the session that a modern request named. The status says the same of an
+    unknown method, so the code of the error counts."""
+    named = response.request.headers.get(_GATEWAY_SESSION, _NEW) != _NEW
+    if not named or response.status_code != 404 or not 0 < _length(response) <= _MOST_REFUSAL_BYTES:
+        return False
+    try:
+        code: object = msgspec.json.decode(await response.aread(), type=dict[str, Any])["error"]["code"]
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return False
+    return code == _UNKNOWN_SESSION
+
+
+def _length(response: httpx2.Response) -> int:
+    """Return the number of bytes of a body; 0 if the response does not say it."""
+    text = response.headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _sendable(value: object) -> str:

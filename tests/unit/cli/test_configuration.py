@@ -23,7 +23,8 @@ def test_a_gateway_at_the_default_port_gets_the_key_and_the_credential(monkeypat
     assert origins is not None and origins.of("log_level") == "the variable MCP_GATEWAY_LOG_LEVEL"
     (entry,) = served[0].mcpServers.values()
     assert entry.url == f"{URL}/mcp" and entry.is_gateway
-    assert entry.headers == {"MCP-Gateway-Session-Key": "k", "Authorization": "Bearer t"}
+    headers = {"MCP-Gateway-Session": "new", "MCP-Gateway-Session-Key": "k", "Authorization": "Bearer t"}
+    assert entry.headers == headers
 
 
 @requirement("ctx.stdio-front")

@@ -1,7 +1,7 @@
 """How an HTTP link tells requests of the two eras apart, and which failures it reports."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import httpx2
 import msgspec
 import pytest
 
+from gateway.errors import SESSION_UNKNOWN
 from tests.requirements import requirement
 from transports.jsonrpc import Message
 from transports.mirrored_headers import decode_value
@@ -87,16 +88,17 @@ class Server:
 
 @asynccontextmanager
 async def linked(
-    server: Server | Callable[[httpx2.Request], httpx2.Response],
+    server: Server | Callable[[httpx2.Request], Any],
     *,
     url: str = "http://remote/mcp",
     repeatable: frozenset[str] = frozenset(),
+    headers: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[HttpLink, Events]]:
     """A link to the server, closed in the end."""
     answer, pause = (server.answer, server.pause) if isinstance(server, Server) else (server, asyncio.sleep)
     upstream = HttpUpstream(
-        name="remote", url=url, headers={}, max_event_bytes=1_000, repeatable=repeatable, pause=pause
+        name="remote", url=url, headers=headers or {}, max_event_bytes=1_000, repeatable=repeatable, pause=pause
     )
     upstream._client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     events = Events()
@@ -390,3 +392,84 @@ async def test_the_wait_and_the_challenge_of_a_refusal_are_told_without_addresse
         link.send(CALL)
         await events.settled()
     assert events.reasons == ["server 'remote' answered 429 Too Many Requests"]
+
+
+class Gateway:
+    """A gateway whose sessions `ended` names. It hands a session out with each call that brings none. Its answers wait
+    for `may_answer`. Notes the method and the session of each request."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.ended: set[str] = set()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def answer(self, request: httpx2.Request) -> httpx2.Response:
+        named = request.headers.get("mcp-gateway-session", "")
+        if request.method == "DELETE":
+            self.seen.append(("DELETE", named))
+            return httpx2.Response(200)
+        asked = msgspec.json.decode(request.content)
+        self.seen.append((asked["method"], named))
+        await self.may_answer.wait()
+        if named in self.ended or asked["method"] == "x/unknown":
+            code = SESSION_UNKNOWN if named in self.ended else -32601
+            return httpx2.Response(404, json={"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code}})
+        token = f"session-{len(self.seen)}" if named == "new" and asked["method"] == "tools/call" else named
+        answered = {"jsonrpc": "2.0", "id": asked["id"], "result": {}}
+        return httpx2.Response(200, json=answered, headers={} if token == "new" else {"mcp-gateway-session": token})
+
+
+ASKS: Any = {"headers": {"MCP-Gateway-Session": "new"}}
+
+
+def numbered(number: int, method: str = "tools/call") -> bytes:
+    return request(MODERN, {"name": "count"}, method).replace(b'"id":7', b'"id":%d' % number)
+
+
+@requirement("ops.stdio-url")
+async def test_modern_calls_keep_the_session_that_a_gateway_hands_out(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway()
+    gateway.may_answer.clear()
+    with caplog.at_level("INFO"):
+        async with linked(gateway.answer, **ASKS) as (link, events):
+            link.send(numbered(1, "server/discover"))
+            for number in (2, 3, 4):
+                link.send(numbered(number))
+            gateway.may_answer.set()
+            await events.until(lambda: len(events.answered) == 4)
+            link.send(numbered(5, "x/unknown"))
+            await events.until(lambda: len(events.answered) == 5)
+            assert events.unsent_ids == [], "an unknown method is not an unknown session"
+    token = next(session for method, session in gateway.seen if session != "new")
+    assert gateway.seen[:2] == [("server/discover", "new"), ("tools/call", "new")]
+    assert {*gateway.seen[2:]} == {
+        *(("tools/call", token), ("tools/list", token), ("x/unknown", token), ("DELETE", token))
+    }, "calls that come at once wait for the first one; it comes back at once, and the session ends with the link"
+    assert [r.getMessage() for r in caplog.records if "the session" in r.getMessage()] == [
+        f"the session at server remote is {token[:8]}"
+    ]
+
+
+@requirement("ops.stdio-url")
+async def test_a_session_that_has_ended_at_its_gateway_is_forgotten_and_its_call_was_not_sent() -> None:
+    gateway = Gateway()
+    async with linked(gateway.answer, **ASKS) as (link, events):
+        link.send(numbered(1))
+        await events.until(lambda: events.answered == [1])
+        gateway.ended.add(next(session for _, session in gateway.seen if session != "new"))
+        link.send(numbered(2))
+        await events.until(lambda: events.unsent_ids == [2])
+    assert gateway.seen[-1][0] != "DELETE"
+
+
+async def test_only_a_link_that_is_told_to_brings_a_session_back() -> None:
+    gateway = Gateway()
+    for headers, sent in (({}, ""), ({"MCP-Gateway-Session": "given"}, "given")):
+        gateway.ended, gateway.seen = {"given"}, []
+        async with linked(gateway.answer, headers=headers) as (link, events):
+            for number in (1, 2):
+                link.send(numbered(number))
+            await events.until(lambda: len(events.answered) == 2)
+            assert events.unsent_ids == [], "another link would be refused as well"
+        assert gateway.seen == [("tools/call", sent)] * 2
