@@ -50,7 +50,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/cluster/test_replicas.py::test_a_rolling_restart": _CLUSTER,
     "tests/cluster/test_server_tasks.py": (*_TASKS, *_CLUSTER),
     "tests/cluster/test_unreachable.py": ("gateway/serving/", *_CLUSTER),
-    "tests/designs": ("gateway/context/", "gateway/policy/", "docs/designs.md"),
+    "tests/designs/test_scenarios.py": ("gateway/context/", "gateway/policy/", "examples/"),
     "tests/e2e/test_app_sessions.py": ("gateway/integrations/", "session_store/"),
     "tests/e2e/test_examples.py": ("examples/", "gateway/context/", "gateway/sandbox/"),
     "tests/e2e/test_idle_memory.py": ("gateway/sessions/", "gateway/calls/", "gateway/upstreams/", "transports/"),

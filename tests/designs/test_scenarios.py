@@ -1,4 +1,4 @@
-"""What the five designs ask for, and no test of a single feature shows. `docs/designs.md` has the others."""
+"""What the five designs ask for, and no test of a single feature shows. The tables beside this file name the others."""
 
 import json
 import os
