@@ -1,6 +1,7 @@
 """The house stands as docs/architecture.md says: imports go down only, pure modules stay pure, files hold one idea."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -63,11 +64,16 @@ BELOW_ALL, ABOVE_ALL = {"gateway.errors", "gateway.version"}, {"gateway", "gatew
 
 IO = {"asyncio", "socket", "subprocess", "redis", "sqlite3", "threading"}
 SOURCES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A source, parsed when a test first asks for it: every worker of a run imports this file, one runs its tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,7 +122,7 @@ def test_imports_between_rooms_go_down_only() -> None:
 
 def modules_imported(path: Path, modules: Set[str]) -> Iterator[str]:
     """As `imported`; `from package import module` is an import of the module."""
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             yield from names & modules
@@ -171,15 +177,19 @@ def installed_with(requirements: list[str]) -> set[str]:
         found |= new
         further = [each for package in new for each in requires(package) or () if "extra ==" not in each]
         names = {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in further}
-        new = {name for name in names - found if any(name in some for some in PACKAGES.values())}  # of other systems
+        new = {
+            name for name in names - found if any(name in some for some in packages_by_module().values())
+        }  # of other systems
     return found
 
 
-PACKAGES = {
-    module: {package.lower().replace("_", "-") for package in packages}
-    for module, packages in packages_distributions().items()
-}
-"""Module → the packages that have it."""
+@functools.cache
+def packages_by_module() -> dict[str, set[str]]:
+    """Module → the packages that have it."""
+    return {
+        module: {package.lower().replace("_", "-") for package in packages}
+        for module, packages in packages_distributions().items()
+    }
 
 
 def test_what_is_imported_is_installed_with_the_gateway_or_with_an_extra() -> None:
@@ -191,7 +201,7 @@ def test_what_is_imported_is_installed_with_the_gateway_or_with_an_extra() -> No
         here = base.union(*(extras[extra] for place, extra in OF_EXTRAS.items() if name.startswith(place)))
         tops = {module.partition(".")[0] for module in imported(path)} - {"_typeshed"}
         for module in tops - sys.stdlib_module_names - LAYERS.keys():
-            assert PACKAGES[module] & here, f"{name}: {module}"
+            assert packages_by_module()[module] & here, f"{name}: {module}"
 
 
 WITHOUT_OTHERS = """
@@ -227,7 +237,7 @@ asyncio.run(app(scope, receive, send))
 @requirement("app.middleware")
 def test_the_extra_of_the_middleware_is_enough_for_it_and_for_every_store() -> None:
     brought = installed_with(PROJECT["optional-dependencies"]["middleware"])
-    others = {module for module, packages in PACKAGES.items() if not packages & brought} - LAYERS.keys()
+    others = {module for module, packages in packages_by_module().items() if not packages & brought} - LAYERS.keys()
     run = [sys.executable, "-c", WITHOUT_OTHERS % others]
     assert subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "1"
     assert not brought & {"mcp", "uvicorn", "typer", "jinja2", "cryptography", "dnspython", "httpx2"}
@@ -279,7 +289,7 @@ def too_large(path: Path) -> Iterator[tuple[str, int]]:
     name = str(path.relative_to(ROOT))
     if lines_of(path) > MAX_MODULE:
         yield name, lines_of(path)
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             most = MAX_CONSTRUCTOR if node.name == "__init__" else MAX_PARAMETERS
             if parameters(node) > most:
@@ -350,7 +360,7 @@ def foreign_assignments(tree: ast.Module) -> Iterator[str]:
 
 def test_nobody_assigns_the_attributes_of_another_modules_class() -> None:
     """What changes an object stands in its class, where its rules are."""
-    found = {(str(path.relative_to(ROOT)), name) for path in SOURCES for name in foreign_assignments(TREES[path])}
+    found = {(str(path.relative_to(ROOT)), name) for path in SOURCES for name in foreign_assignments(tree_of(path))}
     assert found - OF_LIBRARIES == set()
 
 
@@ -398,7 +408,7 @@ def test_no_context_variable_holds_what_a_credential_says() -> None:
     """Servers start a connection's next request in the context of the one before: authority travels as an argument."""
     found = {}
     for path in SOURCES:
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).partition("[")[0].endswith("ContextVar"):
                 found[str(path.relative_to(ROOT))] = ast.unparse(node)
     assert found.keys() == CONTEXT_VARIABLES.keys()

@@ -20,7 +20,7 @@ from gateway.errors import (
 from tests.requirements import requirement
 from tests.support import documented_errors
 from tests.support.documented_errors import DOCUMENT, STATUSES
-from tests.test_architecture import TREES
+from tests.test_architecture import SOURCES, tree_of
 from transports.inbound_port import REASONS, Refused
 
 pytestmark = requirement("pol.errors")
@@ -30,8 +30,8 @@ CODES = {**vars(transports.jsonrpc), **vars(gateway.errors)}
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
     """Where the sources make a refusal, and the call that makes it."""
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused":
                 yield f"{path.name}:{node.lineno}", node
 
@@ -48,8 +48,8 @@ def named() -> set[str]:
     """The reasons that the sources spell out."""
     keywords = [
         keyword.value
-        for tree in TREES.values()
-        for node in ast.walk(tree)
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"Refused", "super().__init__"}
         for keyword in node.keywords
         if keyword.arg == "reason"
