@@ -1,13 +1,16 @@
 """Fixtures of all tests, the order of a run, and the requirements that tests name."""
 
+import contextlib
 import functools
 import gc
+import importlib
 import itertools
 import os
 import random
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -147,14 +150,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep what is collected, which stays until the end of a run, out of garbage collections."""
     gc.disable()
     try:
+        _import_from_elsewhere(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _import_from_elsewhere(config: pytest.Config) -> None:
+    """Import the test files of the folders of this run, each worker beginning at another one.
+
+    pytest compiles a test file, and keeps the result for later runs, wherever it is imported first. In a clone that
+    has never run its tests, workers that begin at the same file would all compile all of them.
+    """
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1:
+        return
+    root = Path(__file__).parents[1]
+    files = sorted(path for name in config.args for path in Path(config.invocation_params.dir, name).rglob("test_*.py"))
+    first = len(files) * int(worker.removeprefix("gw")) // workers
+    with warnings.catch_warnings(action="error"):
+        for path in (*files[first:], *files[:first]):
+            # Collecting the file says what is wrong with it.
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)
