@@ -173,6 +173,15 @@ class Access:
         self._flags = flags
         self._audit = audit
         self._attempts = SignInAttempts()
+        self.replace_keys(keys)
+        derived = ring.derive(Purpose.OPERATOR)
+        self._cookies = [_COOKIE + hashlib.blake2b(key, digest_size=_NAME_BYTES).hexdigest() for key in derived]
+        # The newest key signs: itsdangerous takes the last one.
+        self._serializer = URLSafeTimedSerializer(list(reversed(derived)), salt=Purpose.OPERATOR)
+
+    def replace_keys(self, keys: Mapping[str, Sequence[str]]) -> None:
+        """Accept these operators' keys, and no others, from now on. Sign-ins with other keys end."""
+        link = self._link
         configured = [(name, digest) for name, digests in keys.items() for digest in digests]
         self.has_keys = bool(configured)  # whether there is a key to sign in to the console with
         self._keys = KeyDigests([*configured, *([] if link is None else [(OPERATOR, digest_of(link.key))])])
@@ -180,10 +189,6 @@ class Access:
         self._proofs = {(name, digest[:_PROOF_CHARS]) for name, digests in keys.items() for digest in digests}
         if link is not None:
             self._proofs.add((OPERATOR, link.proof))
-        derived = ring.derive(Purpose.OPERATOR)
-        self._cookies = [_COOKIE + hashlib.blake2b(key, digest_size=_NAME_BYTES).hexdigest() for key in derived]
-        # The newest key signs: itsdangerous takes the last one.
-        self._serializer = URLSafeTimedSerializer(list(reversed(derived)), salt=Purpose.OPERATOR)
 
     @property
     def is_open(self) -> bool:

@@ -102,6 +102,10 @@ class Operations:
         self.usage = insights.usage
         self.servers = insights.servers
 
+    def replace(self, settings: Settings) -> None:
+        """Show this configuration from now on."""
+        self.settings = settings
+
     @property
     def sees_calls(self) -> bool:
         return self._replicas.are_known

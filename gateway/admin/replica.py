@@ -149,7 +149,7 @@ class Replica:
         self.name = name
         self.environments = seen.environments
         self.metrics = metrics
-        self.upstreams = tuple(upstreams)
+        self.replace(upstreams)
         self.memory = seen.memory
         self._live = live
         self._cluster = cluster
@@ -157,6 +157,10 @@ class Replica:
         self._seen = seen
         self._cancel_task = cancel_task
         self._began = time()
+
+    def replace(self, upstreams: Iterable[ConfiguredUpstream]) -> None:
+        """Report these servers from now on."""
+        self.upstreams = tuple(upstreams)
 
     @property
     def is_draining(self) -> bool:

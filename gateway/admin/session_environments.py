@@ -150,10 +150,14 @@ class SessionEnvironments:
 
     def __init__(self, replica: str, given: EnvironmentSources, live: LiveSessions) -> None:
         self._replica = replica
-        self._given = given
         self._live = live
-        self._upstreams = {upstream.name: upstream for upstream in given.upstreams}
+        self.replace(given)
         self._faults: dict[str, tuple[Tools, Mapping[str, str]]] = {}  # of the tools that a server has listed last
+
+    def replace(self, given: EnvironmentSources) -> None:
+        """Explain sessions by this configuration from now on."""
+        self._given = given
+        self._upstreams = {upstream.name: upstream for upstream in given.upstreams}
 
     def held(self, session_id: str) -> SessionEnvironment | None:
         """Return the environment of a session that this replica serves; None if it does not."""

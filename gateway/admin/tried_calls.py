@@ -75,6 +75,10 @@ class ToolCatalog:
     has the names of servers by endpoint."""
 
     def __init__(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
+        self.replace(upstreams, paths)
+
+    def replace(self, upstreams: Iterable[ConfiguredUpstream], paths: Mapping[str, Iterable[str]]) -> None:
+        """List the tools of these servers from now on."""
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
         self._paths = {path: tuple(servers) for path, servers in paths.items()}
 

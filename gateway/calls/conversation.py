@@ -87,8 +87,8 @@ class Conversation:
     """
 
     # Slots save one dictionary for each conversation: there are as many as there are sessions.
-    __slots__ = """__weakref__ _background _holds _last_number _own _router _source _task_link _tasks _watch
-        calls deadlines era frames known_lists links name users was_used""".split()
+    __slots__ = """__weakref__ _background _holds _own _router _source _task_link _tasks _watch
+        calls deadlines era frames known_lists last_number links name users was_used""".split()
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Conversation:
         self._router = router
         self._watch = CallWatch(self, self.calls)
         self._own = OwnRequests()
-        self._last_number = 0
+        self.last_number = 0
         self._holds = 0
         self._background: Tasks | None = None
         self._tasks: OwnedTasks | None = None
@@ -176,6 +176,11 @@ class Conversation:
     def is_idle(self) -> bool:
         """Return True if there is no call, no task and no request of the gateway itself in flight."""
         return not self.has_calls and not self._own
+
+    @property
+    def is_unused(self) -> bool:
+        """Return True if nothing is in flight but streams of notifications."""
+        return not (self._holds or self._own) and all(exchange.is_subscription for exchange in self.calls)
 
     def is_open_to(self, live: LinkSession | None) -> bool:
         """Return True if a call of this session can be sent at once: the link is open, and the session has joined
@@ -366,8 +371,8 @@ class Conversation:
 
     def next_number(self) -> int:
         """Return a new request id, unique in this conversation."""
-        self._last_number += 1
-        return self._last_number
+        self.last_number += 1
+        return self.last_number
 
     async def ask(self, method: str, params: bytes | None) -> Message:
         """Send a request of the gateway's own, and return the answer. Raises `LinkClosed` if the link ends first."""

@@ -126,6 +126,7 @@ class Loss(StrEnum):
     STOPPED = "idle_stop"
     CRASHED = "crash"
     FORGOTTEN = "upstream_session"
+    CONFIGURED = "configuration"
 
 
 LOSSES: Final = frozenset(Loss)

@@ -81,7 +81,8 @@ class LiveSession(Usage):
 
     # Slots save one dictionary for each: there are as many as there are sessions.
     __slots__ = """__weakref__ _ask_modern _draining _events _outbox _questions alias calls conversations ended
-        _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals return_watch
+        _exchanges failed failures _finishing frames _happened lost new_process _paths read_at renewals _replaced
+        return_watch
         session state gateway_subscriptions subscriptions used_before version""".split()
 
     def __init__(
@@ -113,6 +114,7 @@ class LiveSession(Usage):
         self._questions: Questions | None = None
         self._ask_modern, self._happened = ask_modern, happened
         self._outbox: Outbox | None = None
+        self._replaced: set[str] | None = None  # servers of which the session has lost a former process
         self._paths: set[weakref.ref[SessionPath]] | None = None
 
     @property
@@ -218,6 +220,13 @@ class LiveSession(Usage):
         """End the session's event streams. Calls in flight continue."""
         if not self.ended:
             self._step(LiveEvent.DRAIN)
+
+    def end_streams(self) -> None:
+        """End the event streams that are open now. Their clients may open others, if they are still let in."""
+        if self._draining is not None:
+            self._draining.set()
+            self._draining = None
+        self.changed()
 
     def hand_over(self) -> None:
         """Record that another replica or a later process continues the session."""
@@ -343,6 +352,23 @@ class LiveSession(Usage):
     async def stop_servers(self) -> None:
         """Close the links, because the client has disconnected. The session continues if it comes back."""
         await self._stop_servers("idle_stop", _LEFT)
+
+    async def replace_server(self, conversation: Conversation, reason: str) -> None:
+        """Close the conversation with a server whose configuration has changed. The next call gets one with the new
+        server, and its first result reports the change. Calls in flight fail with `reason`."""
+        for key in [key for key, held in self.conversations.items() if held is conversation]:
+            del self.conversations[key]
+        self._replaced = (self._replaced or set()) | {conversation.name}
+        self.changed()
+        await conversation.close(reason)
+
+    def take_replaced(self, server: str) -> bool:
+        """Return True if the session has lost a former process of the server, and was not told of it yet. The caller
+        tells it."""
+        if self._replaced is None or server not in self._replaced:
+            return False
+        self._replaced = (self._replaced - {server}) or None
+        return True
 
     async def _stop_servers(self, why: str, reason: str, *, finish_calls: bool = False) -> None:
         conversations = list(self.conversations.values()) if finish_calls else self.every_conversation()

@@ -24,7 +24,7 @@ from gateway.cli.options import (
 from gateway.config.faults import ConfigurationError, Note, located
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
-from gateway.config.settings import GatewaySettings, load
+from gateway.config.settings import GatewaySettings, Settings, load
 
 if TYPE_CHECKING:
     from gateway.serving.greeting import Welcome  # loads the server
@@ -54,6 +54,16 @@ def run(
 
     queue_stderr()
     found = config if command else configuration(config)
+
+    def read() -> Settings:
+        try:
+            again = load(found, overrides.given(), strict=strict)
+            settings = with_command(again.settings, command)
+        except ConfigurationError as error:
+            raise ConfigurationError(located(str(error), found)) from None
+        _log(again.notes)
+        return settings
+
     try:
         loaded = load(found, overrides.given(), strict=strict)
         settings = with_command(loaded.settings, command)
@@ -64,7 +74,7 @@ def run(
             _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
-        serve(settings, welcome, strict=strict)
+        serve(settings, welcome, read=read, strict=strict)
     except ConfigurationError as error:
         raise error_exit(located(str(error), found)) from None
     except OSError as error:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, cast
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -84,6 +85,7 @@ class Forwarder:
         self._stripped = stripped
         self._contested = LogLimit()
         self._streams: dict[asyncio.Timeout, RelayedReply] = {}
+        self._paths: WeakSet[ForwardingPath] = WeakSet()
 
     def _for_owner(self, headers: HeaderList) -> HeaderList:
         return self._stripped([(name, value) for name, value in headers if name not in _NOT_FORWARDED])
@@ -161,7 +163,15 @@ class Forwarder:
 
     def _path(self, route: Route, request: Request, _: float) -> ForwardingPath:
         """Return the fast path to the owner for calls like `request`. The owner enforces their time limit."""
-        return ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
+        path = ForwardingPath(self._peers, self._rates, self._is_here, route, request.client)
+        self._paths.add(path)
+        return path
+
+    def end_paths(self) -> None:
+        """End the fast paths to owners, so that the senders of the next calls are authenticated again."""
+        for path in self._paths:
+            path.end()
+        self._paths.clear()
 
     def _request(self, route: Route, scope: Scope, body: bytes) -> ForwardedRequest:
         common = SharedFacts.of(

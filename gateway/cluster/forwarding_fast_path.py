@@ -30,7 +30,7 @@ class ForwardingPath:
     the owner, for their HTTP head and caller. `is_here` gets a session id and returns True if the session is live on
     this replica."""
 
-    __slots__ = ("_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")
+    __slots__ = ("__weakref__", "_client", "_is_here", "_peers", "_rates", "_route", "_until", "is_over")
 
     def __init__(
         self, peers: PeerRequests, rates: RateLimits, is_here: Callable[[str], bool], route: Route, client: str
@@ -42,6 +42,10 @@ class ForwardingPath:
         self._client = client
         self._until = route.until - time() + monotonic()
         self.is_over = False
+
+    def end(self) -> None:
+        """Send no more calls: their sender has to be authenticated again."""
+        self._until = 0.0
 
     def begin(
         self,

@@ -53,6 +53,10 @@ class LimitSettings(Frozen):
     poll_after_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Close the event stream of a call after this long, for load balancers that cut long responses. Clients of
     2025-11-25 continue with `Last-Event-ID`. 0: never. Only you know how long yours waits."""
+    former_server_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    """How long a session goes on with the process of a server whose entry has changed in a running gateway
+    ([reload](upgrading.md#reload)). It leaves the process earlier, once it has not called the server for a tenth of
+    this time, at most a minute. 0: at once; calls in flight then fail."""
     shutdown_grace_s: Seconds = 2.0
     """Time to wait for a child to exit after its stdin is closed, and again after SIGTERM. Then it is killed."""
     client_timeout_s: Seconds = 30.0

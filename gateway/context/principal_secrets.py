@@ -50,8 +50,12 @@ class PrincipalSecrets:
     """
 
     def __init__(self, secrets: Mapping[str, SecretSettings], issuers: Sequence[str]) -> None:
-        self._secrets = secrets
         self._only = issuers[0] if len(issuers) == 1 else ""
+        self.replace(secrets)
+
+    def replace(self, secrets: Mapping[str, SecretSettings]) -> None:
+        """Read the secrets from these sources from now on, and forget all cached values."""
+        self._secrets = secrets
         self._cached: TTLCache[tuple[str, Principal], str] = TTLCache(_MAX_CACHED, CACHED_S)
 
     async def fill(self, values: Mapping[str, str], principal: Principal) -> dict[str, str]:
@@ -82,7 +86,7 @@ class PrincipalSecrets:
             found = ""
         if not found:
             raise UpstreamUnavailable(f"there is no credential {name!r} for this principal")
-        if settings.command:
+        if settings.command and self._secrets.get(name) is settings:  # else it was replaced meanwhile
             self._cached[name, principal] = found
         return found
 

@@ -62,7 +62,7 @@ class Authenticated(msgspec.Struct, frozen=True):
     """The principal of a request, and the claims of its credential (`granted`); None if the credential has no claims.
 
     Until the Unix time `until`, requests with the same head from the same address need not be authenticated again. It
-    is infinite if the result is valid as long as this process runs.
+    is infinite if the result is valid until the configuration changes.
     """
 
     principal: Principal
@@ -110,11 +110,7 @@ class Identity:
         metadata_url: str = "",
         fields: Mapping[str, FieldSettings] = MappingProxyType({}),
     ) -> None:
-        self._keys = KeyDigests(
-            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), until=math.inf), digest)
-            for name, digests in api_keys.items()
-            for digest in digests
-        )
+        self.replace_keys(api_keys)
         self._allow_anonymous = allow_anonymous
         auth = auth or AuthSettings()
         self._tokens = tokens if auth.jwt else None
@@ -126,6 +122,14 @@ class Identity:
         self._header_fields = {
             name: field.header.lower() for name, field in fields.items() if field.header and not field.client_header
         }
+
+    def replace_keys(self, api_keys: Mapping[str, Sequence[str]]) -> None:
+        """Accept these API keys, and no others, from now on."""
+        self._keys = KeyDigests(
+            (Authenticated(Principal(issuer=API_KEY_ISSUER, subject=name), until=math.inf), digest)
+            for name, digests in api_keys.items()
+            for digest in digests
+        )
 
     async def authenticate(self, headers: Mapping[str, str], peer: str = "") -> Authenticated:
         """Authenticate a request, and return its caller. Raises `Refused` (401, 403)."""

@@ -71,11 +71,22 @@ class ContextRules:
         fields: Mapping[str, FieldSettings] = MappingProxyType({}),
         is_usable: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._rules = [(f"gateway.policy.rules[{number}]", rule) for number, rule in enumerate(rules)]
         self._default_trust = default_trust
+        self._fields = fields
+        self.replace(rules, trust_announced=trust_announced, read_only=read_only, is_usable=is_usable)
+
+    def replace(
+        self,
+        rules: Sequence[RuleSettings],
+        *,
+        trust_announced: bool,
+        read_only: Collection[str],
+        is_usable: Callable[[str], bool],
+    ) -> None:
+        """Apply these rules from now on. A session gets its new context with its next request."""
+        self._rules = [(f"gateway.policy.rules[{number}]", rule) for number, rule in enumerate(rules)]
         self._trust_announced = trust_announced
         self._read_only = read_only
-        self._fields = fields
         self._is_usable = is_usable
         # The result is the same for every request of a session. Refusals are not cached.
         self.context = functools.lru_cache(maxsize=_CACHED)(self._context)

@@ -23,7 +23,7 @@ class OfflineRights:
         self, rules: ContextRules, *, api_keys: Collection[str], auth: AuthSettings, allow_anonymous: bool
     ) -> None:
         self._rules = rules
-        self._api_keys = frozenset(api_keys)
+        self.replace_keys(api_keys)
         self._allow_anonymous = allow_anonymous
         proxies = auth.proxies
         # True for issuers whose credentials decide trust or workspace. Claimed permissions only add to those of the
@@ -31,6 +31,10 @@ class OfflineRights:
         self._is_claimed = {entry.issuer: bool(entry.claims.trust or entry.claims.workspace) for entry in auth.jwt}
         if proxies is not None and proxies.subject_header:
             self._is_claimed[proxies.issuer] = bool(proxies.trust_header or proxies.workspace_header)
+
+    def replace_keys(self, api_keys: Collection[str]) -> None:
+        """Know these API keys, and no others, from now on."""
+        self._api_keys = frozenset(api_keys)
 
     def why_lost(self, principal: Principal, granted: Context) -> str:
         """Return the reason why a principal no longer has the rights in `granted`, or why this cannot be decided; empty

@@ -26,6 +26,8 @@ ANNOTATIONS: Final = "the tool's annotations"
 _CACHED: Final = 4_096
 _ALL: Final = ("*",)
 Rule = TypeVar("Rule")
+_KINDS: Final = frozenset({"tools", "prompts", "resources"})
+_REMOVED: Final = UpstreamSettings(in_process="removed:removed")
 _NOTHING: Final = WorkspaceSettings(servers=(), tools=(), prompts=(), resources=(), methods=())
 
 
@@ -56,6 +58,11 @@ class Policy:
     """
 
     def __init__(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
+        self.replace(settings, servers)
+
+    def replace(self, settings: PolicySettings, servers: Mapping[str, UpstreamSettings]) -> None:
+        """Decide by these settings from now on, and forget all cached decisions. Whoever has an earlier decision must
+        be made to ask again (`LiveSession.changed`)."""
         self._settings = settings
         self._servers = servers
         self._hidden = {name for name, server in servers.items() if server.is_hidden}
@@ -63,8 +70,6 @@ class Policy:
             server.direct_only or server.permissions for server in servers.values()
         )
         self._restricted = {name: self._kinds(name) for name in servers}
-        self.restricts = self._restricted.__getitem__
-        """Return the kinds of a server's items (`tools`, `prompts`, `resources`) of which some may be hidden."""
         # Compiled here, so that no request waits for it.
         self._blocked = {
             (name, pattern): expression(*found.blocked)
@@ -87,6 +92,14 @@ class Policy:
         }
         return frozenset(kind for kind, is_restricted in named.items() if is_restricted)
 
+    def restricts(self, server: str) -> frozenset[str]:
+        """Return the kinds of a server's items (`tools`, `prompts`, `resources`) of which some may be hidden."""
+        return self._restricted.get(server, _KINDS)
+
+    def _entry(self, server: str) -> UpstreamSettings:
+        """Return the entry of a server. A request may have found a server that was removed since: it is hidden."""
+        return self._servers.get(server, _REMOVED)
+
     def cache_key_context(self, context: Context) -> Context:
         """Return the context reduced to the facts that decide: without fields, and without a workspace that grants
         nothing because it is only announced. Used in cache keys: sessions share decisions, and clients cannot fill the
@@ -100,7 +113,9 @@ class Policy:
 
     def why_hidden(self, context: Context, server: str) -> str:
         """Return the reason why the server is hidden from sessions with this context; empty if it is not."""
-        rules, where = self._servers[server], f"mcpServers.{server}"
+        rules, where = self._entry(server), f"mcpServers.{server}"
+        if server not in self._servers:
+            return f"it is not in the configuration any more ({where})"
         if server in self._hidden:
             return f"it is left out, and its entry does not say who may know of it ({where})"
         if rules.direct_only and context.trust != "direct":
@@ -111,7 +126,7 @@ class Policy:
 
     def is_remote(self, server: str) -> bool:
         """Return True if a server is configured by a URL."""
-        return self._servers[server].kind == "url"
+        return self._entry(server).kind == "url"
 
     # -- tools
 
@@ -122,7 +137,7 @@ class Policy:
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:
         names = {tool, unicodedata.normalize("NFKC", tool)}
-        patterns = _matching(self._servers[server].tools, names)
+        patterns = _matching(self._entry(server).tools, names)
         matching, where = patterns.values(), f"mcpServers.{server}.tools"
         configured = [(f.operation, f"{where}.{p}.operation") for p, f in patterns.items() if f.operation is not None]
         configured.sort(key=lambda found: found[0] != "eval")
@@ -130,7 +145,7 @@ class Policy:
         reason = ""
         if hidden := self.why_hidden(context, server):
             reason = f"the server is not for this session: {hidden}"
-        elif left_out := _left_out(self._servers[server], names, f"mcpServers.{server}"):
+        elif left_out := _left_out(self._entry(server), names, f"mcpServers.{server}"):
             reason = left_out
         elif (only := [p for p, found in patterns.items() if found.direct_only]) and context.trust != "direct":
             reason = f"it is for direct trust only ({where}.{only[0]}.direct_only)"
@@ -159,7 +174,7 @@ class Policy:
 
     def why_prompt_hidden(self, context: Context, server: str, prompt: str) -> str:
         """Return the reason why a listed prompt is hidden from sessions with this context; empty if it is not."""
-        found = _matching(self._servers[server].prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
+        found = _matching(self._entry(server).prompts, (prompt, unicodedata.normalize("NFKC", prompt)))
         return (
             self.why_hidden(context, server)
             or _not_for(context, f"mcpServers.{server}.prompts", found)
@@ -180,7 +195,7 @@ class Policy:
         written = forms(uri)
         if written is None:
             return "its URI cannot be read in one way only"
-        found = _matching(self._servers[server].resource_uris, (*written, *map(with_plain_host, written)))
+        found = _matching(self._entry(server).resource_uris, (*written, *map(with_plain_host, written)))
         return (
             self.why_hidden(context, server)
             or _not_for(context, f"mcpServers.{server}.resource_uris", found)
@@ -189,7 +204,7 @@ class Policy:
 
     def permitted_uris(self, context: Context, server: str, uris: frozenset[str]) -> frozenset[str]:
         """Return the part of `uris` (resources) to which sessions with this context may subscribe."""
-        if "resources" not in self._restricted[server]:
+        if "resources" not in self.restricts(server):
             return uris
         return frozenset(uri for uri in uris if self.allows_uri(context, server, uri))
 
@@ -202,7 +217,7 @@ class Policy:
         where = f"mcpServers.{server}.methods"
         written = method_forms(method)
         is_free = method in METHODS
-        rules = self._servers[server].methods
+        rules = self._entry(server).methods
         granted = _matching(rules, written)
         # A pattern restricts all spellings of a method. It allows only the spelling that it has itself.
         respelt = _matching(
@@ -211,7 +226,7 @@ class Policy:
         found = {p: item for p, item in rules.items() if p in granted or p.lower() in respelt}
         if hidden := self.why_hidden(context, server):
             return f"the server is not for this session: {hidden}"
-        if self._restricted[server] and not granted and not is_free:
+        if self.restricts(server) and not granted and not is_free:
             return f"policy hides part of the server, and no pattern in {where} allows the method"
         for pattern, item in found.items():
             if not item.allowed:

@@ -50,16 +50,20 @@ class PrincipalQuotas:
         run: str,
         runs: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
-        self._sessions_most = settings.principal_sessions
-        self._processes_most = settings.principal_processes
+        self.replace(settings, kept_s)
         self._quotas = quotas
         self._sessions = sessions
         self._run = run or secrets.token_urlsafe(9)
         self._runs = runs
         self._rates = rates
-        self._kept_s = kept_s + _OPENING_S
         self._full: TTLCache[str, bool] = TTLCache(4_096, _FULL_S)
         self._tasks = Tasks("quotas")
+
+    def replace(self, settings: PolicySettings, kept_s: float) -> None:
+        """Apply these quotas from now on. What exceeds them already stays."""
+        self._kept_s = kept_s + _OPENING_S
+        self._sessions_most = settings.principal_sessions
+        self._processes_most = settings.principal_processes
 
     async def session(self, session: Session) -> None:
         """Count a session that is about to be opened.

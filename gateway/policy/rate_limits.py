@@ -152,14 +152,18 @@ class RateLimits:
     """Apply the operator's rates to messages, calls and new sessions."""
 
     def __init__(self, settings: PolicySettings, rates: Rates) -> None:
+        self.replace(settings)
+        self._rates = rates
+        self._tasks = Tasks("rate limits")
+        self._go_on = asyncio.Event()
+
+    def replace(self, settings: PolicySettings) -> None:
+        """Count by these rates from now on. Messages that wait already wait by the earlier ones."""
         of_many = settings.principal_rate
         self._sessions = _accounts("session", settings.session_rate, "requests of this session")
         self._addresses = _accounts("address", of_many, "requests of this address", _WAIT_OF_MANY)
         self._principals = _accounts("principal", of_many, "requests of this principal", _WAIT_OF_MANY)
         self._openings = _accounts("opening", settings.opening_rate, "sessions opened: use one for many calls")
-        self._rates = rates
-        self._tasks = Tasks("rate limits")
-        self._go_on = asyncio.Event()
 
     async def message(self, principal: Principal, client: str) -> None:
         """Count a message of a client. If it is beyond the rate, wait until the rate allows it. `client` is the

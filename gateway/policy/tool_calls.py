@@ -52,10 +52,14 @@ class ToolCalls:
         self._audit = audit
         self._schemas = schemas
         self._facts = facts
-        self._checks = settings.check_arguments
-        self._hides_unusable = settings.hides_unusable
+        self.replace(settings)
         # (server, tool, digest of its schema) that were logged: the same tool is in the lists of many sessions.
         self._warned: LRUCache[tuple[str, str, bytes], None] = LRUCache(_MOST_WARNED)
+
+    def replace(self, settings: PolicySettings) -> None:
+        """Check arguments and schemas by these settings from now on."""
+        self._checks = settings.check_arguments
+        self._hides_unusable = settings.hides_unusable
 
     def shown(self, server: str, context: Context, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the tools that sessions with this context may call. Their schemas no longer require the arguments that

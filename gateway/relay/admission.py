@@ -44,9 +44,13 @@ class VisibleServers:
     None."""
 
     def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
+        self._policy = policy
+        self.replace(upstreams)
+
+    def replace(self, upstreams: Sequence[ConfiguredUpstream]) -> None:
+        """Serve these servers from now on, by what the policy says now."""
         self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
         self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
-        self._policy = policy
         self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
 
     @property
@@ -187,6 +191,10 @@ class Admission:
         self._policy = policy
         self._calls = calls
         self._audit = audit
+        self.replace(settings)
+
+    def replace(self, settings: PolicySettings) -> None:
+        """Compare patterns with lists by these settings from now on."""
         self._refuses_unmatched = settings.unmatched_patterns == "refuse"
 
     # -- requests

@@ -108,10 +108,8 @@ class Senders:
             Refused: 401, the credential is not valid; 429, there were too many requests.
         """
         CLIENT.set(request.client)
-        if self._tracing is not None and request.message is not None and request.message.is_request:
-            correlation = self._tracing.arrived(request).correlation
-        else:
-            correlation = _correlation_of(request)
+        traced = self._tracing if request.message is not None and request.message.is_request else None
+        correlation = _correlation_of(request) if traced is None else traced.arrived(request).correlation
         CORRELATION.set(correlation)
         if request.forwarded is not None:  # the sending replica has authenticated and counted it
             return RequestContext(request.forwarded.principal, request.forwarded.granted, correlation, math.inf)
@@ -301,9 +299,13 @@ class Intake:
         self._context_meta = facts.meta
         self._agreed = announcements.agreed
         self.events = events
-        self.max_exchanges = limits.exchanges
+        self.replace(limits)
         self._max_bytes = limits.in_flight_bytes
         self._paths = FastPaths(self, rates, log, cluster)
+
+    def replace(self, limits: LimitSettings) -> None:
+        """Allow as many calls of a session in flight from now on."""
+        self.max_exchanges = limits.exchanges
 
     async def accept(
         self,
@@ -420,9 +422,7 @@ class Intake:
             Refused: 429, as `accept`.
         """
         live = live_session_of(exchange)
-        held = 0
-        if live is not None:
-            held = self._room_for(live, request.body_bytes)  # no await from here to `CallReply`, which counts as use
+        held = 0 if live is None else self._room_for(live, request.body_bytes)  # no await from here to `CallReply`
         meta = self._log.begin(exchange, request, self._meta(params, exchange, who.correlation), who.correlation)
         may_resend = may_resend and exchange.method == "tools/call" and request.body_bytes <= KEPT_BYTES
         reply = CallReply(
@@ -543,7 +543,7 @@ async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
         return None
     elif only is not None and only.name in seen:
         upstream = only
-    elif call.server:
+    elif call.server in seen:
         upstream = seen[call.server]
     elif method.name == "tools/call":
         upstream, named = servers.owner_by_name(call)

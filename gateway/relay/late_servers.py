@@ -23,14 +23,14 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.result_translation import Missing
-from gateway.protocol.subscription_filter import SubscriptionFilter
+from gateway.protocol.subscription_filter import SubscriptionFilter, with_subscription_id
 from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.server_facts import STARTING
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era
 from transports.inbound_port import Refused
-from transports.jsonrpc import encode_notification
+from transports.jsonrpc import encode, encode_notification, splice
 from transports.tasks import Tasks
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
@@ -294,6 +294,23 @@ class LateServers:
         for subscription in tuple(self._subscriptions if live is None else live.subscriptions):
             for change in changes:
                 subscription.notify(change, {}, None)
+
+    def changed(self, live: LiveSession) -> None:
+        """Notify the client of a session that all lists may have changed, because the configuration has. A modern
+        client with one server has its subscription at that server, and gets the notification on its stream."""
+        self._notify(live, {row.kind for row in CHANGES.values()})
+        if live.session.era == Era.MODERN:
+            for exchange in [each for each in live.exchanges if each.is_subscription]:
+                for change in CHANGES.values():
+                    if change.flag and exchange.listens_for(change.name):
+                        frame = splice(encode(with_subscription_id({}, exchange.client_id)))
+                        exchange.emit(encode_notification(change.name, frame))
+
+    def forget_server(self, name: str) -> None:
+        """Stop the background tasks for a server whose configuration has changed. Requests start new ones."""
+        for key in [key for key in self._follows if key[1] == name]:
+            if (task := self._tasks.running(key)) is not None:
+                task.cancel()
 
     def add(self, subscription: SubscriptionFilter) -> None:
         """Add the subscription of a client's stream, to notify it of changed lists once a late server is up."""

@@ -354,6 +354,10 @@ class WallsOfFetches:
         self._reach = Reach(public=True, names=True, hosts=tuple(reach), refused=tuple(closed))
         self._required = required
 
+    def require(self, *, required: bool) -> None:
+        """If `required`, fetch only behind complete walls from now on."""
+        self._required |= required
+
     def __call__(
         self,
         argv: Sequence[str],

@@ -13,9 +13,9 @@ from gateway.config.addresses import is_loopback
 from gateway.config.settings import Settings
 from gateway.observability.logs import CORRELATION
 from gateway.serving.gateway import Gateway
-from gateway.serving.home_page import HomePage, is_for_people, is_plain
+from gateway.serving.pages.home_page import HomePage, is_for_people, is_plain
+from gateway.serving.pages.server_cards import Documents, card_routes
 from gateway.serving.paths import ALL, HEALTH, HOME, JWKS, READY, unserved
-from gateway.serving.server_cards import Documents, card_routes
 from session_store import Backend
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.http_sse import HttpSse
@@ -50,7 +50,7 @@ class GatewayApp(_App):
         self._gateway = gateway
         self._state = gateway.state
         self._home = home
-        self._endpoints: dict[str, StreamableHttp | HttpSse] = {**gateway.fronts, **gateway.endpoints}
+        self._endpoints: Mapping[str, StreamableHttp | HttpSse] = gateway.served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -1,6 +1,6 @@
 """Build the endpoints for clients and for other replicas, and the parts that serve their requests."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gateway.bridge.request_state import RequestStateSeal
 from gateway.cluster.envelope import Envelopes
@@ -49,7 +49,7 @@ def build_http(
     """Build the endpoints of clients, and the part that forwards requests to the replica that owns their session."""
     options, cluster = base.settings.gateway, base.cluster
     body_budget = BodyBudget(options.limits.all_in_flight_bytes, base.metrics.limited, too_much_in_flight)
-    handler, tasks = _message_handler(base, callers, sessions, servers, resolution, body_budget)
+    handler, intake, tasks = _message_handler(base, callers, sessions, servers, resolution, body_budget)
     envelopes = Envelopes(base.ring, base.clock, peer_tls(options.peer_tls))
     peers = None if cluster is None else PeerRequests(cluster, envelopes, base.request_log)
     forwarder = None
@@ -64,8 +64,12 @@ def build_http(
             stripped=without_tokens,
         )
 
-    endpoints = {
-        path: StreamableHttp(
+    endpoints: dict[str, StreamableHttp] = {}
+    served: dict[str, StreamableHttp | HttpSse] = {}
+    front = _sse(base, callers, handler) if options.sse else None
+
+    def add(path: str) -> None:
+        endpoints[path] = StreamableHttp(
             handler,
             path,
             guard=callers.guard,
@@ -75,15 +79,25 @@ def build_http(
             times=StreamTimes(options.limits.priming_after_s, options.limits.poll_after_s),
             forwarder=forwarder,
         )
-        for path in servers.endpoints
-    }
+        served[path] = endpoints[path]
+        if front is not None:
+            served.update(front(path, endpoints[path]))
+
+    for path in servers.endpoints:
+        add(path)
     internal = InternalRequests(endpoints, host=callers.guard.served_host)
     membership = None
     if cluster is not None and peers is not None:
         membership = _membership(base, cluster, peers, envelopes, endpoints)
-    sse = _sse(base, callers, handler, endpoints) if options.sse else {}
     return Http(
-        endpoints=endpoints, sse=sse, membership=membership, forwarder=forwarder, tasks=tasks, internal=internal
+        endpoints=endpoints,
+        served=served,
+        add=add,
+        intake=intake,
+        membership=membership,
+        forwarder=forwarder,
+        tasks=tasks,
+        internal=internal,
     )
 
 
@@ -94,8 +108,8 @@ def _message_handler(
     servers: Servers,
     resolution: Resolution,
     body_budget: BodyBudget,
-) -> tuple[MessageHandler, TaskParts]:
-    """Build the handler of clients' messages, and the parts for tasks that the gateway makes of calls."""
+) -> tuple[MessageHandler, Intake, TaskParts]:
+    """Build the handler of clients' messages, the part that accepts their calls, and the parts for tasks."""
     options, endpoints, events = base.settings.gateway, servers.endpoints, base.events
     intake = Intake(
         endpoints=endpoints,
@@ -179,7 +193,7 @@ def _message_handler(
         log=base.request_log,
         streams=resolution.streams,
     )
-    return handler, parts
+    return handler, intake, parts
 
 
 def _membership(
@@ -210,12 +224,13 @@ def _membership(
 
 
 def _sse(
-    base: Foundation, callers: Callers, handler: MessageHandler, endpoints: Mapping[str, StreamableHttp]
-) -> dict[str, HttpSse]:
-    """Return the endpoints of HTTP+SSE (the transport of 2024-11-05), by path."""
+    base: Foundation, callers: Callers, handler: MessageHandler
+) -> Callable[[str, StreamableHttp], dict[str, HttpSse]]:
+    """Return a function that makes the endpoints of HTTP+SSE (the transport of 2024-11-05) beside an MCP endpoint, by
+    path."""
     addresses = Addresses(base.ring.derive(Purpose.CONNECTION))
-    served: dict[str, HttpSse] = {}
-    for path, endpoint in endpoints.items():
+
+    def beside(path: str, endpoint: StreamableHttp) -> dict[str, HttpSse]:
         front = HttpSse(
             endpoint,
             handler,
@@ -227,8 +242,9 @@ def _sse(
             session_key=SESSION_KEY,
         )
         stream = path.removesuffix("/mcp") + "/sse"
-        served |= {stream: front, f"{stream}/messages": front}
-    return served
+        return {stream: front, f"{stream}/messages": front}
+
+    return beside
 
 
 ONLY_REPLICA = "only"
@@ -301,4 +317,5 @@ def _made_tasks(
         made=made,
         notices=notices,
         maker=maker,
+        rights=rights,
     )

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from gateway.calls.live_session import LiveSession
 from gateway.config.faults import ConfigurationError, missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
@@ -26,10 +27,11 @@ from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
 from gateway.serving.parts import Foundation, Servers, SessionParts
-from gateway.serving.paths import ALL, NOWHERE
+from gateway.serving.paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count
 from gateway.sessions.sessions_by_handle import ChildSessions
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
+from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.process_sandbox import SandboxedResources
@@ -48,19 +50,23 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
     refused = SessionRefusals(base.clock)
     options, prestarted = base.settings.gateway, PrestartedProcesses()
     entries, objects = base.settings.mcpServers, _objects(base, sessions, given)
-    settings = entries | dict.fromkeys(objects, OBJECT)
-    policy = Policy(options.policy, settings)
+    policy = Policy(options.policy, with_objects(entries, objects))
     link_resources = LinkResourceProvider(sessions.tools, base.backend.state, base.limits, base.metrics.limited)
     assertions = Assertions(base.ring, issuer=options.issuer, clock=base.clock, fields=base.facts.told_to_servers)
     credentials = PrincipalSecrets(options.secrets, options.issuers)
 
-    sandboxes = {name: sandboxes_of(name, entry, options, workers=worker_count()) for name, entry in settings.items()}
+    sandboxes = sandboxes_by_name(entries, options)
 
     # Without any sandbox, the gateway does not move into its own cgroup.
     walled = any(each.sandbox(trust).has_walls for each in sandboxes.values() for trust in TRUSTS)
+    walls = WallsOfFetches(
+        reach=options.packages.reach,
+        closed=own_listeners(options, workers=worker_count()),
+        required=any_is_required(sandboxes.values()),
+    )
     fork_server = ForkServer(_gates(base, refused), options.cgroup if walled else OFF)
 
-    def resources(name: str, entry: UpstreamSettings) -> SessionResources:
+    def resources(name: str, entry: UpstreamSettings, sandbox: SandboxesByTrust) -> SessionResources:
         return SessionResources(
             entry,
             grants=link_resources,
@@ -78,33 +84,53 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
             quotas=base.quotas,
             take_prestarted=lambda session: prestarted.take(session, name),
             sandboxed=SandboxedResources(
-                name, sandboxes[name], link_resources.folders, _package(packages, name, entry), base.memory
+                name, sandbox, link_resources.folders, _package(packages, name, entry), base.memory
             ),
         )
 
-    packages = _packages(options, sandboxes.values(), fork_server)
-    factory = UpstreamFactory(
-        options.limits,
-        fork_server,
-        gateway=base.hops[0],
-        resources=resources,
-        records=sessions.records,
-        permits=policy.permitted_uris,
-        quotes=options.policy.last_output,
-    )
-    upstreams = [_of_entry(factory, name, entry) for name, entry in entries.items()]
-    upstreams += [factory.of_object(name, server) for name, server in objects.items()]
+    packages = _packages(options, walls, fork_server)
+
+    def factory(by_name: Mapping[str, SandboxesByTrust]) -> UpstreamFactory:
+        unwalled = sandboxes_of("", OBJECT, options, workers=worker_count())
+        return UpstreamFactory(
+            options.limits,
+            fork_server,
+            gateway=base.hops[0],
+            resources=lambda name, entry: resources(name, entry, by_name.get(name, unwalled)),
+            records=sessions.records,
+            permits=policy.permitted_uris,
+            quotes=options.policy.last_output,
+        )
+
+    def make(
+        some: Mapping[str, UpstreamSettings], by_name: Mapping[str, SandboxesByTrust]
+    ) -> dict[str, ConfiguredUpstream]:
+        return {name: _of_entry(factory(by_name), name, entry) for name, entry in some.items()}
+
+    upstreams = [*make(entries, sandboxes).values()]
+    upstreams += [factory({}).of_object(name, server) for name, server in objects.items()]
     late = LateServers(wait_s=options.limits.list_timeout_s, read_s=options.limits.start_timeout_s)
     sessions.closed.add(lambda live: prestarted.forget(live.session.id))
     sessions.closed.add(lambda live: refused.forget(redact(live.session.id)))
     sessions.closed.add(lambda live: link_resources.folders.forget(live.session.id))
-    for forget in (late.forget, *(each.forget for each in upstreams)):
-        sessions.closed.add(forget)
+    sessions.closed.add(late.forget)
+
+    def forget(live: LiveSession) -> None:
+        for each in upstreams:  # as they are then
+            each.forget(live)
+
+    sessions.closed.add(forget)
     tool_calls = ToolCalls(policy, base.audit, Schemas(), options.policy, base.facts)
+    admission = Admission(policy, tool_calls, base.audit, options.policy)
+    serving = _serving(base, sessions, late, policy, admission)
     return Servers(
         upstreams=upstreams,
         fork_server=fork_server,
         sandboxes={name: sandboxes[name] for name, entry in entries.items() if entry.kind == "command"},
+        make=make,
+        fetch_walls=walls,
+        credentials=credentials,
+        former=FormerServers(base.live),
         refused=refused,
         prestarted=prestarted,
         link_resources=link_resources,
@@ -112,9 +138,26 @@ def build_servers(base: Foundation, sessions: SessionParts, given: Mapping[str, 
         assertions=assertions,
         policy=policy,
         tool_calls=tool_calls,
+        admission=admission,
         late=late,
-        endpoints=_endpoints(base, sessions, upstreams, late, policy=policy, tool_calls=tool_calls),
+        serving=serving,
+        endpoints=_endpoints(base, upstreams, policy, serving),
     )
+
+
+def with_objects(entries: Mapping[str, UpstreamSettings], objects: Iterable[str]) -> dict[str, UpstreamSettings]:
+    """Return the settings of all servers: those of the configuration, and those of server objects."""
+    return {**entries, **dict.fromkeys(objects, OBJECT)}
+
+
+def sandboxes_by_name(entries: Mapping[str, UpstreamSettings], options: GatewaySettings) -> dict[str, SandboxesByTrust]:
+    """Return the sandboxes of servers, by the server's name."""
+    return {name: sandboxes_of(name, entry, options, workers=worker_count()) for name, entry in entries.items()}
+
+
+def any_is_required(sandboxes: Iterable[SandboxesByTrust]) -> bool:
+    """Return True if one of these sandboxes must hold completely."""
+    return any(each.sandbox(trust).required for each in sandboxes for trust in TRUSTS)
 
 
 def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> ConfiguredUpstream:
@@ -127,14 +170,9 @@ def _of_entry(factory: UpstreamFactory, name: str, entry: UpstreamSettings) -> C
         return factory.of_left_out(name, entry.without_server(str(error)))
 
 
-def _packages(options: GatewaySettings, sandboxes: Iterable[SandboxesByTrust], fork_server: ForkServer) -> Packages:
+def _packages(options: GatewaySettings, walls: WallsOfFetches, fork_server: ForkServer) -> Packages:
     """Build the part that fetches and stores the packages of sandboxed servers. Fetches require a sandbox if any server
     does."""
-    walls = WallsOfFetches(
-        reach=options.packages.reach,
-        closed=own_listeners(options, workers=worker_count()),
-        required=any(each.sandbox(trust).required for each in sandboxes for trust in TRUSTS),
-    )
     # Before the start of the server counts as too late, so that who waits is told of the fetch.
     wait_s = options.limits.start_timeout_s * 0.8
     return Packages(options.packages, PackageFetcher(fork_server, walls), wait_s=wait_s)
@@ -161,21 +199,13 @@ def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any])
     return {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}
 
 
-def _endpoints(
-    base: Foundation,
-    sessions: SessionParts,
-    upstreams: Sequence[ConfiguredUpstream],
-    late: LateServers,
-    *,
-    policy: Policy,
-    tool_calls: ToolCalls,
-) -> dict[str, Endpoint]:
-    """Return the endpoints by path: one for all servers, and one for each server alone."""
-    options = base.settings.gateway
+def _serving(
+    base: Foundation, sessions: SessionParts, late: LateServers, policy: Policy, admission: Admission
+) -> Callable[[Sequence[ConfiguredUpstream]], Endpoint]:
+    """Return a function that makes the endpoint of some servers."""
     handles = ChildSessions(
         lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock
     )
-    admission = Admission(policy, tool_calls, base.audit, options.policy)
 
     def serving(some: Sequence[ConfiguredUpstream]) -> Endpoint:
         visible = VisibleServers(some, policy)
@@ -189,7 +219,17 @@ def _endpoints(
             extensions=ExtensionRelay(visible, admission, wait_s=late.wait_s),
         )
 
-    found = {ALL: serving(upstreams)} | {f"/servers/{one.name}/mcp": serving([one]) for one in upstreams}
+    return serving
+
+
+def _endpoints(
+    base: Foundation,
+    upstreams: Sequence[ConfiguredUpstream],
+    policy: Policy,
+    serving: Callable[[Sequence[ConfiguredUpstream]], Endpoint],
+) -> dict[str, Endpoint]:
+    """Return the endpoints by path: one for all servers, and one for each server alone."""
+    found = {ALL: serving(upstreams)} | {path_of(one.name): serving([one]) for one in upstreams}
     # Unless everyone may see every server, unknown and hidden servers are answered alike.
     hides_names = not (policy.is_open and base.settings.gateway.allows_anonymous)
     return found | ({NOWHERE: serving([])} if hides_names else {})

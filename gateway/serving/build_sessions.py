@@ -1,10 +1,11 @@
 """Build the parts that store sessions, and those that find the session of a request."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import is_usable_workspace
+from gateway.config.settings import Settings
 from gateway.context.announcements import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
@@ -33,14 +34,13 @@ def build_sessions(base: Foundation) -> SessionParts:
     """Build the parts that store sessions, open them and end them."""
     options, store = base.settings.gateway, base.backend.sessions
     policy, trust = options.policy, options.session.trust
-    pattern, is_checked = options.context.workspace_pattern, base.settings.workspaces_become_variables
     rules = ContextRules(
         policy.rules,
         trust,
         trust_announced=policy.trust_announced_workspace,
         read_only=policy.read_only,
         fields=options.context.fields,
-        is_usable=lambda workspace: not is_checked or is_usable_workspace(workspace, pattern),
+        is_usable=is_usable_for(base.settings),
     )
     record_limits = RecordLimits(refusals=base.metrics.limited)
     closed: Listeners[LiveSession] = Listeners()
@@ -83,6 +83,12 @@ def build_sessions(base: Foundation) -> SessionParts:
         closed=closed,
         tools=tools,
     )
+
+
+def is_usable_for(settings: Settings) -> Callable[[str], bool]:
+    """Return a function that returns True if a workspace may have that name."""
+    pattern, is_checked = settings.gateway.context.workspace_pattern, settings.workspaces_become_variables
+    return lambda workspace: not is_checked or is_usable_workspace(workspace, pattern)
 
 
 def build_resolution(base: Foundation, sessions: SessionParts, servers: Servers) -> Resolution:

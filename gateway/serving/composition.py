@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from starlette.routing import BaseRoute
-
 from gateway.admin.auth import Access, OperatorHosts, SignInLink
 from gateway.admin.operations import Operations
 from gateway.admin.replica import Replica, ReplicaSources
@@ -47,6 +45,7 @@ from gateway.serving.parts import (
     Foundation,
     Http,
     Listeners,
+    Operating,
     Parts,
     Resolution,
     Servers,
@@ -57,6 +56,7 @@ from gateway.serving.paths import served_paths
 from gateway.serving.readiness import Readiness, ServingState
 from gateway.serving.workers import worker_count
 from gateway.sessions.returns import ReturnTracker
+from gateway.upstreams.factory import OBJECT
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
@@ -97,7 +97,6 @@ def compose(
     environments = _environments(base, sessions, served)
     replica = _replica(base, served, drain, environments, resolution.returns, http.tasks)
     tried = _tried_calls(base, sessions, served, resolution, http)
-    operator_routes, queries = _operating(base, callers, sessions, replica, tried, link)
     return Parts(
         foundation=base,
         callers=callers,
@@ -106,8 +105,7 @@ def compose(
         resolution=resolution,
         http=http,
         drain=drain,
-        operator_routes=operator_routes,
-        queries=queries,
+        operating=_operating(base, callers, sessions, replica, tried, link),
     )
 
 
@@ -216,14 +214,18 @@ def _tokens(auth: AuthSettings, clock: Callable[[], float]) -> "AccessTokens | N
 def _drain(base: Foundation, sessions: SessionParts, servers: Servers, tasks: TaskParts) -> Drain:
     """Build the part that drains this process and reports whether it is ready. The process is ready once a configured
     server has answered; if there is no configured server, once the gateway's own tools have."""
-    configured = [upstream for upstream in servers.upstreams if upstream.name in base.settings.mcpServers]
-    counted = configured or servers.upstreams
+
+    def can_answer() -> bool:
+        configured = [upstream for upstream in servers.upstreams if upstream.settings is not OBJECT]
+        counted = configured or servers.upstreams
+        return not counted or any(upstream.has_answered for upstream in counted)
+
     return Drain(
         state=base.state,
         readiness=Readiness(
             base.state.may_serve,
             base.backend.try_write,
-            lambda: not counted or any(upstream.has_answered for upstream in counted),
+            can_answer,
             is_shared=base.backend.is_shared,
         ),
         live=base.live,
@@ -270,9 +272,8 @@ def _operating(
     replica: Replica,
     tried: TriedCalls,
     link: SignInLink | None,
-) -> tuple[list[BaseRoute], PeerQueries]:
-    """Return the routes of console, REST interface and metrics, and the part that queries other replicas for
-    operators."""
+) -> Operating:
+    """Build the parts for operators: the console, the REST interface, metrics, and queries to other replicas."""
     backend, admin = base.backend, base.settings.gateway.admin
     queries = PeerQueries(backend.bus, replica.name, replica.answer)
     operations = Operations(
@@ -306,7 +307,15 @@ def _operating(
         backend=backend,
         open_metrics=bool(admin.listen),
     )
-    return routes, queries
+    return Operating(
+        routes=routes,
+        access=access,
+        operations=operations,
+        replica=replica,
+        environments=replica.environments,
+        catalog=tried.catalog,
+        queries=queries,
+    )
 
 
 def _guard(base: Foundation, proxies: TrustedProxies) -> Guard:
@@ -328,18 +337,21 @@ def _guard(base: Foundation, proxies: TrustedProxies) -> Guard:
 
 def _environments(base: Foundation, sessions: SessionParts, servers: Servers) -> SessionEnvironments:
     """Build the part that explains to operators what the sessions of this process may do, and why."""
-    names = [upstream.name for upstream in servers.upstreams]
-    given = EnvironmentSources(
-        settings=base.settings,
+    return SessionEnvironments(base.name, environment_sources(base.settings, sessions, servers), base.live)
+
+
+def environment_sources(settings: Settings, sessions: SessionParts, servers: Servers) -> EnvironmentSources:
+    """Return the configuration that explains what sessions may do."""
+    return EnvironmentSources(
+        settings=settings,
         upstreams=servers.upstreams,
-        served=served_paths(names),
+        served=served_paths([upstream.name for upstream in servers.upstreams]),
         rules=sessions.rules,
         policy=servers.policy,
         sandboxes=servers.sandboxes,
         delegation=servers.fork_server.delegation,
         unusable=servers.tool_calls.unusable,
     )
-    return SessionEnvironments(base.name, given, base.live)
 
 
 def _tried_calls(

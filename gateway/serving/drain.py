@@ -35,7 +35,8 @@ LINGER_S: Final = 2.0
 """Seconds for which a draining gateway still serves new requests if there are other replicas. Meanwhile, load balancers
 notice that it is not ready. If it closed idle connections at once, requests that are under way would be lost."""
 
-_COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
+COMPLETE: Final = msgspec.Raw(b'{"resultType":"complete"}')
+"""The result of a stream that the gateway ends."""
 
 
 class Drain:
@@ -151,5 +152,5 @@ def _end_streams(live: LiveSession) -> None:
     live.drain()
     for exchange in tuple(live.exchanges):
         if exchange.is_subscription:
-            exchange.finish(Message(jsonrpc="2.0", id=0, result=_COMPLETE))
+            exchange.finish(Message(jsonrpc="2.0", id=0, result=COMPLETE))
             exchange.cancel("the gateway is stopping")

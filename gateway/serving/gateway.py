@@ -10,12 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.admin.auth import SignInLink
+from gateway.config.difference import Difference
 from gateway.config.settings import Settings
 from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import compose
 from gateway.serving.lifecycle import Lifecycle
 from gateway.serving.paths import HEALTH, READY
+from gateway.serving.reload import Reload
 from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 
@@ -46,6 +48,7 @@ class Gateway:
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
         self._lifecycle = Lifecycle(parts, strict=strict)
+        self._reload = Reload(parts)
         self.replica = "" if base.cluster is None else base.cluster.replica
         self.state = base.state
         self.audit = base.audit
@@ -64,11 +67,15 @@ class Gateway:
         self.carriers = resolution.carriers
         self.resolver = resolution.resolver
         self.endpoints = parts.http.endpoints
-        self.fronts = parts.http.sse
-        self.paths = (*self.endpoints, *self.fronts, HEALTH, READY)
-        self.operator_routes = parts.operator_routes
+        self.served = parts.http.served
+        self.operator_routes = parts.operating.routes
         self.has_console = link is not None or bool(settings.gateway.admin.keys)
         self.state_api = state_api(self._asserted_state)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the paths of all endpoints and probes."""
+        return (*self.served, HEALTH, READY)
 
     @property
     def is_running(self) -> bool:
@@ -124,6 +131,25 @@ class Gateway:
         """Serve as long as the app runs that serves or mounts this gateway: `Starlette(lifespan=gateway.lifespan)`."""
         async with self._lifecycle.running():
             yield
+
+    @property
+    def settings(self) -> Settings:
+        """Return the configuration in effect."""
+        return self._reload.settings
+
+    async def reload(self, settings: Settings) -> Difference:
+        """Give the running gateway another configuration, whole or not at all. Return what has changed, and what only a
+        restart changes.
+
+        Raises:
+            ConfigurationError: the configuration cannot be served, and nothing has changed.
+        """
+        return await self._reload.to(lambda: settings)
+
+    async def reload_from(self, read: Callable[[], Settings]) -> Difference:
+        """Do as `reload` with the configuration that `read` returns. It is called in a thread, when earlier reloads
+        have ended. Raises `ConfigurationError`, also what `read` raises."""
+        return await self._reload.to(read)
 
     async def drain(self) -> None:
         """End open streams and hand the sessions to other replicas. `is_ready` is False from now on."""

@@ -186,12 +186,13 @@ class Lifecycle:
             self._sweep(),
             self._repeat(made.table.renew, "the records of working tasks cannot be renewed"),
             self._repeat(made.recovery.sweep, "the tasks of replicas that are gone cannot be recovered"),
+            self._repeat(self._parts.servers.former.sweep, "former servers cannot be ended"),
             self._repeat(self._watch_memory, "the memory of server processes cannot be read"),
             self._follow_ends(),
             self._end_seconds(),
         ]
         if membership is not None:
-            work += [*membership.upkeep(), self._parts.queries.listen()]
+            work += [*membership.upkeep(), self._parts.operating.queries.listen()]
         if base.cluster is not None:
             comparison = Reconciliation(base.cluster, base.backend.directory, base.live)
             work.append(comparison.keep_comparing())
@@ -224,6 +225,7 @@ class Lifecycle:
             *(sessions.close(session.id, over=False) for session in held),
             self._parts.servers.late.close(),
             *(upstream.close() for upstream in self._parts.servers.upstreams),
+            self._parts.servers.former.close(),
             sessions.settled(),
             return_exceptions=True,
         )

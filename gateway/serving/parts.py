@@ -1,24 +1,32 @@
 """Define the groups of parts of a gateway process, in the order in which they are built."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from starlette.routing import BaseRoute
 
+from gateway.admin.auth import Access
+from gateway.admin.operations import Operations
+from gateway.admin.replica import Replica
 from gateway.admin.replicas import PeerQueries
+from gateway.admin.session_environments import SessionEnvironments
+from gateway.admin.tried_calls import ToolCatalog
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSession, LiveSessions
 from gateway.cluster.forwarding import Forwarder
 from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
+from gateway.config.upstreams import UpstreamSettings
 from gateway.context.announcements import Announcements
 from gateway.context.link_resources import LinkResourceProvider
+from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
 from gateway.context.session_facts import SessionFacts
 from gateway.identity.authenticate import Identity, ResourceMetadata
 from gateway.identity.context_rules import ContextRules
+from gateway.identity.offline_rights import OfflineRights
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
 from gateway.observability.loop_watch import LoopWatch
@@ -29,11 +37,13 @@ from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.policy.server_memory import ServerMemory
 from gateway.policy.tool_calls import ToolCalls
-from gateway.relay.call import Senders
+from gateway.relay.admission import Admission
+from gateway.relay.call import Intake, Senders
 from gateway.relay.endpoint import Endpoint
 from gateway.relay.late_servers import LateServers
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.sandbox.packages import Packages
+from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.refusals import SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.drain import Drain
@@ -51,6 +61,7 @@ from gateway.tasks.made.maker import TaskMaker
 from gateway.tasks.made.recovery import TaskRecovery
 from gateway.tasks.made.task_table import TaskTable
 from gateway.tasks.notifications import TaskNotices
+from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
 from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing, Session
@@ -148,8 +159,13 @@ class Servers:
 
     upstreams: list[ConfiguredUpstream]
     fork_server: ForkServer
-    sandboxes: Mapping[str, SandboxesByTrust]
+    sandboxes: dict[str, SandboxesByTrust]
     """The sandboxes of servers that have a command, by name."""
+    make: Callable[[Mapping[str, UpstreamSettings], Mapping[str, SandboxesByTrust]], dict[str, ConfiguredUpstream]]
+    """Makes servers of other entries, with their sandboxes by name."""
+    fetch_walls: WallsOfFetches
+    credentials: PrincipalSecrets
+    former: FormerServers
     refused: SessionRefusals
     prestarted: PrestartedProcesses
     link_resources: LinkResourceProvider
@@ -157,8 +173,11 @@ class Servers:
     assertions: Assertions
     policy: Policy
     tool_calls: ToolCalls
+    admission: Admission
     late: LateServers
-    endpoints: Mapping[str, Endpoint]
+    serving: Callable[[Sequence[ConfiguredUpstream]], Endpoint]
+    """Makes the endpoint of some servers."""
+    endpoints: dict[str, Endpoint]
     """The servers and policy behind each path."""
 
 
@@ -182,6 +201,7 @@ class TaskParts:
     recovery: TaskRecovery
     made: MadeTasks
     notices: TaskNotices
+    rights: OfflineRights
     maker: TaskMaker | None
 
 
@@ -189,15 +209,31 @@ class TaskParts:
 class Http:
     """The parts that serve requests of clients and other replicas, and the tasks of clients."""
 
-    endpoints: Mapping[str, StreamableHttp]
+    endpoints: dict[str, StreamableHttp]
     """The MCP endpoints, by path."""
-    sse: Mapping[str, HttpSse]
-    """The endpoints of HTTP+SSE by path; empty if it is switched off."""
+    served: dict[str, StreamableHttp | HttpSse]
+    """All endpoints, by path."""
+    add: Callable[[str], None]
+    """Serves another path of `Servers.endpoints`, in all transports."""
+    intake: Intake
     membership: Membership | None
     forwarder: Forwarder | None
     tasks: TaskParts
     internal: InternalRequests
     """Sends requests from within the process, which need no credential."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operating:
+    """The parts for operators. `queries` sends their queries to other replicas, and answers theirs."""
+
+    routes: list[BaseRoute]
+    access: Access
+    operations: Operations
+    replica: Replica
+    environments: SessionEnvironments
+    catalog: ToolCatalog
+    queries: PeerQueries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +247,4 @@ class Parts:
     resolution: Resolution
     http: Http
     drain: Drain
-    operator_routes: list[BaseRoute]
-    queries: PeerQueries
-    """Sends operators' queries to other replicas, and answers theirs."""
+    operating: Operating

@@ -27,7 +27,12 @@ JWKS: Final = "/.well-known/jwks.json"
 
 def served_paths(servers: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """Return the names of servers by endpoint: one endpoint for all servers, and one for each."""
-    return {ALL: servers, **{f"/servers/{name}/mcp": [name] for name in servers}}
+    return {ALL: servers, **{path_of(name): [name] for name in servers}}
+
+
+def path_of(server: str) -> str:
+    """Return the endpoint of one server alone."""
+    return f"{_SERVERS}{server}{ALL}"
 
 
 def unserved(path: str) -> str:

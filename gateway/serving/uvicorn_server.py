@@ -24,7 +24,16 @@ from gateway.serving.app import Gateway, create_app, operators_app
 from gateway.serving.greeting import Welcome, farewell
 from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_siblings
-from gateway.serving.workers import IS_READY, SERVES, bound_socket, inherited_listener, report, url_of, worker_number
+from gateway.serving.workers import (
+    IS_READY,
+    SERVES,
+    Hangups,
+    bound_socket,
+    inherited_listener,
+    report,
+    url_of,
+    worker_number,
+)
 from transports.inbound.connection_handover import MOST_MOVES, TAKEN
 from transports.inbound.connections import Connections
 from transports.inbound.head_cache import ConnectionMemory
@@ -224,9 +233,11 @@ class _Server(uvicorn.Server):
         logger.info("%s", farewell(count, base.settings.gateway.store, self._gateway.store_fault))
 
 
-def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says when the gateway is ready. With
-    `strict`, refuse to start if a server cannot be used.
+def serve(
+    settings: Settings, welcome: Welcome | None = None, *, read: Callable[[], Settings], strict: bool = False
+) -> None:
+    """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says when the gateway is ready.
+    `read` reads the settings again on SIGHUP. With `strict`, refuse to start if a server cannot be used.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -238,10 +249,11 @@ def serve(settings: Settings, welcome: Welcome | None = None, *, strict: bool = 
     asyncio.run(gateway.try_store())
     app = _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]())
 
-    tasks = Tasks("the start")
+    tasks, hangups = Tasks("the start"), Hangups(partial(gateway.reload_from, read))
 
     def serves(url: str) -> None:
         _settle_interpreter()
+        hangups.start()
         tasks.spawn(_tell(gateway, welcome, url))
 
     with contextlib.ExitStack() as stack:

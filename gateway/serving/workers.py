@@ -1,6 +1,11 @@
-"""Run several gateway processes (workers) on one port. Each is a replica like those on other machines."""
+"""Run several gateway processes (workers) on one port. Each is a replica like those on other machines.
 
+Each process loads its configuration again on SIGHUP. If the signal says that the terminal is gone, it stops instead.
+"""
+
+import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -9,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
@@ -18,6 +23,9 @@ from gateway.serving.paths import ALL
 from gateway.serving.sibling_workers import Inboxes
 from session_store import backend_for
 from session_store.connect import shown
+from transports.tasks import Tasks
+
+logger = logging.getLogger(__name__)
 
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
 _NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
@@ -57,7 +65,7 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
             stack.callback(os.close, end)
         inboxes = stack.enter_context(contextlib.closing(Inboxes(count)))
         given = {LISTENER: str(listener.fileno()), _READY: str(reports), _LIFELINE: str(lifeline)}
-        stopping = threading.Event()
+        stopping, had_terminal = threading.Event(), has_terminal()
 
         def start(number: int) -> subprocess.Popen[bytes]:
             siblings, descriptors = inboxes.for_worker(number)
@@ -70,7 +78,9 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
 
         for kind in (signal.SIGTERM, signal.SIGINT):
             signal.signal(kind, lambda *_: stopping.set())
-        workers = [start(number) for number in range(count)]
+        workers: list[subprocess.Popen[bytes]] = []
+        signal.signal(signal.SIGHUP, lambda *_: _hang_up(workers, stopping, had_terminal=had_terminal))
+        workers.extend(start(number) for number in range(count))
         told = Reports(ready, count)
         served = _all_serve(told, workers, stopping)
         if served:
@@ -82,6 +92,15 @@ def run_workers(settings: Settings, arguments: Sequence[str], count: int) -> int
         for worker in workers:
             worker.wait()
         return abs(failed)
+
+
+def _hang_up(workers: Sequence[subprocess.Popen[bytes]], stopping: threading.Event, *, had_terminal: bool) -> None:
+    """Have all workers load the configuration again. If the terminal is gone, stop."""
+    if had_terminal and not has_terminal():
+        stopping.set()
+        return
+    for worker in workers:
+        worker.send_signal(signal.SIGHUP)
 
 
 class Reports:
@@ -198,3 +217,54 @@ def report(*states: bytes) -> bool:
 def announce(url: str, *, is_ready: bool = True) -> None:
     """Print `ready URL`, for which people and programs wait; `serving URL` if the gateway is not ready yet."""
     print(f"{'ready' if is_ready else 'serving'} {url}", file=sys.stderr, flush=True)  # noqa: T201  # the supervisor has no logging
+
+
+# -- SIGHUP, in a worker and in a gateway that is alone
+
+
+def has_terminal() -> bool:
+    """Return True if this process has a terminal, whose end sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+class Hangups:
+    """Load the configuration again for each SIGHUP. Signals during a reload cause one more. `reload` does it once, or
+    raises `ConfigurationError`."""
+
+    def __init__(self, reload: Callable[[], Awaitable[object]]) -> None:
+        self._reload_once = reload
+        self._had_terminal = has_terminal()
+        self._is_wanted = False
+        self._tasks = Tasks("reload")
+        signal.signal(signal.SIGHUP, self._too_early)  # the signal must not end the process until the loop runs
+
+    def _too_early(self, *_: object) -> None:
+        self._is_wanted = True
+
+    def start(self) -> None:
+        """Reload from now on, in the running event loop. Do so at once if the signal has come before."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
+        if self._is_wanted:
+            self._hung_up()
+
+    def _hung_up(self) -> None:
+        if self._had_terminal and not has_terminal():
+            logger.info("the terminal is closed")
+            signal.raise_signal(signal.SIGTERM)
+            return
+        self._is_wanted = True
+        self._tasks.start("reload", self._reload)
+
+    async def _reload(self) -> None:
+        while self._is_wanted:
+            self._is_wanted = False
+            try:
+                await self._reload_once()
+            except ConfigurationError:
+                pass  # it is logged
+            except Exception:
+                logger.exception("the configuration could not be loaded again")

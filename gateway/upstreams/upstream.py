@@ -1,12 +1,13 @@
 """Decide in which era requests are sent to a configured server, and find or create the conversations with it."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.lifecycles import Deadlines
+from gateway.calls.lifecycles import Deadlines, Loss
 from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.server_messages import IsolatedRouter
 from gateway.calls.starts import Backoff
@@ -18,12 +19,12 @@ from gateway.protocol.listing import Tools
 from gateway.upstreams.discovery import SessionDiscovery
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.link_options import PrestartedProcess
-from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks
+from gateway.upstreams.link_source import Key, SessionLinks, UpstreamLinks, forget_remote
 from gateway.upstreams.probe import Probe
 from gateway.upstreams.server_facts import STARTING, KnownFacts, ServerFacts, ServerState
 from gateway.upstreams.server_lists import ServerLists
 from gateway.upstreams.shared_conversations import SharedConversations
-from session_store import Session
+from session_store import Session, StoreUnavailable
 from transports.era import LEGACY, MODERN, Era
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import Upstream, UpstreamUnavailable
@@ -68,6 +69,7 @@ class ConfiguredUpstream:
         self._plain_keys: Mapping[Era, Key] = {era: (links.name, era, b"") for era in Era}
         self._on_change = lists.results.changed
         self._by_sessions = SessionDiscovery(links.name, known, probe.learn)
+        self._is_closed = False
         self._takes_secrets = any(map(is_template, settings.headers.values()))
         self.permits = links.permits
         self.start_times_s = links.start_times_s
@@ -251,6 +253,8 @@ class ConfiguredUpstream:
         """
         if live.ended:
             raise UpstreamUnavailable("the session has ended")
+        if self._is_closed:
+            raise UpstreamUnavailable(f"server {self.name!r} is served by another configuration now")
         if self.settings.shared:
             return self._shared.of(era)
         declaring, key = caller if era is LEGACY else None, self._key(era, caller)
@@ -262,6 +266,7 @@ class ConfiguredUpstream:
                     f"session, and server {self.name!r} learns only one for each connection"
                 )
             source = SessionLinks(self._links, live, key, declaring, correlation)
+            is_replaced = live.take_replaced(self.name)
             conversation = live.conversations[key] = Conversation(
                 source,
                 IsolatedRouter(live, self._on_change),
@@ -269,6 +274,9 @@ class ConfiguredUpstream:
                 unreturned=live.is_unreturned,
                 was_used=any(used.rpartition("/")[0] == self.name for used in live.session.links),
             )
+            if is_replaced:
+                source.restarted(Loss.CONFIGURED)
+                conversation.users.notify(live, Loss.CONFIGURED)
         return conversation
 
     async def try_handshake(self, live: LiveSession, correlation: str) -> None:
@@ -296,6 +304,29 @@ class ConfiguredUpstream:
 
     # -- its end
 
+    def owns(self, conversation: Conversation) -> bool:
+        """Return True if a conversation is with this server, and not with one of the same name in another
+        configuration."""
+        return conversation.deadlines is self._deadlines  # one object for each server
+
+    def succeed(self, former: "ConfiguredUpstream") -> None:
+        """Report to the sessions that share a process of the server with its former configuration that it was
+        replaced, with the next result of each."""
+        for before in former.shared:
+            conversation = self._shared.of(before.era)
+            for live in before.users:
+                if live is not None:
+                    conversation.users.notify(live, Loss.CONFIGURED)
+        if any(before.is_open for before in former.shared):
+            self.restarts[Loss.CONFIGURED] += 1
+
+    async def leave(self, live: LiveSession, conversation: Conversation, reason: str) -> None:
+        """Close a session's conversation with this server, whose configuration is a former one. Calls in flight fail
+        with `reason`."""
+        await live.replace_server(conversation, reason)
+        with contextlib.suppress(StoreUnavailable):
+            await forget_remote(self._links, live)
+
     def forget(self, live: LiveSession) -> None:
         """Remove a session that has ended from shared conversations, waiting callbacks and cached results."""
         self._shared.forget(live)
@@ -304,6 +335,7 @@ class ConfiguredUpstream:
 
     async def close(self) -> None:
         """Close the conversations that belong to no session. Sessions close their own."""
+        self._is_closed = True
         await self._by_sessions.close()
         await self._probe.close()
         await self.server_lists.close()

@@ -62,6 +62,8 @@ class RunningGateway:
     def __init__(self, process: subprocess.Popen[str] | CommandProcess) -> None:
         self.process = process
         self.url = ""
+        self.config = Path()
+        """The file of the configuration, if there is one."""
         self._lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -153,6 +155,7 @@ def running_gateway(
             typed += ["--config", str(config)]
         process = start_command(typed, env={**os.environ, **(env or {})})
         gateway = RunningGateway(process)
+        gateway.config = Path(folder, "mcp.json")
         try:
             gateway.wait_ready()
             yield gateway

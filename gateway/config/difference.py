@@ -1,0 +1,141 @@
+"""Compare the configuration of a running gateway with another one: what changes, and what only a restart changes. Pure.
+
+A reload applies servers, policy, keys, secrets and a few limits. All other settings are those of listeners, stores and
+parts that live as long as the process. If they differ, they are named, and stay as they are.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from gateway.config.faults import ConfigurationError
+from gateway.config.load import Origins, explained
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.upstreams import UpstreamSettings
+
+_RELOADED: Final = frozenset(
+    {"api_keys", "secrets", "policy", "admin.keys", "limits.exchanges", "limits.former_server_s"}
+)
+"""The settings of `gateway` that a reload applies."""
+
+_KEPT: Final = frozenset({"policy.trust_announced_workspace", "policy.last_output"})
+"""Settings below those that need a restart nevertheless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The difference of two configurations: names of servers, and paths of settings. `settings` are applied by a
+    reload, `restart` are not."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if a reload changes nothing."""
+        return not (self.added or self.removed or self.changed or self.settings)
+
+    @property
+    def text(self) -> str:
+        """Return the difference in words, without values: they may be credentials."""
+        parts = {
+            "servers added": self.added,
+            "servers removed": self.removed,
+            "servers changed": self.changed,
+            "settings changed": self.settings,
+            "unchanged until a restart": self.restart,
+        }
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names) or "nothing changed"
+
+
+def difference(old: Settings, new: Settings) -> Difference:
+    """Return what the configuration `new` changes in a gateway that runs with `old`."""
+    found = [*_changed(old.gateway, new.gateway)]
+    before, after = old.mcpServers, new.mcpServers
+    secrets = {
+        name
+        for name in old.gateway.secrets.keys() | new.gateway.secrets.keys()
+        if old.gateway.secrets.get(name) != new.gateway.secrets.get(name)
+    }
+    return Difference(
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        changed=tuple(
+            name
+            for name, entry in after.items()
+            if name in before and (entry != before[name] or _names_one_of(entry, secrets))
+        ),
+        settings=tuple(f"gateway.{name}" for name in found if _is_reloaded(name)),
+        restart=tuple(f"gateway.{name}" for name in found if not _is_reloaded(name)),
+    )
+
+
+def _changed(old: BaseModel, new: BaseModel, path: str = "", depth: int = 2) -> Iterator[str]:
+    """Yield the paths of the settings that differ, at most `depth` names long."""
+    for name in type(new).model_fields:
+        before, after = getattr(old, name), getattr(new, name)
+        if depth > 1 and isinstance(after, BaseModel) and type(before) is type(after):
+            yield from _changed(before, after, f"{path}{name}.", depth - 1)
+        elif before != after:
+            yield f"{path}{name}"
+
+
+def _is_reloaded(path: str) -> bool:
+    return path not in _KEPT and (path in _RELOADED or path.partition(".")[0] in _RELOADED)
+
+
+def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
+    values = (*entry.env.values(), *entry.headers.values())
+    return any(f"${{secret:{name}}}" in value for name in secrets for value in values)
+
+
+def applied(old: Settings, new: Settings) -> Settings:
+    """Return the configuration that a reload gives a gateway that runs with `old`: `new`, but with the old value of
+    each setting that needs a restart.
+
+    Raises:
+        ConfigurationError: what the two give together is invalid, or a reload must not do it.
+    """
+    kept = old.gateway
+    if old.gateway.allows_anonymous != new.gateway.allows_anonymous:
+        raise ConfigurationError(
+            "gateway.api_keys: whether callers need a credential is decided at the start: restart the gateway to "
+            f"{'serve callers without one' if new.gateway.allows_anonymous else 'require one'}"
+        )
+    faulty = {name: faults for name, faults in new.left_out.items() if name not in old.left_out}
+    if faulty:
+        raise ConfigurationError("\n".join(line for faults in faulty.values() for line in faults))
+    given: dict[str, Any] = {}
+    for name in GatewaySettings.model_fields:
+        paths = [path for path in _changed(kept, new.gateway) if path.partition(".")[0] == name]
+        value = getattr(kept, name)
+        if name in _RELOADED:
+            value = getattr(new.gateway, name)
+        update = _update(name, kept, new.gateway, paths)
+        if update:
+            value = value.model_copy(update=update)
+        if paths or name in kept.model_fields_set:
+            given[name] = value
+    return _validated({"mcpServers": new.mcpServers, "gateway": given}, new.gateway.origins)
+
+
+def _update(name: str, old: GatewaySettings, new: GatewaySettings, paths: Iterable[str]) -> dict[str, Any]:
+    """Return the values of single settings in the object `name` that differ from the rest of the object: new ones in an
+    object that is kept, and kept ones in an object that is new."""
+    source = old if name in _RELOADED else new
+    moved = (path for path in paths if "." in path and _is_reloaded(path) is (name not in _RELOADED))
+    return {(part := path.partition(".")[2]): getattr(getattr(source, name), part) for path in moved}
+
+
+def _validated(document: Mapping[str, Any], origins: Origins | None) -> Settings:
+    try:
+        gateway = GatewaySettings.model_validate(document["gateway"], context={"origins": origins})
+        return Settings.model_validate({**document, "gateway": gateway})
+    except ValidationError as error:
+        told = explained(error, Origins("", {}, {}, {}) if origins is None else origins, Settings)
+        raise ConfigurationError(f"{told}\n(together with the settings that need a restart)") from None

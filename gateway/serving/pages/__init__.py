@@ -1,0 +1,1 @@
+"""Serve what needs no credential: the page for people, and the cards of servers."""

@@ -1,0 +1,239 @@
+"""Give a running gateway another configuration, whole or not at all (docs/adr/0043-reload.md).
+
+All that can fail is done first: the settings are validated, new servers are made, their sandboxes are checked, and they
+are asked for their lists. Then the parts get their settings in one turn of the event loop, in which no request runs.
+Last, the decisions that connections remember are made void, and clients are told that lists have changed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from gateway.config.auth import API_KEY_ISSUER
+from gateway.config.difference import Difference, applied, difference
+from gateway.config.faults import ConfigurationError
+from gateway.config.settings import GatewaySettings, Settings
+from gateway.config.upstreams import UpstreamSettings
+from gateway.policy.decisions import Policy
+from gateway.policy.tool_calls import ToolCalls
+from gateway.protocol.schemas import Schemas
+from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_unheld, server_sandboxes
+from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
+from gateway.serving.build_servers import any_is_required, sandboxes_by_name, with_objects
+from gateway.serving.build_sessions import is_usable_for
+from gateway.serving.composition import environment_sources
+from gateway.serving.drain import COMPLETE
+from gateway.serving.parts import Parts
+from gateway.serving.paths import ALL, path_of, served_paths
+from gateway.upstreams.configuration_review import compare
+from gateway.upstreams.factory import OBJECT
+from gateway.upstreams.upstream import ConfiguredUpstream
+from transports.jsonrpc import Message
+from transports.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 10.0
+"""The maximum seconds that a reload waits for the first answers of new servers."""
+
+_ENDED: Final = "the credential that opened this stream is not valid any more"
+
+
+class Reload:
+    """Replace the configuration of a running gateway, one reload at a time."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._settings = parts.foundation.settings
+        self._turn = asyncio.Lock()
+        self._tasks = Tasks("reload")
+
+    @property
+    def settings(self) -> Settings:
+        """Return the configuration in effect."""
+        return self._settings
+
+    async def to(self, read: Callable[[], Settings]) -> Difference:
+        """Apply the configuration that `read` returns, in a thread. Return what has changed, and what only a restart
+        changes. Log and audit both.
+
+        Raises:
+            ConfigurationError: the configuration cannot be read or served. Nothing has changed.
+        """
+        async with self._turn:
+            try:
+                if not self._parts.foundation.state.is_running:
+                    raise ConfigurationError("the gateway is not running")
+                found = await self._to(await asyncio.to_thread(read))
+            except ConfigurationError as error:
+                self._failed(error)
+                raise
+            logger.info("the configuration was loaded again: %s", found.text)
+            if not found.is_empty:
+                self._parts.foundation.audit.record("operated", reason=f"the configuration changed: {found.text}")
+            return found
+
+    def _failed(self, error: ConfigurationError) -> None:
+        """Log and audit that a configuration was refused."""
+        logger.error("the configuration is not loaded, and nothing has changed: %s", error)
+        first = str(error).partition("\n")[0]
+        self._parts.foundation.audit.record("operated", reason=f"a configuration was refused: {first}")
+
+    async def _to(self, settings: Settings) -> Difference:
+        old, new = self._settings, applied(self._settings, settings)
+        found = difference(old, settings)
+        if found.is_empty:
+            return found
+        servers = self._parts.servers
+        fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
+        if taken := fresh.keys() & set(self._objects):
+            raise ConfigurationError(f"mcpServers.{min(taken)}: the program that embeds the gateway serves this name")
+        sandboxes = await asyncio.to_thread(self._sandboxes, fresh, new)
+        made = servers.make(fresh, sandboxes)
+        try:
+            await self._ask(made, new)
+        except BaseException:
+            await asyncio.gather(*(each.close() for each in made.values()))
+            raise
+        self._apply(old, new, found, made, sandboxes)
+        return found
+
+    def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
+        """Return the sandboxes of new servers. Raises `ConfigurationError` as the start of a gateway does."""
+        made = sandboxes_by_name(fresh, new.gateway)
+        walled = {name: made[name] for name, entry in fresh.items() if entry.kind == "command"}
+        delegation = self._parts.servers.fork_server.delegation()
+        found = server_sandboxes(walled, delegation=delegation)
+        refuse_unheld(found)
+        refuse_open(found, new)
+        log_sandboxes(found, delegation)
+        return made
+
+    async def _ask(self, made: Mapping[str, ConfiguredUpstream], new: Settings) -> None:
+        """Wait for the first answers of new servers, and compare their lists with their settings. Raises
+        `ConfigurationError` if a pattern matches nothing."""
+        probes = [upstream.start_probe() for upstream in made.values() if not upstream.is_left_out]
+        if probes:
+            await asyncio.wait(probes, timeout=min(new.gateway.limits.list_timeout_s, _ANSWER_S))
+        kept = [each for each in self._parts.servers.upstreams if each.name in new.mcpServers and each.name not in made]
+        await compare([*kept, *made.values()], new.gateway, self._calls(new))
+
+    def _calls(self, new: Settings) -> ToolCalls:
+        """Return the checks of tools by a configuration that is not in effect yet."""
+        base, policy = self._parts.foundation, new.gateway.policy
+        decisions = Policy(policy, with_objects(new.mcpServers, self._objects))
+        return ToolCalls(decisions, base.audit, Schemas(), policy, base.facts)
+
+    @property
+    def _objects(self) -> list[str]:
+        """Return the names of the server objects, which no configuration changes."""
+        return [each.name for each in self._parts.servers.upstreams if each.settings is OBJECT]
+
+    # -- without `await`: no request runs in between
+
+    def _apply(
+        self,
+        old: Settings,
+        new: Settings,
+        found: Difference,
+        made: Mapping[str, ConfiguredUpstream],
+        sandboxes: Mapping[str, SandboxesByTrust],
+    ) -> None:
+        before = {upstream.name: upstream for upstream in self._parts.servers.upstreams}
+        self._settings = new
+        self._replace_decisions(old, new)
+        if made or found.removed:
+            self._replace_servers(new, {**before, **made}, sandboxes)
+        self._replace_reports(new)
+        self._end_decisions()
+        former = {name: before[name] for name in (*found.changed, *found.removed)}
+        for name, upstream in former.items():
+            self._parts.servers.late.forget_server(name)
+            self._parts.servers.former.add(upstream, made.get(name), new.gateway.limits.former_server_s)
+        if former:
+            self._parts.resolution.prestart.drop()
+        lost = _lost_keys(old.gateway, new.gateway)
+        if lost:
+            self._end_streams(lost)
+        if made or found.removed or "policy" in {part.split(".")[1] for part in found.settings}:
+            self._tell()
+
+    def _replace_decisions(self, old: Settings, new: Settings) -> None:
+        """Give each part that decides on requests its new settings."""
+        parts, options, policy = self._parts, new.gateway, new.gateway.policy
+        base, servers = parts.foundation, parts.servers
+        servers.policy.replace(policy, with_objects(new.mcpServers, self._objects))
+        servers.tool_calls.replace(policy)
+        servers.admission.replace(policy)
+        servers.credentials.replace(options.secrets)
+        parts.sessions.rules.replace(
+            policy.rules,
+            trust_announced=policy.trust_announced_workspace,
+            read_only=policy.read_only,
+            is_usable=is_usable_for(new),
+        )
+        if old.gateway.rated_policy != options.rated_policy:
+            base.rates.replace(options.rated_policy)
+        base.quotas.replace(policy, options.longest_age_s)
+        parts.http.intake.replace(options.limits)
+        parts.callers.identity.replace_keys(options.api_keys)
+        parts.http.tasks.rights.replace_keys(options.api_keys)
+        parts.operating.access.replace_keys(options.admin.keys)
+
+    def _replace_servers(
+        self, new: Settings, known: Mapping[str, ConfiguredUpstream], sandboxes: Mapping[str, SandboxesByTrust]
+    ) -> None:
+        """Serve the servers of the configuration in its order. The paths of those that are gone serve nothing: requests
+        may have them."""
+        servers, http = self._parts.servers, self._parts.http
+        objects = [each for each in servers.upstreams if each.settings is OBJECT]
+        servers.upstreams[:] = [*(known[name] for name in new.mcpServers), *objects]
+        for name in [name for name in servers.sandboxes if name not in new.mcpServers]:
+            del servers.sandboxes[name]
+        servers.sandboxes.update({n: s for n, s in sandboxes.items() if new.mcpServers[n].kind == "command"})
+        servers.fetch_walls.require(required=any_is_required(sandboxes.values()))
+        by_path = {ALL: servers.upstreams, **{path_of(each.name): [each] for each in servers.upstreams}}
+        for path, endpoint in servers.endpoints.items():
+            endpoint.visible.replace(by_path.get(path, []))
+        for path in by_path.keys() - servers.endpoints.keys():
+            servers.endpoints[path] = servers.serving(by_path[path])
+            http.add(path)
+
+    def _replace_reports(self, new: Settings) -> None:
+        """Give each part that reports to operators its new settings."""
+        servers, operating = self._parts.servers, self._parts.operating
+        operating.operations.replace(new)
+        operating.replica.replace(servers.upstreams)
+        operating.environments.replace(environment_sources(new, self._parts.sessions, servers))
+        operating.catalog.replace(servers.upstreams, served_paths([each.name for each in servers.upstreams]))
+
+    def _end_decisions(self) -> None:
+        """End all decisions that connections remember, here and on the way to other replicas."""
+        for live in self._parts.foundation.live:
+            live.changed()
+        if self._parts.http.forwarder is not None:
+            self._parts.http.forwarder.end_paths()
+
+    def _end_streams(self, names: Iterable[str]) -> None:
+        """End the event streams of principals that have lost a key, because the key may have opened them."""
+        for live in self._parts.foundation.live:
+            principal = live.session.principal
+            if principal.issuer != API_KEY_ISSUER or principal.subject not in names:
+                continue
+            live.end_streams()
+            for exchange in [each for each in live.exchanges if each.is_subscription]:
+                exchange.finish(Message(jsonrpc="2.0", id=0, result=COMPLETE))
+                exchange.cancel(_ENDED)
+        if self._parts.http.forwarder is not None:
+            self._parts.http.forwarder.end_streams()
+
+    def _tell(self) -> None:
+        """Tell the clients of all sessions that their lists may have changed."""
+        for live in self._parts.foundation.live:
+            self._parts.servers.late.changed(live)
+
+
+def _lost_keys(old: GatewaySettings, new: GatewaySettings) -> set[str]:
+    """Return the names of which an API key is not valid any more."""
+    return {name for name, digests in old.api_keys.items() if set(digests) - set(new.api_keys.get(name, ()))}

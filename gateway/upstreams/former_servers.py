@@ -1,0 +1,118 @@
+"""Keep the servers of former configurations until their sessions have left them.
+
+A session goes on with the process that it has. It leaves the process once it has not called the server for a while, or
+when a deadline passes. Its next call then starts a process of the new configuration, and the first result says so.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.live_session import LiveSession
+from gateway.upstreams.upstream import ConfiguredUpstream
+
+logger = logging.getLogger(__name__)
+
+_IDLE_SHARE: Final = 0.1
+_MOST_IDLE_S: Final = 60.0
+"""A process is left once it was not called for this part of the time that it may be kept, at most so many seconds."""
+
+_GRACE_S: Final = 5.0
+"""Seconds for which a server is kept at least: requests that have chosen it are not sent yet."""
+
+_REASON: Final = "the configuration of the server has changed"
+_REMOVED: Final = "the server was removed from the configuration"
+
+
+def _has_calls(live: LiveSession) -> bool:
+    """Return True if a request of the session is under way that is no stream: it may be about to be sent."""
+    listening = sum(exchange.is_subscription for exchange in live.exchanges)
+    return live.busy > live.open_streams + listening
+
+
+@dataclass(eq=False)
+class _Former:
+    """A server of a former configuration. `used`: for each conversation, the number of its last request, and since
+    when."""
+
+    upstream: ConfiguredUpstream
+    is_removed: bool
+    at: float
+    keep_s: float
+    used: WeakKeyDictionary[Conversation, tuple[int, float]] = field(default_factory=WeakKeyDictionary)
+
+    @property
+    def reason(self) -> str:
+        return _REMOVED if self.is_removed else _REASON
+
+    def is_over(self, now: float) -> bool:
+        """Return True if no conversation may be kept any longer."""
+        return now - self.at >= self.keep_s
+
+    def may_leave(self, live: LiveSession, conversation: Conversation, now: float) -> bool:
+        """Return True if the session leaves its conversation with the server now."""
+        if self.is_over(now):
+            return True
+        if live.has_suspended or not conversation.is_unused or _has_calls(live):
+            return False
+        if self.is_removed or not conversation.is_open:
+            return True
+        sent, since = self.used.setdefault(conversation, (conversation.last_number, now))
+        if sent != conversation.last_number:
+            self.used[conversation] = (conversation.last_number, now)
+            return False
+        return now - since >= min(_MOST_IDLE_S, _IDLE_SHARE * self.keep_s)
+
+
+class FormerServers:
+    """The servers of former configurations that sessions still use. `sessions` are the live sessions of this
+    replica."""
+
+    def __init__(self, sessions: Iterable[LiveSession]) -> None:
+        self._sessions = sessions
+        self._former: list[_Former] = []
+
+    def __len__(self) -> int:
+        return len(self._former)
+
+    def add(self, upstream: ConfiguredUpstream, successor: ConfiguredUpstream | None, keep_s: float) -> None:
+        """Keep a server for its sessions, for at most `keep_s` seconds. `successor` is the server of that name in the
+        new configuration; None if there is none."""
+        self._former.append(_Former(upstream, successor is None, monotonic(), keep_s))
+        if successor is not None:
+            successor.succeed(upstream)
+
+    async def sweep(self) -> None:
+        """Let sessions leave the servers that they need no longer keep, and close the servers that none uses."""
+        if not self._former:
+            return
+        now, used, leaving = monotonic(), set[_Former](), []
+        for live in self._sessions:
+            for conversation in live.every_conversation():
+                former = next((each for each in self._former if each.upstream.owns(conversation)), None)
+                if former is None:
+                    continue
+                used.add(former)
+                if conversation in live.conversations.values() and former.may_leave(live, conversation, now):
+                    leaving.append(former.upstream.leave(live, conversation, former.reason))
+        await asyncio.gather(*leaving)
+        over = [each for each in self._former if each not in used and self._is_done(each, now)]
+        self._former = [each for each in self._former if each not in over]
+        await asyncio.gather(*(each.upstream.close() for each in over))
+        for each in over:
+            logger.info("the former server %s is not used any more", each.upstream.name)
+
+    @staticmethod
+    def _is_done(former: _Former, now: float) -> bool:
+        is_unused = all(conversation.is_unused for conversation in former.upstream.shared)
+        return former.is_over(now) or (is_unused and now - former.at >= _GRACE_S)
+
+    async def close(self) -> None:
+        """Close all servers. Sessions close their own conversations."""
+        former, self._former = self._former, []
+        await asyncio.gather(*(each.upstream.close() for each in former))

@@ -1,0 +1,245 @@
+"""A configuration that changes while the gateway runs: whole or not at all, and no session is lost."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.requirements import requirement
+from tests.support.credentials import bearer, sha256
+from tests.support.gateway_process import DEMO, PROBE, RunningGateway, running_gateway, server, with_patience
+from tests.support.mcp_clients import Legacy, Modern, error_of, messages, restarted, result_of, tool_text
+from tests.support.waiting import eventually
+
+SOON = {"limits": {"former_server_s": 1}}
+"""A session leaves a former process a second after the reload at the latest."""
+
+Client = Legacy | Modern
+
+
+class Edited:
+    """A running gateway whose file a test edits."""
+
+    def __init__(self, gateway: RunningGateway) -> None:
+        self.gateway = gateway
+
+    def write(self, text: str) -> None:
+        """Replace the file, and signal the gateway. Wait until it has said what it did."""
+        outcomes = self._outcomes()
+        new = self.gateway.config.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(self.gateway.config)
+        self.gateway.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: self._outcomes() > outcomes, 30), self.gateway.stderr()
+
+    def edit(self, servers: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> str:
+        """Write a configuration. Return what the gateway has said about it."""
+        before = len(self.gateway.stderr())
+        self.write(json.dumps({"mcpServers": servers, "gateway": with_patience(options)}))
+        return self.gateway.stderr()[before:]
+
+    def _outcomes(self) -> int:
+        said = self.gateway.stderr()
+        return said.count("the configuration was loaded again") + said.count("the configuration is not loaded")
+
+
+@contextmanager
+def edited(servers: Mapping[str, Any], options: Mapping[str, Any] | None = None, **more: Any) -> Iterator[Edited]:
+    """A running gateway, and the file that it reads."""
+    with running_gateway(servers, options=options, **more) as gateway:
+        yield Edited(gateway)
+
+
+def opened(url: str, http: httpx.Client, era: str, key: str = "") -> Client:
+    """A client with a session. It has a process of the server."""
+    headers = bearer(key) if key else {}
+    if era == "legacy":
+        client = Legacy(url, http, headers=headers).open()
+        client.tool("pid")
+        return client
+    first = Modern(url, http, headers=headers).tool("pid")
+    return Modern(url, http, headers={**headers, "MCP-Gateway-Session": first.headers["mcp-gateway-session"]})
+
+
+@requirement("live.reload")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_servers_come_and_go_and_the_others_keep_their_processes(http: httpx.Client, era: str) -> None:
+    probe, other = server(PROBE), server(PROBE, env={"A": "1"})
+    with edited({"kept": probe, "gone": probe}) as it:
+        kept = opened(it.gateway.at("kept"), http, era)
+        gone = opened(it.gateway.at("gone"), http, era)
+        pid = tool_text(kept.tool("pid"))
+        child = psutil.Process(int(tool_text(gone.tool("pid"))))
+        assert "servers added: new; servers removed: gone" in it.edit({"kept": probe, "new": other})
+        assert tool_text(kept.tool("pid")) == pid
+        assert restarted(kept.tool("pid")) is None
+        assert json.loads(tool_text(opened(it.gateway.at("new"), http, era).tool("env")))["A"] == "1"
+        refused = gone.tool("pid")
+        assert "error" in messages(refused)[-1], refused.text
+        assert eventually(lambda: not child.is_running()), "nobody can call the removed server any more"
+        assert tool_text(kept.tool("pid")) == pid
+
+
+@requirement("live.epoch", "proc.reset-told")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_session_keeps_the_process_of_a_changed_server_and_is_then_told(http: httpx.Client, era: str) -> None:
+    before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
+    with edited({"probe": before}, SOON) as it:
+        client = opened(it.gateway.at("probe"), http, era)
+        pid = tool_text(client.tool("pid"))
+        assert "servers changed: probe" in it.edit({"probe": after}, SOON)
+        new = opened(it.gateway.at("probe"), http, era)
+        assert json.loads(tool_text(new.tool("env")))["A"] == "2", "a new session has the new server at once"
+        assert eventually(lambda: not psutil.pid_exists(int(pid)))
+        answer = client.tool("env")
+        assert json.loads(tool_text(answer))["A"] == "2"
+        assert restarted(answer) == {"reason": "configuration"}
+        assert restarted(client.tool("env")) is None, "it is told once"
+
+
+@requirement("live.epoch")
+def test_a_call_in_flight_is_answered_by_the_process_that_has_it(http: httpx.Client) -> None:
+    before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
+    with edited({"probe": before}, {"limits": {"former_server_s": 60}}) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        pid = tool_text(client.tool("pid"))
+        answers: list[httpx.Response] = []
+        calling = threading.Thread(target=lambda: answers.append(client.tool("sleep", {"seconds": 3})))
+        calling.start()
+        it.edit({"probe": after}, {"limits": {"former_server_s": 60}})
+        calling.join()
+        assert result_of(answers[0]) and restarted(answers[0]) is None
+        assert tool_text(client.tool("pid")) == pid, "it is used, so its session keeps it"
+
+
+@requirement("live.epoch")
+def test_the_deadline_ends_a_call_with_an_unknown_outcome(http: httpx.Client) -> None:
+    before, after = server(PROBE, env={"A": "1"}), server(PROBE, env={"A": "2"})
+    with edited({"probe": before}, SOON) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        answers: list[httpx.Response] = []
+        calling = threading.Thread(target=lambda: answers.append(client.tool("hang")))
+        calling.start()
+        it.edit({"probe": after}, SOON)
+        calling.join(30)
+        error = error_of(answers[0])
+        assert error["code"] == -32014 and "configuration of the server has changed" in error["message"]
+
+
+@requirement("live.reload")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_policy_applies_from_the_next_call_also_on_the_fast_path(http: httpx.Client, era: str) -> None:
+    open_, closed = server(PROBE), {"policy": {"workspaces": {"*": {"tools": ["probe__env"]}}}}
+    with edited({"probe": open_}) as it:
+        client = opened(it.gateway.at("probe"), http, era)
+        pid = tool_text(client.tool("pid"))
+        for _ in range(8):
+            assert tool_text(client.tool("pid")) == pid
+        assert "settings changed: gateway.policy.workspaces" in it.edit({"probe": open_}, closed)
+        assert "error" in messages(client.tool("pid"))[-1]
+        assert tool_text(client.tool("env"))
+        it.edit({"probe": open_})
+        assert tool_text(client.tool("pid")) == pid
+
+
+@requirement("live.reload")
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_keys_rotate_without_a_401_and_a_removed_key_ends_with_the_next_request(http: httpx.Client, era: str) -> None:
+    probe = {"probe": server(PROBE)}
+
+    def keys(*given: str) -> dict[str, Any]:
+        return {"api_keys": {"ann": [sha256(key) for key in given]}}
+
+    with edited(probe, keys("old")) as it:
+        client = opened(it.gateway.at("probe"), http, era, "old")
+        pid = tool_text(client.tool("pid"))
+        it.edit(probe, keys("old", "new"))
+        assert tool_text(client.tool("pid")) == pid
+        client.headers |= bearer("new")
+        assert tool_text(client.tool("pid")) == pid
+        it.edit(probe, keys("new"))
+        assert tool_text(client.tool("pid")) == pid
+        client.headers |= bearer("old")
+        assert client.tool("pid").status_code == 401
+        refused = it.edit(probe)
+        assert "the configuration is not loaded" in refused and "whether callers need a credential" in refused
+        assert client.tool("pid").status_code == 401, "a file without keys opens nothing"
+
+
+@requirement("live.reload")
+def test_a_broken_file_changes_nothing_and_says_why(http: httpx.Client) -> None:
+    probe = {"probe": server(PROBE)}
+    with edited(probe) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        pid = tool_text(client.tool("pid"))
+        broken = [
+            '{"mcpServers": {"probe"',
+            "",
+            "[]",
+            json.dumps({"mcpServers": {**probe, "new": {"comand": "x"}}}),
+            json.dumps({"mcpServers": {**probe, "new": server(DEMO)}, "gateway": {"polcy": {}}}),
+            json.dumps({"mcpServers": {**probe, "new": server(DEMO, tools={"nothing": {"operation": "read"}})}}),
+            json.dumps({"mcpServers": probe}) + " " * (17 << 20),
+        ]
+        for text in broken:
+            before = len(it.gateway.stderr())
+            it.write(text)
+            said = it.gateway.stderr()[before:]
+            assert "the configuration is not loaded, and nothing has changed" in said, text[:80]
+            assert http.get(it.gateway.base + "/servers/new/mcp").status_code == 404
+        assert tool_text(client.tool("pid")) == pid
+
+
+@requirement("live.reload")
+def test_what_needs_a_restart_is_named_and_left(http: httpx.Client) -> None:
+    probe = {"probe": server(PROBE)}
+    with edited(probe) as it:
+        said = it.edit(probe, {"session": {"idle_ttl_s": 50}, "limits": {"body_bytes": 2_048, "exchanges": 3}})
+        assert "settings changed: gateway.limits.exchanges" in said
+        assert "unchanged until a restart: gateway.session.idle_ttl_s, gateway.limits.body_bytes" in said
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        assert client.tool("echo", {"text": "x" * 4_000}).status_code == 200
+
+
+@requirement("live.reload")
+def test_clients_are_told_that_lists_have_changed(http: httpx.Client) -> None:
+    probe = server(PROBE)
+    with edited({"probe": probe}) as it:
+        client = Legacy(it.gateway.url, http).open()
+        with client.get() as stream:
+            lines = stream.iter_lines()
+            it.edit({"probe": probe, "more": probe})
+            assert any("notifications/tools/list_changed" in line for line in lines)
+
+
+@requirement("live.reload")
+def test_a_stream_of_a_removed_key_ends(http: httpx.Client) -> None:
+    probe = {"probe": server(PROBE)}
+    both = {"api_keys": {name: [sha256(name)] for name in ("ann", "bob")}}
+    with edited(probe, both) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy", "ann")
+        assert isinstance(client, Legacy)
+        with client.get() as stream:
+            it.edit(probe, {"api_keys": {"bob": [sha256("bob")]}})
+            assert [line for line in stream.iter_lines() if line.startswith("data: {")] == []
+        with client.get() as stream:
+            assert stream.status_code == 401
+
+
+@requirement("live.reload")
+def test_a_storm_of_signals_is_one_reload_at_a_time(http: httpx.Client) -> None:
+    probe = {"probe": server(PROBE)}
+    with edited(probe) as it:
+        client = opened(it.gateway.at("probe"), http, "legacy")
+        pid = tool_text(client.tool("pid"))
+        for _ in range(200):
+            it.gateway.process.send_signal(signal.SIGHUP)
+            assert tool_text(client.tool("pid")) == pid
+        it.edit({**probe, "more": server(PROBE)})
+        assert eventually(lambda: "servers added: more" in it.gateway.stderr())

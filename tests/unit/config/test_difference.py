@@ -1,0 +1,100 @@
+"""The difference of two configurations: servers, settings that a reload applies, and those that need a restart."""
+
+from typing import Any
+
+import pytest
+
+from gateway.config.difference import applied, difference
+from gateway.config.faults import ConfigurationError
+from gateway.config.settings import Settings
+from tests.requirements import requirement
+from tests.support.credentials import sha256
+
+ONE: Any = {"command": "one"}
+KEYS: Any = {"api_keys": {"ann": sha256("ann")}}
+
+
+def settings(servers: Any = None, **options: Any) -> Settings:
+    return Settings.model_validate({"mcpServers": {"one": ONE} if servers is None else servers, "gateway": options})
+
+
+@requirement("live.reload")
+def test_servers_are_added_removed_and_changed() -> None:
+    old = settings({"one": ONE, "two": ONE, "three": ONE})
+    new = settings({"four": ONE, "one": ONE, "two": {"command": "one", "args": ["x"]}})
+    found = difference(old, new)
+    assert (found.added, found.removed, found.changed) == (("four",), ("three",), ("two",))
+    assert found.text == "servers added: four; servers removed: three; servers changed: two"
+    assert difference(new, settings({"one": ONE, "two": new.mcpServers["two"], "four": ONE})).is_empty, "their order"
+
+
+@requirement("live.reload")
+def test_a_server_changes_with_a_secret_that_it_names() -> None:
+    entry = {"command": "one", "env": {"TOKEN": "x-${secret:token}"}}
+    old, new = (
+        settings({"one": entry, "two": ONE}, secrets={"token": {"env": name}, "other": {"env": name}}) for name in "AB"
+    )
+    found = difference(old, new)
+    assert found.changed == ("one",) and found.settings == ("gateway.secrets",)
+
+
+@requirement("live.reload")
+def test_what_needs_a_restart_is_named_and_keeps_its_value() -> None:
+    old = settings(port=1, limits={"exchanges": 1, "body_bytes": 4_096}, admin={"keys": {"a": sha256("a")}})
+    new = settings(
+        port=2,
+        limits={"exchanges": 2, "body_bytes": 8_192},
+        admin={"keys": {"a": sha256("b")}, "listen": "127.0.0.1:9"},
+        policy={"slow_s": 1, "last_output": "none", "trust_announced_workspace": True},
+        log_level="debug",
+    )
+    found = difference(old, new)
+    assert found.settings == ("gateway.admin.keys", "gateway.policy.slow_s", "gateway.limits.exchanges")
+    assert found.restart == (
+        "gateway.port",
+        "gateway.log_level",
+        "gateway.admin.listen",
+        "gateway.policy.last_output",
+        "gateway.policy.trust_announced_workspace",
+        "gateway.limits.body_bytes",
+    )
+    made = applied(old, new).gateway
+    assert (made.port, made.log_level, made.admin.listen) == (1, "info", "")
+    assert (made.limits.exchanges, made.limits.body_bytes) == (2, 4_096)
+    assert (made.policy.slow_s, made.policy.last_output, made.policy.trust_announced_workspace) == (1, "own", False)
+    assert made.admin.keys == {"a": (sha256("b"),)}
+    left = difference(old, applied(old, new))
+    assert left.settings == found.settings and left.restart == ()
+
+
+@requirement("live.reload")
+@pytest.mark.parametrize(("before", "after"), [({}, KEYS), (KEYS, {})])
+def test_a_reload_never_decides_whether_callers_need_a_credential(before: Any, after: Any) -> None:
+    with pytest.raises(ConfigurationError, match="whether callers need a credential"):
+        applied(settings(**before), settings(**after))
+
+
+@requirement("live.reload")
+def test_the_mixture_is_validated_whole() -> None:
+    old = settings({"one": ONE, "two": ONE}, discovery={"url": "https://a.example"})
+    cards = {"two": {"name": "com.example/two", "description": "two"}}
+    with_card = settings({"one": ONE, "two": ONE}, discovery={"url": "https://a.example", "cards": cards})
+    assert applied(old, with_card).gateway.discovery == old.gateway.discovery
+    with pytest.raises(ConfigurationError, match=r"there is no server 'two'(.|\n)*need a restart"):
+        applied(with_card, settings({"one": ONE}, discovery={"url": "https://a.example"}))
+
+
+@requirement("live.reload")
+def test_an_entry_that_has_become_faulty_refuses_the_reload() -> None:
+    new, before = settings({"one": ONE, "two": ONE}), settings({"one": ONE, "two": ONE})
+    faulty = new.mcpServers["two"].without_server("mcpServers.two: no such setting")
+    broken = new.model_copy(update={"mcpServers": {**new.mcpServers, "two": faulty}})
+    with pytest.raises(ConfigurationError, match=r"mcpServers\.two: no such setting"):
+        applied(before, broken)
+    assert applied(broken, broken).left_out.keys() == {"two"}, "it was left out before"
+
+
+def test_no_value_is_told() -> None:
+    secret = {"command": "one", "env": {"TOKEN": "hunter2"}}
+    found = difference(settings(), settings({"one": secret}, issuer="hunter2", policy={"read_only": ["direct"]}))
+    assert "hunter2" not in found.text and "gateway.issuer" in found.text
