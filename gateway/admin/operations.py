@@ -26,6 +26,7 @@ from gateway.admin.reports import (
     Attempt,
     CatalogPage,
     Range,
+    ReloadReport,
     ReplicaReport,
     SessionEnvironment,
     SessionPart,
@@ -153,6 +154,11 @@ class Operations:
         name = await self._replicas.order(Replica.admit, prefix)
         self._record(reason=f"{_operator(by)} has admitted replica {name} again")
         return name
+
+    async def reload(self, by: str = "") -> list[ReloadReport]:
+        self._replicas.require("only a running gateway can load its configuration again: use --url")
+        self._record(reason=f"{_operator(by)} has asked all replicas to load their configuration again")
+        return await self._replicas.reload()
 
     # -- sessions
 

@@ -18,6 +18,7 @@ from gateway.admin.reports import (
     FrameReport,
     FramesPage,
     ProcessFacts,
+    ReloadReport,
     ReplicaReport,
     ServerPart,
     ServerReport,
@@ -32,6 +33,8 @@ from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, 
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
+from gateway.config.difference import Difference
+from gateway.config.faults import ConfigurationError
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.server_memory import ServerMemory
@@ -79,6 +82,13 @@ def question(name: str) -> Callable[[Method], Method]:
         return method
 
     return known
+
+
+Reloads = Callable[[], Awaitable[Difference]]
+
+
+async def _no_reload() -> Difference:
+    raise ConfigurationError("this gateway is not running")
 
 
 class Serving(Protocol):
@@ -157,6 +167,7 @@ class Replica:
         self._seen = seen
         self._cancel_task = cancel_task
         self._began = time()
+        self._reload: Reloads = _no_reload
 
     def replace(self, upstreams: Iterable[ConfiguredUpstream]) -> None:
         """Report these servers from now on."""
@@ -338,6 +349,18 @@ class Replica:
     async def drain(self) -> None:
         """Hand the sessions to other replicas and take no new ones. Return when that is done."""
         await self._serving.drain()
+
+    def reload_with(self, reload: Reloads) -> None:
+        """Use this function to load the configuration again."""
+        self._reload = reload
+
+    @question("reload")
+    async def reload(self) -> ReloadReport:
+        """Load the configuration of this replica again. Return what has changed, or why it was refused."""
+        try:
+            return ReloadReport(replica=self.name, difference=(await self._reload()).text)
+        except ConfigurationError as error:
+            return ReloadReport(replica=self.name, fault=str(error))
 
     @question("admit")
     async def admit(self) -> None:

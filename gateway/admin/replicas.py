@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.admin.queries import Ambiguous, NoSuch, UnknownHere
 from gateway.admin.replica import QUESTIONS, Replica
-from gateway.admin.reports import ReplicaReport, SessionEnvironment, SessionPart
+from gateway.admin.reports import ReloadReport, ReplicaReport, SessionEnvironment, SessionPart
 from session_store import Backend, Bus, Session, StoreUnavailable
 from transports.tasks import Tasks
 
@@ -25,6 +25,8 @@ PATIENCE_S: Final = 1.0
 P = ParamSpec("P")
 T = TypeVar("T")
 DRAIN_WITHIN_S: Final = 20.0
+RELOAD_WITHIN_S: Final = 20.0
+"""Seconds to wait for reloads. A reload waits up to 10 s for the first answers of new servers."""
 
 
 class _Question(msgspec.Struct):
@@ -208,6 +210,13 @@ class Replicas:
         if not await self._ask(names, order, (), DRAIN_WITHIN_S):
             raise NoSuch(f"replica {names[0]} does not answer")
         return names[0]
+
+    async def reload(self) -> list[ReloadReport]:
+        """Have all replicas load their configuration again. Return what each did, in order of name."""
+        self.require("only a running gateway can load its configuration again: use --url")
+        names = await self._addresses()
+        found = await self._ask(names, Replica.reload, (), RELOAD_WITHIN_S)
+        return [found.get(name, ReloadReport(replica=name)) for name in sorted(names)]
 
     async def _addresses(self) -> dict[str, str]:
         """Return the addresses of all replicas, by name."""

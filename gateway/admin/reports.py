@@ -495,6 +495,16 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep: bool = False
 
 
+class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a reload on one replica: what has changed, and what only a restart changes (`difference`), or why
+    the configuration was refused (`fault`), in which case nothing has changed. Both are empty if the replica did not
+    answer."""
+
+    replica: str
+    difference: str = ""
+    fault: str = ""
+
+
 class TriedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of a tool call that an operator has tried. JSON has no empty fields.
 

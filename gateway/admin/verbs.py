@@ -28,6 +28,7 @@ from gateway.admin.reports import (
     FramesPage,
     HistoryView,
     Range,
+    ReloadReport,
     ReplicaReport,
     ServerRow,
     SessionEnvironment,
@@ -370,6 +371,14 @@ class Operators(Protocol):
         """Have a drained replica take sessions again.
 
         Returns the replica's name.
+        """
+        ...
+
+    @verb("POST", "/reload", answers="replicas")
+    async def reload(self, by: By = "") -> list[ReloadReport]:
+        """Have all replicas read their configuration again and apply it, each whole or not at all.
+
+        Returns what each of them did.
         """
         ...
 

@@ -81,6 +81,7 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "sessions": ("sessions:app", "List sessions and end them."),
         "tasks": ("tasks:app", "List and cancel tasks: calls that go on after their clients have left."),
+        "reload": ("operate:reload", "Have all replicas of a running gateway load their configuration again."),
         "replicas": ("operate:app", "List replicas, drain them and admit them again."),
     },
 }

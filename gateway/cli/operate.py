@@ -57,6 +57,20 @@ async def admit(operators: Operators, replica: NameArgument, in_json: JsonOption
     typer.echo(as_json({"admitted": name}) if in_json else visible_line(f"admitted {name}"))
 
 
+@asks(AtGateway)
+async def reload(operators: Operators, in_json: JsonOption = False) -> None:
+    """Have all replicas of a running gateway load their configuration again. Exit status 1 if one of them refuses it:
+    nothing has changed there."""
+    found = await operators.reload()
+    if in_json:
+        typer.echo(as_json(msgspec.to_builtins(found)))
+    else:
+        for one in found:
+            typer.echo(visible_line(f"{one.replica}: {one.difference or one.fault or 'no answer'}"))
+    if not all(one.difference for one in found):
+        raise typer.Exit(1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """The data that `top` shows."""

@@ -74,7 +74,7 @@ def run(
             _log(loaded.notes)
         if workers > 1 and LISTENER not in os.environ:
             raise typer.Exit(run_workers(settings, sys.argv[1:], workers))
-        serve(settings, welcome, read=read, strict=strict)
+        serve(settings, welcome, read=read, file=found, strict=strict)
     except ConfigurationError as error:
         raise error_exit(located(str(error), found)) from None
     except OSError as error:

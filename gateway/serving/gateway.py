@@ -37,6 +37,7 @@ class Gateway:
         clock: Callable[[], float] = time,
         link: SignInLink | None = None,
         strict: bool = False,
+        read: Callable[[], Settings] | None = None,
     ) -> None:
         if unread := settings.unread_variables:
             logger.warning(
@@ -48,7 +49,8 @@ class Gateway:
         base, callers, served, resolution = parts.foundation, parts.callers, parts.servers, parts.resolution
         self.parts = parts
         self._lifecycle = Lifecycle(parts, strict=strict)
-        self._reload = Reload(parts)
+        self._reload = Reload(parts, read)
+        parts.operating.replica.reload_with(self._reload.again)
         self.replica = "" if base.cluster is None else base.cluster.replica
         self.state = base.state
         self.audit = base.audit
@@ -146,10 +148,10 @@ class Gateway:
         """
         return await self._reload.to(lambda: settings)
 
-    async def reload_from(self, read: Callable[[], Settings]) -> Difference:
-        """Do as `reload` with the configuration that `read` returns. It is called in a thread, when earlier reloads
-        have ended. Raises `ConfigurationError`, also what `read` raises."""
-        return await self._reload.to(read)
+    async def reload_again(self) -> Difference:
+        """Read the configuration again as at the start, and do as `reload`. Raises `ConfigurationError`, also if the
+        program that embeds the gateway has made its settings itself."""
+        return await self._reload.again()
 
     async def drain(self) -> None:
         """End open streams and hand the sessions to other replicas. `is_ready` is False from now on."""

@@ -41,10 +41,12 @@ _ENDED: Final = "the credential that opened this stream is not valid any more"
 
 
 class Reload:
-    """Replace the configuration of a running gateway, one reload at a time."""
+    """Replace the configuration of a running gateway, one reload at a time. `read` returns the configuration of the
+    same places as at the start; None if a program has made it."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, read: Callable[[], Settings] | None = None) -> None:
         self._parts = parts
+        self._read = read
         self._settings = parts.foundation.settings
         self._turn = asyncio.Lock()
         self._tasks = Tasks("reload")
@@ -53,6 +55,12 @@ class Reload:
     def settings(self) -> Settings:
         """Return the configuration in effect."""
         return self._settings
+
+    async def again(self) -> Difference:
+        """Apply what the places of the configuration say now. Returns and raises as `to`."""
+        if self._read is None:
+            raise ConfigurationError("the program that embeds this gateway has made its configuration")
+        return await self.to(self._read)
 
     async def to(self, read: Callable[[], Settings]) -> Difference:
         """Apply the configuration that `read` returns, in a thread. Return what has changed, and what only a restart

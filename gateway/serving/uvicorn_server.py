@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import uvicorn
@@ -27,7 +28,7 @@ from gateway.serving.sibling_workers import Received, SiblingWorkers, inherited_
 from gateway.serving.workers import (
     IS_READY,
     SERVES,
-    Hangups,
+    ReloadTriggers,
     bound_socket,
     inherited_listener,
     report,
@@ -234,26 +235,32 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    settings: Settings, welcome: Welcome | None = None, *, read: Callable[[], Settings], strict: bool = False
+    settings: Settings,
+    welcome: Welcome | None = None,
+    *,
+    read: Callable[[], Settings],
+    file: Path | None = None,
+    strict: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `welcome` shows the start; without it a line says when the gateway is ready.
-    `read` reads the settings again on SIGHUP. With `strict`, refuse to start if a server cannot be used.
+    `read` reads the settings again, on SIGHUP, at an operator's request, or when `file` has changed. With `strict`,
+    refuse to start if a server cannot be used.
 
     Raises:
         OSError: the address cannot be listened on.
         ConfigurationError: the settings cannot be served.
     """
     welcome = welcome or Welcome()
-    gateway = Gateway(settings, link=welcome.link, strict=strict)
+    gateway = Gateway(settings, link=welcome.link, strict=strict, read=read)
     # Before anything listens, and where an error still reaches the person who started it.
     asyncio.run(gateway.try_store())
     app = _remembering(create_app(settings, gateway=gateway), refused := list[ConfigurationError]())
 
-    tasks, hangups = Tasks("the start"), Hangups(partial(gateway.reload_from, read))
+    tasks, triggers = Tasks("the start"), ReloadTriggers(gateway.reload_again, file)
 
     def serves(url: str) -> None:
         _settle_interpreter()
-        hangups.start()
+        triggers.start()
         tasks.spawn(_tell(gateway, welcome, url))
 
     with contextlib.ExitStack() as stack:

@@ -233,6 +233,26 @@ def test_a_stream_of_a_removed_key_ends(http: httpx.Client) -> None:
 
 
 @requirement("live.reload")
+def test_a_changed_file_is_loaded_by_itself_also_behind_a_link(http: httpx.Client) -> None:
+    probe = server(PROBE)
+    with edited({"probe": probe}) as it:
+        file = it.gateway.config
+        for number in range(3):  # as a ConfigMap does: a folder for each version, and a link to it
+            folder = file.parent / f"version-{number}"
+            folder.mkdir()
+            text = json.dumps({"mcpServers": {"probe": probe, f"new-{number}": probe}})
+            (folder / "mcp.json").write_text(text, encoding="utf-8")
+            link = file.with_suffix(".link")
+            link.symlink_to(folder / "mcp.json")
+            link.replace(file)
+            added = f"servers added: new-{number}"
+            assert eventually(lambda: added in it.gateway.stderr())  # noqa: B023  # called before the next one
+        file.unlink()
+        opened(it.gateway.at("new-2"), http, "legacy")
+        assert "not loaded" not in it.gateway.stderr(), "a missing file is no change"
+
+
+@requirement("live.reload")
 def test_a_storm_of_signals_is_one_reload_at_a_time(http: httpx.Client) -> None:
     probe = {"probe": server(PROBE)}
     with edited(probe) as it:

@@ -18,7 +18,14 @@ from tests.support.redis_server import RunningRedis
 from tests.support.task_client import TaskClient
 from tests.support.waiting import descendants, eventually, gone
 
-FORMS = ("replicas/x/drain", "sessions/x/end", "sessions/x/frames/on", "tasks/x/cancel", "tools/probe?name=pid")
+FORMS = (
+    "configuration/reload",
+    "replicas/x/drain",
+    "sessions/x/end",
+    "sessions/x/frames/on",
+    "tasks/x/cancel",
+    "tools/probe?name=pid",
+)
 """What a page of the console sends, and a page of another site must not."""
 
 
@@ -191,6 +198,28 @@ def test_a_drained_replica_hands_over_and_can_be_admitted_again(
         assert http.get(f"{one.base}/readyz").status_code == 200
         assert json.loads(tool_text(Modern(f"{one.base}/servers/demo/mcp", http).tool("whoami")))["session_id"]
         assert eventually(lambda: any("has drained" in event.get("reason", "") for event in of(ops, one, "events")))
+
+
+@requirement("live.reload", "ops.console")
+def test_all_replicas_load_their_configuration_again_at_an_operators_request(
+    own_redis: RunningRedis, ops: httpx.Client, http: httpx.Client, cli: Cli
+) -> None:
+    with replica(own_redis, servers=ONLY_DEMO) as one, replica(own_redis, servers=ONLY_DEMO) as two:
+        for each in (one, two):
+            found = json.loads(each.config.read_text())
+            found["mcpServers"]["more"] = server(DEMO)
+            each.config.write_text(json.dumps(found))
+        asked = ops.post(f"{one.base}/admin/api/reload").json()["replicas"]
+        assert len(asked) == 2
+        assert {row["fault"] for row in asked} == {""} and all(row["difference"] for row in asked), asked
+        for each in (one, two):
+            Legacy(f"{each.base}/servers/more/mcp", http).open()
+        two.config.write_text("{")
+        refused = cli("reload", url=one.base)
+        assert refused.returncode == 1 and "not valid JSON" in refused.stdout, refused.stdout + refused.stderr
+        Legacy(f"{two.base}/servers/more/mcp", http).open()
+        page = ops.get(f"{one.base}/admin/configuration")
+        assert "/admin/configuration/reload" in page.text
 
 
 @requirement("ops.console")

@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from gateway.admin.operations import Operations
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.queries import OperatorError
 from gateway.config.effective_settings import Section, effective
 
 
@@ -17,6 +18,13 @@ async def _facts(operators: Operations, request: Request) -> dict[str, Any]:
         "query": query,
         "show": "all" if shows_all else "set",
     }
+
+
+async def _reload(operators: Operations, _: Request, operator: str) -> str:
+    found = await operators.reload(operator)
+    if faults := [f"{one.replica}: {one.fault or 'no answer'}" for one in found if not one.difference]:
+        raise OperatorError("\n".join(faults))
+    return PAGE.path
 
 
 def _found(section: Section, query: str, shows_all: bool) -> Section:
@@ -40,11 +48,14 @@ PAGE: Final = ConsolePage(
     icon="M2.5 5H8M11 5h2.5M2.5 11H5M8 11h5.5M8 5a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0"
     "M5 11a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0-3 0",
     facts=_facts,
+    actions={"/admin/configuration/reload": _reload},
     title="Configuration",
     head="""\
 <div class="head"><div><h1>Configuration</h1><p>The settings of this replica, and where each comes from.
 Values of environments, headers and keys are hidden.</p></div>
-<div class="actions">{{ tables.segments("Settings", "show", [("set", "Set"), ("all", "All")], show) }}</div></div>
+<div class="actions">
+<form method="post" action="{{ root }}/admin/configuration/reload"><button>Load again</button></form>
+{{ tables.segments("Settings", "show", [("set", "Set"), ("all", "All")], show) }}</div></div>
 <form class="search" role="search">
 <label class="grow">Find<input name="q" type="search" value="{{ query }}" placeholder="name, value or file"></label>
 <button>Find</button>
