@@ -8,6 +8,7 @@ the exit code (minus the signal number if one ended it), each as four bytes. In 
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -20,6 +21,17 @@ import threading
 from typing import Any, Final
 
 NUMBER: Final = struct.Struct("!i")
+
+LATE: Final = (
+    "anyio._backends._asyncio",
+    "gateway.cli.rest_client",
+    "gateway.serving.epoll_reserve",
+    "gateway.serving.uvicorn_server",
+    "gateway.serving.workers",
+    "transports.upstream.streamable_http",
+    "uvloop",
+)
+"""What commands import only once they run, also those that serve a URL, and those that ask a running gateway."""
 
 
 def main(requests: socket.socket) -> None:
@@ -73,9 +85,9 @@ def _load() -> None:
     import typer
 
     import gateway.cli.main
-    import gateway.serving.uvicorn_server
-    import gateway.serving.workers
 
+    for module in LATE:
+        importlib.import_module(module)
     for listed in typer.main.get_command(gateway.cli.main.app).commands.values():  # type: ignore[attr-defined]  # a group
         listed.loaded()
     assert threading.active_count() == 1, "a process with threads cannot be forked safely"
