@@ -34,6 +34,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/clients/test_oauth.py": ("gateway/identity/",),
     "tests/clients/test_other_sdks.py": (*_WIRE, "gateway/bridge/"),
     "tests/clients/test_sdk_tasks.py": _TASKS,
+    "tests/clients/test_skills.py::test_a_host_reads_the_skills_of_one_server": ("gateway/bridge/", "gateway/relay/"),
     "tests/clients/test_sse_front.py": _WIRE,
     "tests/clients/test_stdio_front.py": ("gateway/cli/", "gateway/calls/", *_WIRE),
     "tests/cluster/test_affinity.py": ("deploy/", "gateway/cluster/"),
