@@ -19,6 +19,9 @@ from tests.support.waiting import eventually
 
 KEY: Final = "operator-key-of-the-memory-tests"
 SERVERS: Final = ("files", "notes", "search")
+_HOLDS: Final = "import runpy, sys; held = b'x' * (24 << 20); runpy.run_path(sys.argv[1], run_name='__main__')"
+HOARD: Final = (PROBE[0], "-c", _HOLDS, *PROBE[1:])
+"""The probe server, three times as large."""
 _MEMORY: Final = re.compile(r'^mcp_gateway_(\w*memory_\w+?)(?:\{server="(\w+)"\})? (\S+)$', re.MULTILINE)
 _CRASHED: Final = re.compile(r'server_restarts_total\{reason="crash",server="\w+"\} [^0]')
 
@@ -126,7 +129,7 @@ def test_more_sessions_than_memory_are_refused_clearly_and_nothing_is_killed(htt
 def test_while_memory_is_short_what_nobody_uses_ends_and_the_client_is_told_as_ever(http: httpx.Client) -> None:
     entries = {name: server(PROBE, idle_stop_s=60.0) for name in SERVERS[:2]} | {SERVERS[2]: server(PROBE, warm=1)}
     # What fills the memory has no idle time. On a slow machine, processes that have one end as fast as new ones start.
-    with running(400, entries | {"hoard": server(PROBE)}) as gateway:
+    with running(400, entries | {"hoard": server(HOARD)}) as gateway:
         measured(gateway)
         client = Legacy(gateway.url, http).open()
         before = [tool_text(client.tool(f"{name}__pid")) for name in SERVERS]
