@@ -25,6 +25,12 @@ _SHARED: Final = ("tests/conftest.py", "tests/support/", "pyproject.toml")
 
 SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/attack/test_bystander.py": (*_WIRE, "gateway/identity/", "gateway/policy/", "tests/attack/attackers.py"),
+    "tests/attack/test_fast_path_differential.py::test_nor_does_that_of_calls_which_another_replica_forwards": (
+        *_WIRE,
+        *_PEERS,
+        "gateway/calls/",
+        "gateway/cluster/",
+    ),
     "tests/attack/test_fuzz.py": ("transports/",),
     "tests/attack/test_hostile_memory.py": ("transports/inbound/", "gateway/calls/", "gateway/sessions/"),
     "tests/attack/test_smuggling.py": ("deploy/", "transports/inbound/"),
