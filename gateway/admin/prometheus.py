@@ -22,7 +22,7 @@ from gateway.observability.metrics import BUCKETS_S, COUNTERS, Histogram
 from gateway.observability.outcome import FAILURES
 from gateway.observability.queued_output import dropped_lines
 from gateway.protocol.methods import CACHEABLE
-from gateway.upstreams.link_source import Start
+from gateway.upstreams.link_opener import Start
 from gateway.version import __version__
 from session_store.ports.accounting import StepName
 

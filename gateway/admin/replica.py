@@ -30,8 +30,8 @@ from gateway.admin.session_environments import SessionEnvironments
 from gateway.admin.session_selection import ListingPage, in_flight_of, listing_page, part_of, suspended_of
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
+from gateway.calls.server_start_limits import MOST_LINES, newest
 from gateway.calls.session_frames import SeenFrame, StderrLine
-from gateway.calls.starts import MOST_LINES, newest
 from gateway.cluster.ownership import Cluster
 from gateway.config.difference import Difference
 from gateway.config.faults import ConfigurationError
@@ -40,7 +40,7 @@ from gateway.observability.process_memory import resident_bytes
 from gateway.policy.server_memory import ServerMemory
 from gateway.sandbox.refusals import RefusedRow
 from gateway.sessions.returns import ClientWarning
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import TimelinePart
 from session_store.redaction import scrubbed_start, scrubbed_text

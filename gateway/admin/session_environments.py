@@ -24,7 +24,7 @@ from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandbox_of
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Context, Principal, Session
 from session_store.redaction import scrubbed_text
 from session_store.session import redact

@@ -1,7 +1,8 @@
 """Ask a client the questions in a server's result, and send the call again with the answers, round by round.
 
 See MCP 2026-07-28, Multi Round-Trip Requests. Subclasses ask the client: a legacy client by requests
-(`gateway.bridge.modern_server`), the client of a task by the state of the task (`gateway.tasks.made.questions`).
+(`gateway.bridge.modern_server`), the client of a task by the state of the task
+(`gateway.tasks.gateway_tasks.questions_to_client`).
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.calls.questions import MAX_QUESTIONS_OF_CALL
+from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL
 from gateway.errors import CALL_TIMED_OUT
 from gateway.protocol.capabilities import refusal
 from gateway.protocol.input_requests import Question, questions_of

@@ -2,7 +2,7 @@
 
 A request of the server ends the client's POST with `input_required` (MCP 2026-07-28, Multi Round-Trip Requests). The
 client sends another POST with its answers and the gateway's `requestState`, which names the suspended call and the
-round. A state is valid for one round. `gateway.calls.questions` stores the open questions, and limits them.
+round. A state is valid for one round. `gateway.calls.questions_to_client` stores the open questions, and limits them.
 """
 
 import asyncio

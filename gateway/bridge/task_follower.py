@@ -2,7 +2,7 @@
 ends first.
 
 Subclasses handle the outcome, the status messages and the questions: they pass them to the call of a legacy client
-(`FollowedTask`), or to a task of the gateway (`gateway.tasks.made.questions`).
+(`FollowedTask`), or to a task of the gateway (`gateway.tasks.gateway_tasks.questions_to_client`).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import live_session_of
-from gateway.calls.questions import MAX_QUESTIONS_OF_CALL, Questions
+from gateway.calls.questions_to_client import MAX_QUESTIONS_OF_CALL, Questions
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import object_of

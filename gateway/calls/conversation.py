@@ -1,7 +1,7 @@
 """Send the calls of clients to one server, and find the call that each answer belongs to.
 
-A conversation outlives its link, the connection to the server (`gateway.calls.link`). If the server's process is gone,
-the next call opens a new link. The first result that each session then gets reports the loss.
+A conversation outlives its link, the connection to the server (`gateway.calls.link_lifecycle`). If the server's process
+is gone, the next call opens a new link. The first result that each session then gets reports the loss.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ import msgspec
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight, CallWatch, FastCall, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
-from gateway.calls.link import LinkLifecycle, LinkSession, LinkSource, LinkUsers
-from gateway.calls.lists import Lists
+from gateway.calls.link_lifecycle import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
+from gateway.calls.received_lists import Lists
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.shared_subscriptions import is_lower
 from gateway.calls.suspended_call import response_under

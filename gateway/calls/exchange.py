@@ -24,10 +24,10 @@ from gateway.calls.lifecycles import (
     ExchangeState,
     step,
 )
-from gateway.calls.link import LinkSession
+from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.open_call_counts import Use
 from gateway.calls.session_frames import SessionFrames
 from gateway.calls.suspended_call import AskingServer, SuspendedCall, rewritten_ids
-from gateway.calls.usage import Use
 from gateway.context.session_facts import RESTARTED_KEY, trace_meta, traced_error, with_meta
 from gateway.errors import CANCELLED as CANCELLED_CODE
 from gateway.errors import CANCELLED_BY_CLIENT, cancelled_message, error_of

@@ -98,10 +98,10 @@ class Deadlines:
     """The time limits of the conversations with one server, in seconds.
 
     `start_s`: until a link is open, including the handshake. `noise_s`: the same, counted from the first line that is
-    no message (`gateway.calls.link`). `call_s`: until a call is answered, counted from the last message that belongs to
-    it. `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link without
-    calls is closed; None: never. `unreturned_stop_s`: the same for a session whose client has sent only its first
-    request.
+    no message (`gateway.calls.link_lifecycle`). `call_s`: until a call is answered, counted from the last message that
+    belongs to it. `suspended_s`: until a modern client answers a legacy server's questions. `idle_stop_s`: until a link
+    without calls is closed; None: never. `unreturned_stop_s`: the same for a session whose client has sent only its
+    first request.
     """
 
     start_s: float

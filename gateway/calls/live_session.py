@@ -14,10 +14,10 @@ from typing import Final, Protocol
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, step
-from gateway.calls.questions import Questions
+from gateway.calls.open_call_counts import Usage
+from gateway.calls.questions_to_client import Questions
+from gateway.calls.session_event_streams import LostStreams, Outbox
 from gateway.calls.session_frames import SessionFrames
-from gateway.calls.streams import LostStreams, Outbox
-from gateway.calls.usage import Usage
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.observability.observed_call import Counted, Failure
 from gateway.protocol.subscription_filter import SubscriptionFilter

@@ -1,6 +1,6 @@
 """Define a suspended call: its questions to a modern client, and the client's answers.
 
-This module knows neither calls nor the limits for questions (`gateway.calls.questions`). No I/O.
+This module knows neither calls nor the limits for questions (`gateway.calls.questions_to_client`). No I/O.
 """
 
 import hashlib

@@ -20,7 +20,7 @@ from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
     from gateway.serving.gateway import Gateway
-    from gateway.upstreams.upstream import ConfiguredUpstream
+    from gateway.upstreams.configured_upstream import ConfiguredUpstream
 
 _NAMED: Final = 3
 """The most sandboxes that a line names. Further ones are counted."""
@@ -144,7 +144,7 @@ def _import_faults(settings: Settings, file: Path) -> dict[str, tuple[str, ...]]
 def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
     """Return why a server did not answer, with its last output. `package`: the package that was not fetched for it in
     time, or empty."""
-    from gateway.calls.starts import with_output_tail
+    from gateway.calls.server_start_limits import with_output_tail
 
     state = upstream.state
     if package:

@@ -25,7 +25,7 @@ from gateway.policy.decisions import ANNOTATIONS
 from gateway.protocol.listing import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configuration_review import asking, listed_names
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import ANONYMOUS, ClientFacts, Context, KeyRing, MemoryBackend, Principal, Session
 from transports.inbound_port import Refused
 

@@ -8,14 +8,14 @@ import shutil
 from collections.abc import AsyncIterator
 from typing import Final
 
-from gateway.calls.starts import with_output_tail
+from gateway.calls.server_start_limits import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.memory import check_memory
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configuration_review import asking, review
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import KeyRing, MemoryBackend
 
 _SLOW_START_S: Final = 1.0

@@ -1,6 +1,6 @@
 """Read the questions (input requests) of modern servers to clients (MCP 2026-07-28, Multi Round-Trip Requests).
 
-Pure, except for random ids. `gateway.calls.questions` limits how many open questions a client may have.
+Pure, except for random ids. `gateway.calls.questions_to_client` limits how many open questions a client may have.
 """
 
 import secrets

@@ -7,7 +7,7 @@ A request comes in at `Calls.call`. Read this file from there downwards:
    methods of tasks themselves, and handle a `tools/call` that becomes a task.
 3. Is there room: `Intake.accept` applies the limits of the session, and begins the reply.
 4. Which server: `relay` finds the server that the call names, or answers the call for all servers.
-5. May it: `_send` asks `gateway.relay.admission`, which requests the server's lists if its decision needs them.
+5. May it: `_send` asks `gateway.relay.policy_admission`, which requests the server's lists if its decision needs them.
 6. Send: `start` (`gateway.relay.requests_to_server`) makes the request for the server, in the form of the server's era,
    and sends it in the session's conversation with the server.
 7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
@@ -31,8 +31,8 @@ from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.calls.session_frames import SessionFrames
-from gateway.calls.streams import KEPT_BYTES, KeptCall
 from gateway.cluster.ownership import Cluster
 from gateway.config.limits import LimitSettings
 from gateway.context.announcements import Announcements
@@ -64,16 +64,16 @@ from gateway.protocol.methods import LISTS, METHODS, NO_REQUESTS
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import tool_error
-from gateway.relay.admission import AdmittedTool, CallTarget
-from gateway.relay.endpoint import Endpoint
+from gateway.relay.endpoint_servers import Endpoint
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
+from gateway.relay.policy_admission import AdmittedTool, CallTarget
 from gateway.relay.replies import CallReply
 from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Session, StoreError
 from session_store.session import redact
 from transports.era import LEGACY, Era
@@ -161,7 +161,7 @@ class FoundSession(NamedTuple):
 
 
 class Clients(Protocol):
-    """Handle clients of one era (implemented in `gateway.relay.legacy` and `gateway.relay.modern`)."""
+    """Handle clients of one era (implemented in `gateway.relay.legacy_clients` and `gateway.relay.modern_clients`)."""
 
     async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
         """Find or open the session of a request. Return an answer instead if the request needs no server."""

@@ -35,8 +35,8 @@ from gateway.observability.outcome import OK, EndedCall, is_complete, outcome_of
 from gateway.observability.request_log import RequestLog
 from gateway.policy.rate_limits import RateLimits
 from gateway.protocol.reserved_meta import may_name_reserved
-from gateway.relay.admission import AdmittedTool, CallTarget
 from gateway.relay.frame_template import FrameTemplate, Prepared
+from gateway.relay.policy_admission import AdmittedTool, CallTarget
 from gateway.relay.replies import record_whole
 from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S

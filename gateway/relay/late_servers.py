@@ -16,7 +16,7 @@ from gateway.bridge.gateway_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
-from gateway.calls.starts import MOST_S, Backoff, without_output_tail
+from gateway.calls.server_start_limits import MOST_S, Backoff, without_output_tail
 from gateway.errors import OutOfMemory
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
@@ -24,9 +24,9 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CHANGES, METHODS
 from gateway.protocol.result_translation import Missing
 from gateway.protocol.subscription_filter import SubscriptionFilter, with_subscription_id
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.server_facts import STARTING
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era
 from transports.inbound_port import Refused

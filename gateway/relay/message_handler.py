@@ -14,8 +14,8 @@ from gateway.errors import outcome_unknown, store_refused
 from gateway.observability.logs import CORRELATION
 from gateway.observability.request_log import RequestLog
 from gateway.relay.call import Calls, Senders
-from gateway.relay.legacy import LegacyClients
-from gateway.relay.modern import ModernClients
+from gateway.relay.legacy_clients import LegacyClients
+from gateway.relay.modern_clients import ModernClients
 from gateway.sessions.http_sse_sessions import HttpSseSessions
 from session_store import Principal, StoreError
 from transports.era import MODERN

@@ -9,7 +9,7 @@ import msgspec
 from gateway.calls.event_log import EventWriter, LoggedFrame
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call
+from gateway.calls.session_event_streams import STANDALONE, event_name, event_names, id_in_log, stream_of_call
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from session_store import EventStreams, Session, StoreUnavailable

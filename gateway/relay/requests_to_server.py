@@ -30,9 +30,9 @@ from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import legacy_result
 from gateway.protocol.tasks import takes_task_calls
 from gateway.relay.subscriptions import changes_confirmed, relay_changes, waits_for_changes
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.first_answers import is_unused
 from gateway.upstreams.result_cache import CacheKey
-from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import LEGACY, MODERN, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import HEADER_MISMATCH, Message, Object, encode

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
-from gateway.calls.streams import UNKNOWN, KeptCall, LostStreams, call_of_stream, end_lost
+from gateway.calls.session_event_streams import UNKNOWN, KeptCall, LostStreams, call_of_stream, end_lost
 from gateway.identity.request_context import RequestContext
 from gateway.relay.call import Intake
 from gateway.relay.replies import CallReply

@@ -22,11 +22,11 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.skills import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris
 from gateway.protocol.uris import closeness, template_fit
-from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
-from gateway.relay.open_apps import OpenApps
+from gateway.relay.opened_mcp_apps import OpenApps
+from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.relay.requests_to_server import ServerAnswer, ask
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, error_code
 from transports.upstream_port import UpstreamUnavailable

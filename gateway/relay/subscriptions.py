@@ -31,7 +31,7 @@ from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.starts import MOST_S, Backoff
+from gateway.calls.server_start_limits import MOST_S, Backoff
 from gateway.errors import OUTCOME_UNKNOWN, UPSTREAM_UNAVAILABLE, record_full
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.extensions import Declared
@@ -44,7 +44,7 @@ from gateway.protocol.subscription_filter import (
     extension_members,
 )
 from gateway.relay.late_servers import UNAVAILABLE, Asker, LateServers
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import StoreError
 from transports.era import Era
 from transports.jsonrpc import Message, Object, encode

@@ -15,26 +15,26 @@ from gateway.context.session_facts import SESSION_KEY
 from gateway.errors import too_much_in_flight
 from gateway.identity.offline_rights import OfflineRights
 from gateway.relay.call import Calls, Intake
-from gateway.relay.legacy import LegacyClients, LegacyHandshake
+from gateway.relay.legacy_clients import LegacyClients, LegacyHandshake
 from gateway.relay.message_handler import MessageHandler
-from gateway.relay.modern import ModernClients
+from gateway.relay.modern_clients import ModernClients
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.carriers import without_tokens
-from gateway.tasks.handles import TaskHandles
+from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
+from gateway.tasks.gateway_tasks.recovery import TaskRecovery
+from gateway.tasks.gateway_tasks.result_requests import Outcomes, ResultCalls
+from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
+from gateway.tasks.gateway_tasks.task_maker import TaskMaker
+from gateway.tasks.gateway_tasks.task_requests import MadeTasks, TaskVisibility
+from gateway.tasks.gateway_tasks.task_table import TaskTable
 from gateway.tasks.legacy_clients import LegacyTasks
-from gateway.tasks.made.made_tasks import MadeTasks, TaskVisibility
-from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
-from gateway.tasks.made.recovery import TaskRecovery
-from gateway.tasks.made.results import Outcomes, ResultCalls
-from gateway.tasks.made.resumed_tasks import TaskContinuation
-from gateway.tasks.made.task_table import TaskTable
 from gateway.tasks.modern_clients import ModernTasks
 from gateway.tasks.notifications import TaskNotices
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.requested_tasks import RequestedTasks
 from gateway.tasks.subscriptions import TaskListening
+from gateway.tasks.task_handles import TaskHandles
 from session_store import Purpose, Task
 from transports.era import LEGACY, MODERN
 from transports.inbound.event_stream import StreamTimes

@@ -15,11 +15,11 @@ from gateway.context.session_assertions import Assertions
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.schemas import Schemas
-from gateway.relay.admission import Admission, VisibleServers
-from gateway.relay.endpoint import Endpoint
-from gateway.relay.extensions import ExtensionRelay
+from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
+from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
@@ -30,12 +30,12 @@ from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count
 from gateway.sessions.sessions_by_handle import ChildSessions
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
 from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.link_options import SessionResources
 from gateway.upstreams.prestart import PrestartedProcesses
 from gateway.upstreams.process_sandbox import SandboxedResources
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.upstream.cgroup_delegation import OFF
 from transports.upstream.fork_server_client import ForkServer

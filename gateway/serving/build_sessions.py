@@ -24,8 +24,8 @@ from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.returns import ReturnTracker
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.prestart import PrestartPool
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from session_store.current import tool_session
 

@@ -14,8 +14,8 @@ from gateway.errors import OUTCOME_UNKNOWN, STORE_UNAVAILABLE
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.readiness import Readiness, ServingState
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.task_table import TaskTable
+from gateway.tasks.gateway_tasks.running_task import RunningTask
+from gateway.tasks.gateway_tasks.task_table import TaskTable
 from session_store import StoreUnavailable
 from transports.jsonrpc import Message
 

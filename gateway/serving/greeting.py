@@ -15,7 +15,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.sandbox.sandbox_checks import ServerSandbox, server_sandboxes
 from gateway.serving.gateway import Gateway
 from gateway.serving.workers import announce
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import backend_for
 from session_store.connect import shown
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from time import time
 from typing import Final
 
-from gateway.calls.starts import with_output_tail
+from gateway.calls.server_start_limits import with_output_tail
 from gateway.config.settings import ConfigurationError
 from gateway.observability.tracing import flush
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_open, refuse_unheld, server_sandboxes
@@ -16,8 +16,8 @@ from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
 from gateway.sessions.reconciliation import Reconciliation
 from gateway.upstreams.configuration_review import compare, compare_late
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.server_facts import ServerFacts
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.connect import shown, store_place
 from transports.tasks import Tasks

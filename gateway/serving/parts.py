@@ -37,10 +37,10 @@ from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.policy.server_memory import ServerMemory
 from gateway.policy.tool_calls import ToolCalls
-from gateway.relay.admission import Admission
 from gateway.relay.call import Intake, Senders
-from gateway.relay.endpoint import Endpoint
+from gateway.relay.endpoint_servers import Endpoint
 from gateway.relay.late_servers import LateServers
+from gateway.relay.policy_admission import Admission
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.sandbox.packages import Packages
 from gateway.sandbox.profiles import WallsOfFetches
@@ -56,14 +56,14 @@ from gateway.sessions.records import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
 from gateway.sessions.returns import ReturnTracker
-from gateway.tasks.made.made_tasks import MadeTasks
-from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.recovery import TaskRecovery
-from gateway.tasks.made.task_table import TaskTable
+from gateway.tasks.gateway_tasks.recovery import TaskRecovery
+from gateway.tasks.gateway_tasks.task_maker import TaskMaker
+from gateway.tasks.gateway_tasks.task_requests import MadeTasks
+from gateway.tasks.gateway_tasks.task_table import TaskTable
 from gateway.tasks.notifications import TaskNotices
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.former_servers import FormerServers
 from gateway.upstreams.prestart import PrestartedProcesses, PrestartPool
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 from transports.inbound.http import Guard

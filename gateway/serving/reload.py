@@ -27,8 +27,8 @@ from gateway.serving.drain import COMPLETE
 from gateway.serving.parts import Parts
 from gateway.serving.paths import ALL, path_of, served_paths
 from gateway.upstreams.configuration_review import compare
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT
-from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.jsonrpc import Message
 from transports.tasks import Tasks
 

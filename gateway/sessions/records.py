@@ -4,7 +4,7 @@ it: the parameters of `initialize`, and subscriptions."""
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.calls.link import LinkSession
+from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from session_store import Session, SessionStore, TimelineEntry

@@ -23,12 +23,12 @@ from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
-from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.made_tasks import session_of
-from gateway.tasks.ports import CallIntake, Endpoint
+from gateway.tasks.gateway_tasks.task_requests import session_of
+from gateway.tasks.relay_interfaces import CallIntake, Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.requested_tasks import RequestedTasks
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.tasks.task_handles import TaskHandle
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.inbound_port import Answer, Refused, Request
 from transports.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Object, encode, encode_result

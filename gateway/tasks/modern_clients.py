@@ -15,14 +15,14 @@ from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.errors import tasks_not_declared
-from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.made_tasks import MadeTasks, session_of
-from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.task_exchange import TaskExchange
-from gateway.tasks.ports import Endpoint
+from gateway.tasks.gateway_tasks.task_exchange import TaskExchange
+from gateway.tasks.gateway_tasks.task_maker import TaskMaker
+from gateway.tasks.gateway_tasks.task_requests import MadeTasks, session_of
+from gateway.tasks.relay_interfaces import Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.subscriptions import TaskListening
 from gateway.tasks.task_encoding import declaring_tasks
+from gateway.tasks.task_handles import TaskHandle
 from transports.era import Era
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Object, encode, encode_result

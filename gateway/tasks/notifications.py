@@ -16,10 +16,10 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.params import meta_of
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, ENDED, SUBSCRIPTION_ID
 from gateway.tasks.errors import UnknownTask
-from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.made_tasks import MadeTasks
-from gateway.tasks.made.task_table import topic_of
+from gateway.tasks.gateway_tasks.task_requests import MadeTasks
+from gateway.tasks.gateway_tasks.task_table import topic_of
 from gateway.tasks.task_encoding import task_object
+from gateway.tasks.task_handles import TaskHandle
 from session_store import Bus, StoreUnavailable, TaskStore
 from transports.jsonrpc import (
     Message,

@@ -19,17 +19,17 @@ from gateway.calls.conversation import Conversation, conversation_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.open_call_counts import Use
 from gateway.calls.owned_tasks import OwnedTask, related_id, with_related
-from gateway.calls.usage import Use
 from gateway.context.session_facts import trace_meta, with_meta
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task
-from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.ports import CallIntake, Endpoint
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.tasks.relay_interfaces import CallIntake, Endpoint
+from gateway.tasks.task_handles import TaskHandle, TaskHandles
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store.session import redact
 from transports.era import Era
 from transports.inbound_port import Answer, Request

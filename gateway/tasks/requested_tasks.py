@@ -1,7 +1,7 @@
 """Create tasks for calls of 2025-11-25 clients that request one, and answer these clients' requests about the tasks.
 
 This module decides which calls can become tasks, and answers in the form of MCP 2025-11-25, Tasks. The tasks are run as
-for modern clients (`gateway.tasks.made`).
+for modern clients (`gateway.tasks.gateway_tasks`).
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from gateway.protocol.listing import Called
 from gateway.protocol.tasks import takes_task_calls
 from gateway.sessions.attach import Resolved
 from gateway.tasks.errors import no_task_of
-from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made.made_tasks import MadeTasks
-from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.results import ResultCalls
-from gateway.tasks.made.task_exchange import RequestedExchange
-from gateway.tasks.ports import CallIntake, Endpoint
+from gateway.tasks.gateway_tasks.result_requests import ResultCalls
+from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange
+from gateway.tasks.gateway_tasks.task_maker import TaskMaker
+from gateway.tasks.gateway_tasks.task_requests import MadeTasks
+from gateway.tasks.relay_interfaces import CallIntake, Endpoint
 from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
+from gateway.tasks.task_handles import TaskHandle, TaskHandles
 from session_store import Task
 from session_store.session import redact
 from transports.era import Era

@@ -25,12 +25,12 @@ from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
 from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
 from gateway.tasks.errors import UnknownTask, tasks_not_declared
-from gateway.tasks.handles import TaskHandle
-from gateway.tasks.made.made_tasks import found_session
+from gateway.tasks.gateway_tasks.task_requests import found_session
 from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification
-from gateway.tasks.ports import CallIntake, Endpoint
+from gateway.tasks.relay_interfaces import CallIntake, Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.tasks.task_handles import TaskHandle
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import Answer, OwnedByPeer, Refused, Request

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gateway.calls.lists import Listed
+from gateway.calls.received_lists import Listed
 from gateway.config.limits import TaskSettings
 from gateway.config.model import matches
 from gateway.config.policy import WorkspaceSettings
@@ -20,8 +20,8 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.listing import Tools
 from gateway.protocol.methods import lists_of
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import all_items, with_files
-from gateway.upstreams.upstream import ConfiguredUpstream
 from transports.era import Era
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 

@@ -16,14 +16,14 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.errors import StartRefused, left_out
 from gateway.protocol.methods import REPEATABLE
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.link_opener import Quotes, SessionRecorder, UpstreamLinks
 from gateway.upstreams.link_options import SessionResources, secrets_in_command
-from gateway.upstreams.link_source import Quotes, SessionRecorder, UpstreamLinks
-from gateway.upstreams.probe import Probe
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.server_lists import ServerLists
+from gateway.upstreams.server_probe import Probe
 from gateway.upstreams.shared_conversations import SharedConversations
-from gateway.upstreams.upstream import ConfiguredUpstream
 from session_store import Context
 from session_store.redaction import output_scrubber
 from transports.upstream.fork_server_client import ForkServer

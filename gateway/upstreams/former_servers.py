@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
 
 logger = logging.getLogger(__name__)
 

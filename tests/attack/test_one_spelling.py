@@ -13,7 +13,7 @@ from gateway.admin.auth import Access
 from gateway.bridge.request_state import Binding, RequestStateSeal
 from gateway.context.session_assertions import Assertions
 from gateway.observability.audit import Audit
-from gateway.tasks.handles import TaskHandle, TaskHandles
+from gateway.tasks.task_handles import TaskHandle, TaskHandles
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, Purpose, Session, TokenCodec
 from session_store.session import new_session_id
 from tests.requirements import requirement

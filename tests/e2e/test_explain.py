@@ -13,7 +13,7 @@ import pytest
 from gateway.cli.explain import explanation, lines_of
 from gateway.cli.options import Caller
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.upstreams import probe
+from gateway.upstreams import server_probe
 from tests.requirements import requirement
 from tests.support.commands import run_command
 from tests.support.credentials import KEYS, bearer, sha256
@@ -135,7 +135,7 @@ def test_a_server_that_is_left_out_and_a_field_of_stdio_are_explained(tmp_path: 
 
 def test_a_server_that_has_not_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, the server looked like one that lists nothing."""
-    monkeypatch.setattr(probe, "WAIT_S", 0.1)
+    monkeypatch.setattr(server_probe, "WAIT_S", 0.1)
     settings = Settings.model_validate({"mcpServers": {"slow": {"command": "sleep", "args": ["60"]}}})
     lines = [*lines_of(asyncio.run(explanation(settings, Caller())))]
     assert any(line.startswith("server slow: visible · failed: it has not answered for ") for line in lines), lines

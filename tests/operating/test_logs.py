@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from gateway.tasks.handles import claimed
+from gateway.tasks.task_handles import claimed
 from tests.e2e.test_policy import told
 from tests.operating.conftest import ADMIN
 from tests.requirements import requirement

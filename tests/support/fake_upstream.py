@@ -8,7 +8,7 @@ import msgspec
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import Deadlines
-from gateway.calls.link import LinkSession
+from gateway.calls.link_lifecycle import LinkSession
 from gateway.calls.live_session import AskModern, LiveSession
 from gateway.calls.session_frames import SessionFrames
 from gateway.context.link_resources import LinkResources

@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
-from gateway.calls.lists import Lists
+from gateway.calls.received_lists import Lists
 from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.audit import Audit
@@ -18,9 +18,9 @@ from gateway.policy.tool_calls import ToolCalls
 from gateway.protocol.extensions import Declared
 from gateway.protocol.listing import Tools
 from gateway.protocol.schemas import Schemas
-from gateway.relay.admission import Admission, VisibleServers
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
+from gateway.relay.policy_admission import Admission, VisibleServers
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts
 from gateway.upstreams.server_lists import ServerLists

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.calls.lifecycles import EXCHANGE, GONE, LINK, LIVE, OVER, ExchangeState, LinkState, LiveState
-from gateway.tasks.made.maker import REPLY, ReplyState
-from gateway.tasks.made.state import TASK
+from gateway.tasks.gateway_tasks.task_maker import REPLY, ReplyState
+from gateway.tasks.gateway_tasks.task_states import TASK
 from gateway.tasks.relayed_tasks import KNOWN, KnownState
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "architecture.md"

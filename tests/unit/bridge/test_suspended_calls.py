@@ -17,7 +17,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight
 from gateway.calls.lifecycles import ExchangeState
 from gateway.calls.live_session import LiveSession
-from gateway.calls.questions import give_up
+from gateway.calls.questions_to_client import give_up
 from gateway.errors import CALL_TIMED_OUT, CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.capabilities import caller_of_meta
 from session_store import ClientFacts, MemoryEventLog, StoreUnavailable

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.calls import live_session
 from gateway.calls.lifecycles import GONE, LiveState
-from gateway.calls.lists import Lists
 from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, LiveSessions
+from gateway.calls.received_lists import Lists
 from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.protocol.listing import Tools

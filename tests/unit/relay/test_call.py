@@ -33,10 +33,10 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from gateway.protocol.listing import Tools
 from gateway.protocol.tasks import TASKS
-from gateway.relay.admission import CallTarget
 from gateway.relay.call import FoundSession, relay
-from gateway.relay.legacy import _progress_of_question
-from gateway.relay.modern import ModernClients
+from gateway.relay.legacy_clients import _progress_of_question
+from gateway.relay.modern_clients import ModernClients
+from gateway.relay.policy_admission import CallTarget
 from gateway.relay.replies import CallReply
 from gateway.relay.requests_to_server import for_server, waits
 from gateway.sessions.attach import Resolved

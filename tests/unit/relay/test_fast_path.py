@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.link import LinkLifecycle
+from gateway.calls.link_lifecycle import LinkLifecycle
 from gateway.calls.live_session import ReturnWatch
 from gateway.calls.session_frames import SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.lists import Lists
-from gateway.calls.starts import Backoff, with_output_tail
+from gateway.calls.received_lists import Lists
+from gateway.calls.server_start_limits import Backoff, with_output_tail
 from gateway.errors import OutOfMemory
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from gateway.relay import subscriptions

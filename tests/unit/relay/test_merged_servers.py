@@ -12,8 +12,8 @@ from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import ItemSettings, UpstreamSettings
 from gateway.policy.decisions import Policy
 from gateway.protocol.extensions import SKILLS as SKILL_ID
-from gateway.relay.admission import VisibleServers
 from gateway.relay.merged_servers import MergedServers
+from gateway.relay.policy_admission import VisibleServers
 from gateway.relay.resource_owner import InTurn
 from session_store import Context
 from tests.requirements import requirement

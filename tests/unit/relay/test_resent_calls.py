@@ -11,7 +11,7 @@ from gateway.calls.call import Call
 from gateway.calls.event_log import EventWriter
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
-from gateway.calls.streams import KEPT_BYTES, KeptCall
+from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.listing import Called

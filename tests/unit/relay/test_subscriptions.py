@@ -12,8 +12,8 @@ from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import UpstreamSettings
 from gateway.relay import subscriptions
 from gateway.relay.subscriptions import LostSubscriptions, changes_confirmed, relay_changes
-from gateway.upstreams.link_source import UpstreamLinks
-from gateway.upstreams.upstream import ConfiguredUpstream
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.link_opener import UpstreamLinks
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 from tests.support.paged_server import OneServer

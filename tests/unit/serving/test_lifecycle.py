@@ -19,7 +19,7 @@ from gateway.serving import hidden_process, lifecycle
 from gateway.serving.drain import Drain
 from gateway.serving.lifecycle import Lifecycle, StoreWatch
 from gateway.serving.readiness import KNOWN_S, Readiness, ServingState
-from gateway.tasks.made.results import WaitingCalls
+from gateway.tasks.gateway_tasks.result_requests import WaitingCalls
 from session_store import MemoryBackend, StoreUnavailable
 from session_store.testing import FakeClock
 from tests.requirements import requirement

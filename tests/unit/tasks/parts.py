@@ -14,16 +14,16 @@ from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
 from gateway.config.limits import TaskSettings
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskAtServer
-from gateway.tasks.handles import TaskHandle, TaskHandles
-from gateway.tasks.made.made_tasks import MadeTasks
-from gateway.tasks.made.maker import TaskMaker
-from gateway.tasks.made.quotas import RunningNames, TaskQuotas
-from gateway.tasks.made.recovery import TaskRecovery
-from gateway.tasks.made.resumed_tasks import TaskContinuation
-from gateway.tasks.made.running import RunningTask
-from gateway.tasks.made.stored_call import stored
-from gateway.tasks.made.task_exchange import TaskExchange
-from gateway.tasks.made.task_table import TaskTable
+from gateway.tasks.gateway_tasks.quotas import RunningNames, TaskQuotas
+from gateway.tasks.gateway_tasks.recovery import TaskRecovery
+from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
+from gateway.tasks.gateway_tasks.running_task import RunningTask
+from gateway.tasks.gateway_tasks.stored_call import stored
+from gateway.tasks.gateway_tasks.task_exchange import TaskExchange
+from gateway.tasks.gateway_tasks.task_maker import TaskMaker
+from gateway.tasks.gateway_tasks.task_requests import MadeTasks
+from gateway.tasks.gateway_tasks.task_table import TaskTable
+from gateway.tasks.task_handles import TaskHandle, TaskHandles
 from session_store import Context, KeyRing, Principal, Session, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.memory import MemoryBackend

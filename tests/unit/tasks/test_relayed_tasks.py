@@ -13,7 +13,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.owned_tasks import RELATED
 from gateway.errors import SESSION_UNKNOWN, TOO_OFTEN
 from gateway.identity.request_context import RequestContext
-from gateway.tasks.made.made_tasks import found_session, session_of
+from gateway.tasks.gateway_tasks.task_requests import found_session, session_of
 from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification
 from gateway.tasks.relayed_tasks import MAX_KEPT, MAX_KNOWN, RelayedTasks
 from session_store import Task

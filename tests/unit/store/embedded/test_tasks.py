@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.tasks.made.record import TaskRecord
+from gateway.tasks.gateway_tasks.task_record import TaskRecord
 from session_store import ANONYMOUS, StoreFull, Task
 from session_store.embedded.tasks import MemoryTasks
 from session_store.testing import FakeClock

@@ -1,0 +1,239 @@
+"""Serve one URL: present the servers behind it as one server.
+
+`gateway.relay.call` decides which of them gets a call.
+"""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.live_session import LiveSession
+from gateway.errors import UPSTREAM_UNAVAILABLE, left_out
+from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
+from gateway.protocol.listing import Called, Tools, owner_of
+from gateway.protocol.methods import REPEATABLE
+from gateway.protocol.params import text_of
+from gateway.relay.extension_methods import ExtensionRelay
+from gateway.relay.late_servers import Asker, Gathered, LateServers
+from gateway.relay.merged_servers import MergedServers
+from gateway.relay.policy_admission import Admission, CallTarget, VisibleServers
+from gateway.relay.subscriptions import relay_changes
+from gateway.sessions.sessions_by_handle import ChildSessions
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.list_pages import asked_by_gateway, lists_repeatable
+from gateway.version import __version__
+from session_store import Context
+from transports.era import Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import Object
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+class Endpoint:
+    """Present the servers of one URL as one. A single server is relayed unchanged; several are merged
+    (`merged_servers`). Answers that combine several servers do not wait for those that are slow (`late_servers`)."""
+
+    def __init__(
+        self,
+        visible: VisibleServers,
+        *,
+        admission: Admission,
+        handles: ChildSessions,
+        merged: MergedServers,
+        late: LateServers,
+        extensions: ExtensionRelay,
+    ) -> None:
+        self.visible = visible
+        self.admission = admission
+        self.handles = handles
+        self.merged = merged
+        self.late = late
+        self.extensions = extensions
+        """Relays the methods that MCP does not define."""
+
+    @property
+    def lists_in_sessions(self) -> bool:
+        """Return True if a server of this endpoint needs the credentials of a session to answer list requests."""
+        return any(upstream.is_asked_in_sessions for upstream in self.visible.all.values())
+
+    def prestartable(self, context: Context) -> list[ConfiguredUpstream]:
+        """Return the servers whose processes start before a session with this context sends its first call (setting
+        `warm`)."""
+        return [u for u in self.visible.to(context).values() if u.settings.warm]
+
+    # -- the handshake and discovery
+
+    async def initialize(self, live: LiveSession, correlation: str) -> bytes:
+        """Open every server of a legacy session. Return the merged `initialize` result of those that answer in
+        time.
+
+        Raises:
+            HandshakeRefused: the only server refused the handshake.
+            UpstreamUnavailable: no server is available.
+        """
+        servers = self.visible.to(live.session.context)
+        if (only := self.visible.only) is not None and only.name in servers:
+            return await self._greet(only, live, correlation)
+
+        greeted = await self.late.gather(
+            servers.values(),
+            Asker(live, Era.LEGACY, None, correlation),
+            lambda upstream: self._greet(upstream, live, correlation),
+            waiting=_Greeted(live, correlation),
+        )
+        version = live.session.client.protocol_version
+        late = {name: server.discovery for name, server in servers.items() if name not in greeted.answers}
+        known = {name: handshake_of(found, version) for name, found in late.items() if found is not None}
+        results = [result for name in servers if (result := greeted.answers.get(name) or known.get(name)) is not None]
+        if not results and len(greeted.failures) == len(servers):
+            if servers and all(server.is_left_out for server in servers.values()):
+                raise left_out(next(iter(servers)))
+            raise next(
+                iter(greeted.failures.values()), UpstreamUnavailable("no server here is available to this session")
+            )
+        may_answer = sum(not server.is_left_out for server in servers.values())
+        return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
+
+    async def _greet(self, upstream: ConfiguredUpstream, live: LiveSession, correlation: str) -> bytes:
+        """Return the `initialize` result of one server. For a modern server, make it from the `server/discover`
+        result."""
+        await upstream.try_handshake(live, correlation)
+        if await upstream.era_for(Era.LEGACY) is Era.MODERN:
+            discovery = (await upstream.facts()).discover
+            assert discovery is not None
+            return handshake_of(discovery, live.session.client.protocol_version)
+        if not upstream.is_open_to(live) and (kept := upstream.first_answers.handshake(live)) is not None:
+            return kept  # the process starts with the first request that needs it
+        version = upstream.first_answers.handshake_version()
+        conversation = upstream.conversation(live, Era.LEGACY, correlation)
+        await conversation.ready()
+        assert conversation.initialize_result is not None
+        upstream.first_answers.keep_handshake(live, conversation, version)
+        return conversation.initialize_result
+
+    async def discover(self, context: Context) -> bytes | None:
+        """Return the merged `server/discover` result of the servers that answer in time. None if no server that this
+        context sees can serve modern clients.
+
+        Raises:
+            Refused: 503, the servers cannot be asked.
+        """
+        servers = self.visible.to(context)
+        if self.visible.only is not None:
+            gathered = Gathered({name: await upstream.facts() for name, upstream in servers.items()})
+        else:
+            gathered = await self.late.gather(
+                servers.values(), Asker(None, Era.MODERN, None, ""), lambda upstream: upstream.facts()
+            )
+        facts = gathered.answers.values()
+        found = [servers[name].discovery_for_clients(each) for name, each in gathered.answers.items()]
+        results = [discovery for discovery in found if discovery is not None]
+        failure = next((f.failure for f in facts if f.failure), "") or next(map(str, gathered.failures.values()), "")
+        is_any_starting = len(gathered.missing) > len(gathered.failures)
+        is_any_starting |= any(servers[n].is_asked_in_sessions for n, f in gathered.answers.items() if f.failure)
+        if results or is_any_starting:
+            is_incomplete = is_any_starting or any(f.failure for f in facts)
+            is_incomplete |= any(not servers[name].is_left_out for name in gathered.failures)
+            return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self.visible.differ)
+        if failure:
+            if all(server.is_left_out for server in servers.values()):
+                raise left_out(next(iter(servers)))
+            raise Refused(
+                503, UPSTREAM_UNAVAILABLE, failure, reason="upstream_unavailable", headers={"Retry-After": "5"}
+            )
+        return None
+
+    # -- what calls need to know of the servers here
+
+    def may_take_fast_path(self, target: CallTarget) -> bool:
+        """Return True if later calls to this target need no new choice of server. False if the choice depends on which
+        MCP Apps the session has opened, or if the tool opens one."""
+        if target.named is None:
+            return self.visible.only is not None
+        return not self.merged.opens_app(target.upstream, target.named)
+
+    def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """Return the servers that a session with this context sees here, by name."""
+        return self.visible.to(context)
+
+    def server(self, name: str, context: Context) -> ConfiguredUpstream | None:
+        """Return the server of that name; None if this endpoint has none that a session with this context sees."""
+        return self.visible.to(context).get(name)
+
+    def called(self, exchange: Exchange, client: Era, params: Object) -> Called:
+        """Return what is known of the called tool without a request to its server. `client` is the client's era."""
+        upstream = self.visible.only
+        try:
+            name = text_of(params, "name")
+            if upstream is None:
+                server, name = owner_of(name, self.visible.to(exchange.context), "tool")
+                upstream = self.visible.all[server]
+        except Refused:
+            return Called()  # the call is about to be refused
+        tools = upstream.server_lists.known("tools/list", upstream.conversation_at_hand(exchange, client))
+        return (
+            tools.called(upstream.name, name) if isinstance(tools, Tools) else Called(server=upstream.name, name=name)
+        )
+
+    def may_subscribe(self, context: Context, uri: str) -> bool:
+        """Return True if policy lets a session subscribe to this URI at any server of the endpoint."""
+        return any(upstream.permits(context, frozenset({uri})) for upstream in self.visible.to(context).values())
+
+    async def is_repeatable(self, call: Call) -> bool:
+        """Return True if a call may be sent again after it was possibly executed.
+
+        Raises:
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked.
+        """
+        if call.method != "tools/call":
+            return call.method in REPEATABLE
+        upstream = self.visible.only
+        if upstream is None:
+            upstream, named = self.merged.owner_by_name(call)
+            call = self.merged.named(upstream, call, named)
+        conversation = await upstream.conversation_for(call)
+        return await lists_repeatable(text_of(call.params, "name"), conversation)
+
+    async def notify(self, live: LiveSession, method: str, params: bytes | None, correlation: str) -> None:
+        """Forward a legacy client's notification to the servers. Modern servers get a subscription instead, when it is
+        `notifications/initialized`. Servers that start later get it after their handshake (`LinkSource.replay`)."""
+        for upstream in self.visible.to(live.session.context).values():
+            if live.ended:
+                return
+            is_only = upstream is self.visible.only
+            era = await upstream.era_for(Era.LEGACY) if is_only else upstream.era_now(Era.LEGACY)
+            if era is Era.LEGACY:
+                upstream.conversation(live, Era.LEGACY, correlation).notify(method, params)
+            elif era is Era.MODERN and method == "notifications/initialized" and not _lists_without(upstream, live):
+                with contextlib.suppress(UpstreamUnavailable, LinkClosed):
+                    await relay_changes(upstream, live, correlation)
+
+
+def _lists_without(upstream: ConfiguredUpstream, live: LiveSession) -> bool:
+    """Return True if the session has no process of the server yet, so that its lists of tools come from the shared
+    cache."""
+    if not upstream.settings.has_own_process or upstream.is_open_to(live):
+        return False
+    return upstream.server_lists.results.has(asked_by_gateway("tools/list", {}))
+
+
+class _Greeted:
+    """Subscribe a legacy session at modern servers that start after its handshake was answered. Such servers have
+    missed the client's `notifications/initialized`."""
+
+    def __init__(self, live: LiveSession, correlation: str) -> None:
+        self._live = live
+        self._correlation = correlation
+
+    @property
+    def has_ended(self) -> bool:
+        return self._live.ended
+
+    async def arrived(self, upstream: ConfiguredUpstream, conversation: Conversation) -> None:
+        if conversation.era is Era.MODERN and self._live.session.initialized:
+            await relay_changes(upstream, self._live, self._correlation)

@@ -1,0 +1,344 @@
+"""Handle the messages of legacy clients: handshake, calls, notifications, answers, the GET stream and DELETE.
+
+Legacy is MCP 2025-03-26 to 2025-11-25.
+"""
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.calls.call import id_of, message_of
+from gateway.calls.event_log import EventWriter
+from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
+from gateway.calls.live_session import LiveSession
+from gateway.calls.session_event_streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
+from gateway.context.announcements import Announcements
+from gateway.context.session_facts import trace_meta, traced_error, with_context, with_meta
+from gateway.errors import (
+    CANCELLED_BY_CLIENT,
+    UPSTREAM_UNAVAILABLE,
+    StartRefused,
+    error_of,
+    keyed_session_stays,
+    session_unknown,
+    stream_taken,
+    unknown_event,
+    unknown_level,
+    unknown_resource,
+)
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.handshake import HandshakeRefused, limit_version, version_of, with_known_version
+from gateway.protocol.methods import METHODS, OF_TASKS, RECORDED, REQUESTS
+from gateway.protocol.params import meta_of, text_of
+from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
+from gateway.protocol.tasks import asks_for_task
+from gateway.relay.call import FoundSession, Intake
+from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.extension_methods import Notice
+from gateway.relay.late_servers import Asker
+from gateway.relay.replies import StreamReply
+from gateway.relay.resent_calls import ResentCalls
+from gateway.sessions.attach import Resolved
+from gateway.sessions.carriers import Carriers, client_facts
+from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.records import SessionRecords
+from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.resolve_initialize import InitializeResolver
+from gateway.tasks.legacy_clients import LegacyTasks
+from gateway.tasks.requested_tasks import RequestedTasks
+from session_store import UnknownEvent, UnwrittenEvent
+from session_store.session import redact
+from transports.era import LEGACY, LOG_LEVELS
+from transports.inbound_port import Answer, EventSource, HeaderList, Refused, Request
+from transports.jsonrpc import (
+    METHOD_NOT_FOUND,
+    Object,
+    decode_id,
+    decode_object,
+    encode,
+    encode_error,
+    encode_result,
+    error_code,
+    splice,
+)
+from transports.reply_queue import ReplyQueue
+from transports.upstream_port import UpstreamUnavailable
+
+logger = logging.getLogger(__name__)
+
+
+class LegacyHandshake:
+    """Answer `initialize`. If the handshake is refused, end the session that it has opened."""
+
+    def __init__(
+        self,
+        *,
+        initializer: InitializeResolver,
+        records: SessionRecords,
+        lifecycle: SessionLifecycle,
+        carriers: Carriers,
+        endpoints: Mapping[str, Endpoint],
+        requested: RequestedTasks,
+        announcements: Announcements,
+    ) -> None:
+        self._initializer = initializer
+        self._records = records
+        self._lifecycle = lifecycle
+        self._carriers = carriers
+        self._endpoints = endpoints
+        self._requested = requested
+        self._agreed = announcements.agreed
+
+    async def initialize(self, request: Request, who: RequestContext) -> Answer:
+        """Answer `initialize`: open or find the session, open its servers, and merge their results."""
+        message, endpoint = message_of(request), self._endpoints[request.endpoint]
+        params = with_known_version(request.params)
+        info = msgspec.json.decode(params.get("clientInfo", b"null"))
+        version = msgspec.json.decode(params["protocolVersion"])
+        if "_meta" in params:
+            params = params | {"_meta": msgspec.Raw(encode(without_reserved(meta_of(params))))}
+        facts = client_facts(info, version, splice(encode(params)))
+        resolved = await self._initializer.initialize(request, who, facts)
+        live = resolved.live
+        with live.in_use():
+            resolved, said = await self._initializer.apply_announced(request, who, resolved)
+            meta = meta_of(params)
+            agreed = self._agreed(meta, resolved.context)
+            if agreed is not meta:
+                facts = client_facts(info, version, splice(encode(params | {"_meta": msgspec.Raw(encode(agreed))})))
+            if agreed is not meta or not resolved.opened:
+                await self._records.update(live, client=facts)
+            try:
+                result = limit_version(await endpoint.initialize(live, who.correlation), version)
+                result = self._requested.declared(result)
+                if (negotiated := version_of(result)) != version:
+                    await self._records.update(live, client=msgspec.structs.replace(facts, protocol_version=negotiated))
+            except HandshakeRefused as error:
+                await self._undo(resolved)
+                refusal = encode_error(encode(message.id), traced_error(splice(error.error), who.correlation))
+                code, why = error_code(error.error), "the server has refused the handshake"
+                return ImmediateReply(refusal, error_code=code, live=live, why=why)
+            except StartRefused as error:
+                await self._undo(resolved)
+                raise error.refused from None
+            except UpstreamUnavailable as error:
+                await self._undo(resolved)
+                failure = encode_error(encode(message.id), error_of(UPSTREAM_UNAVAILABLE, str(error), who.correlation))
+                return ImmediateReply(failure, error_code=UPSTREAM_UNAVAILABLE, live=live, why=str(error))
+            except BaseException:
+                await self._undo(resolved)
+                raise
+        if said:
+            result = encode(with_meta(decode_object(msgspec.Raw(result), "result"), said))
+        headers = self._carriers.headers(live.session, request, cookie_held=resolved.cookie_held)
+        return ImmediateReply(encode_result(encode(message.id), result), headers, live=live)
+
+    async def _undo(self, resolved: Resolved) -> None:
+        """End the session, if the failed handshake has opened it."""
+        if resolved.opened:
+            await self._lifecycle.end(resolved.live.session.id, "handshake refused")
+
+
+class LegacyClients:
+    """Handle the messages of legacy clients."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        handshake: LegacyHandshake,
+        resolver: SessionResolver,
+        records: SessionRecords,
+        lifecycle: SessionLifecycle,
+        tasks: LegacyTasks,
+        events: EventWriter,
+        result_meta: bool,
+    ) -> None:
+        self._result_meta = result_meta
+        self._intake = intake
+        self._handshake = handshake
+        self.resolver = resolver
+        self._records = records
+        self._lifecycle = lifecycle
+        self._endpoints = intake.endpoints
+        self._tasks = tasks
+        self._events = events
+        self._resent = ResentCalls(intake, events, self.exchange)
+
+    # -- calls (`gateway.relay.call.Clients`)
+
+    async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
+        if message_of(request).method == "initialize":
+            return await self._handshake.initialize(request, who)
+        return FoundSession(await self.resolver.require(request, who), request, request.params)
+
+    async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
+        message, method = message_of(request), message_of(request).method
+        if method == "ping":
+            await self._intake.count(resolved.live)
+            return ImmediateReply(encode_result(encode(message.id), b"{}"), live=resolved.live)
+        if method in OF_TASKS:
+            return await self._tasks.call(request, who, resolved)
+        if method in RECORDED:
+            await self._record(resolved, request)
+        return None
+
+    def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
+        assert resolved is not None
+        message, live = message_of(request), resolved.live
+        shape = None
+        if self._result_meta:
+
+            def shape(exchange: Exchange, result: Object) -> Object:
+                return with_meta(result, trace_meta(live.session, who.correlation))
+
+        return Exchange(
+            method=str(message.method),
+            client_id=id_of(message),
+            live=live,
+            replies=ReplyQueue(),
+            shape=shape,
+            context=resolved.context,
+            granted=who.claims,
+        )
+
+    def with_workspace_note(self, result: Object, said: Object) -> Object:
+        return with_meta(result, said)
+
+    def headers(self, resolved: Resolved, request: Request) -> HeaderList:
+        return []  # a legacy client names its session in every request
+
+    async def as_task(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
+    ) -> Answer | None:
+        if asks_for_task(request.params):
+            return await self._tasks.begin(exchange, request, who)
+        if exchange.method == "tools/list" and self._tasks.requested.has_offers:
+            self._tasks.requested.offer(exchange, request.endpoint)
+        return None
+
+    # -- other messages
+
+    async def _record(self, resolved: Resolved, request: Request) -> None:
+        """Store a request to set the log level or to change a subscription in the session's record. Each new link to a
+        server sends these settings again."""
+        live, params, method = resolved.live, request.params, message_of(request).method
+        if method == "logging/setLevel":
+            if (level := text_of(params, "level")) not in LOG_LEVELS:
+                raise unknown_level(LOG_LEVELS)
+            await self._records.update(live, log_level=level)
+        elif method == "resources/subscribe":
+            uri = text_of(params, "uri")
+            if not self._endpoints[request.endpoint].may_subscribe(resolved.context, uri):
+                raise unknown_resource(uri, LEGACY, method)
+            await self._records.subscribe(live, uri)
+        elif method == "resources/unsubscribe":
+            await self._records.unsubscribe(live, text_of(params, "uri"))
+
+    async def negotiated(self, request: Request, who: RequestContext) -> str:
+        """Return the protocol version of the session that a request names. Raises `Refused`: no such session."""
+        return (await self.resolver.require(request, who)).live.session.client.protocol_version
+
+    async def notify(self, request: Request, who: RequestContext) -> None:
+        """Handle a client's notification, or pass it on to the servers."""
+        message = message_of(request)
+        resolved = await self.resolver.require(request, who)
+        live = resolved.live
+        live.client_sent(message)
+        await self._intake.count(live)
+        params = request.params
+        method = str(message.method)
+        if method in REQUESTS:
+            # Policy decides on requests only. A server might execute a request without an id, and nobody would notice.
+            logger.info("%s of a client has no id: it is ignored", method, extra={"session": redact(live.session.id)})
+            return
+        if method == "notifications/cancelled":
+            self._cancel(live, params)
+            return
+        if method == "notifications/progress" and _progress_of_question(live, params):
+            return
+        if method == "notifications/initialized":
+            await self._records.update(live, initialized=True)
+        meta = self._intake.meta(params, with_context(live.session, resolved.context), who.correlation)
+        endpoint = self._endpoints[request.endpoint]
+        if method not in METHODS:
+            asker = Asker(live, LEGACY, None, who.correlation)
+            try:
+                await endpoint.extensions.notify(Notice(method, params, meta, asker, live, resolved.context))
+            except Refused as refused:
+                # Clients expect that a notification which nobody understands is ignored (JSON-RPC 2.0 §4.1).
+                if refused.code != METHOD_NOT_FOUND:
+                    raise
+                logger.info("a notification of a client is for no server: %s", refused)
+            return
+        await endpoint.notify(live, method, encode(params | {"_meta": msgspec.Raw(encode(meta))}), who.correlation)
+
+    @staticmethod
+    def _cancel(live: LiveSession, params: Object) -> None:
+        for exchange in live.in_flight_as(decode_id(params.get("requestId", msgspec.Raw(b"null")))):
+            reason = msgspec.json.decode(params.get("reason", b'""'))
+            exchange.cancel(str(reason or "the client cancelled"), CANCELLED_BY_CLIENT)
+
+    async def respond(self, request: Request, who: RequestContext) -> None:
+        """Forward a client's answer to the server that has sent the client a request."""
+        live = (await self.resolver.require(request, who)).live
+        live.client_sent(request.message)
+        if not live.questions.answered(without_reserved_in(message_of(request))):
+            logger.info("a client answered a request that is not pending")
+
+    async def stream(self, request: Request, who: RequestContext, last_event_id: str | None) -> EventSource:
+        """Open the session's standalone stream. With `last_event_id`, resume the stream of that event after it."""
+        resolved = await self.resolver.require(request, who)
+        live = resolved.live
+        await self._intake.count(live)
+        stream: str = STANDALONE
+        after: str | None = None
+        if last_event_id is not None:
+            if (lost := live.lost) is not None:
+                await lost.looked()
+            stream, after = await self._resumed(live, lost, last_event_id)
+            if lost is not None and lost.go_on(stream):
+                await self._resent.go_on(stream, lost, resolved, request, who)
+        if stream == STANDALONE and live.open_streams:
+            raise stream_taken()
+        return StreamReply(live, stream, after, events=self._events)
+
+    async def _resumed(self, live: LiveSession, lost: LostStreams | None, last_event_id: str) -> tuple[str, str | None]:
+        """Return the stream to resume, and the id of the event after which it is resumed (None: from its beginning).
+        Raises `Refused`: the event is unknown."""
+        event_id = id_in_log(last_event_id)
+        try:
+            return await self._events.stream_of(live.session.id, event_id), event_id
+        except UnwrittenEvent:
+            call = call_of_event(last_event_id)
+            if call is None:
+                raise unknown_event() from None
+            stream = None if lost is None else lost.newest_of(call)
+            if stream is not None:  # the events that the client lacks have higher numbers
+                return stream, event_id
+            return await answer_lost(self._events, live.session, call), None
+        except UnknownEvent:
+            raise unknown_event() from None
+
+    async def end(self, request: Request, who: RequestContext) -> None:
+        """End the session of a DELETE. Raises `Refused`: 405, clients cannot end a session that they name by a key;
+        404, the session is unknown."""
+        live = (await self.resolver.require(request, who)).live
+        if await self.resolver.is_named_by_key(live, request, who):
+            raise keyed_session_stays()
+        if not await self._lifecycle.end(live.session.id, "the client ended it"):
+            raise session_unknown()
+
+
+def _progress_of_question(live: LiveSession, params: Object) -> bool:
+    """Forward a client's progress notification to the server whose request the client is answering, with the server's
+    token. Return False if the notification belongs to no such request."""
+    asker = live.questions.asker(decode_id(params.get("progressToken", msgspec.Raw(b"null"))))
+    if asker is None:
+        return False
+    conversation, token = asker
+    told = without_reserved_below(msgspec.Raw(encode(params | {"progressToken": token})))
+    conversation.notify("notifications/progress", bytes(told))
+    return True

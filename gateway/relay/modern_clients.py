@@ -1,0 +1,312 @@
+"""Handle the messages of modern clients (MCP 2026-07-28), and translate results for them.
+
+A client sends back the encrypted `requestState` of an earlier result to resume a call.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.bridge.request_state import (
+    Binding,
+    OpenedState,
+    RequestDigest,
+    RequestStateSeal,
+    is_input_required,
+    with_inner_state,
+)
+from gateway.bridge.suspended_calls import answer_suspended
+from gateway.calls.call import id_of, message_of
+from gateway.calls.exchange import Exchange
+from gateway.calls.immediate_reply import ImmediateReply
+from gateway.context.session_facts import SESSION_KEY, SHARED_KEY, trace_meta, with_context, with_meta
+from gateway.errors import OUTCOME_UNKNOWN, bad_request_state
+from gateway.identity.request_context import RequestContext
+from gateway.protocol.cache_hints import of_one_session
+from gateway.protocol.capabilities import caller_of_meta, capability_for, may_be_asked
+from gateway.protocol.input_requests import questions_of
+from gateway.protocol.methods import ABOUT_TASKS, CACHEABLE, MAY_ASK, METHODS
+from gateway.protocol.params import meta_of
+from gateway.protocol.reserved_meta import without_reserved_below
+from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
+from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
+from gateway.relay.call import FoundSession, Intake
+from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.extension_methods import Notice
+from gateway.relay.late_servers import Asker
+from gateway.sessions.attach import Resolved
+from gateway.sessions.carriers import Carriers
+from gateway.sessions.resolve import SessionResolver
+from gateway.tasks.modern_clients import ModernTasks
+from session_store import Context
+from transports.era import MODERN, SESSIONLESS, Era
+from transports.inbound_port import Answer, HeaderList, Refused, Request
+from transports.jsonrpc import (
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    InvalidMessage,
+    Message,
+    Object,
+    decode_object,
+    encode,
+    encode_result,
+)
+from transports.reply_queue import ReplyQueue
+
+_SHARED: Final = (
+    "Another client with this credential, name and version uses this session too, or this program was started again. "
+    "With a session key, a client has a session of its own."
+)
+
+
+class ResultShaper:
+    """Translate the results of servers for modern clients. `result_meta` is the setting with that name."""
+
+    def __init__(self, carriers: Carriers, seal: RequestStateSeal, tasks: ModernTasks, *, result_meta: bool) -> None:
+        self._carriers = carriers
+        self._seal = seal
+        self._tasks = tasks
+        self._result_meta = result_meta
+
+    def shaper(
+        self, request: Request, who: RequestContext, resolved: Resolved | None, binding: Binding | None
+    ) -> tuple[Callable[[Exchange, Object], Object], bool]:
+        """Return a function that turns the server's result into the client's: with the session's token if the client
+        needs it there, with a notice if it shares the session, and with a sealed `requestState` if it has one. Also
+        return True if it changes no complete result."""
+        takes_tasks, correlation = _takes_tasks(request), who.correlation
+        names_session = resolved is not None and self._carriers.is_in_result(request, opened=resolved.opened)
+        own_session = "" if resolved is None else resolved.own_session
+
+        def shape(exchange: Exchange, result: Object) -> Object:
+            live = exchange.live
+            if binding is not None and is_task(result):
+                result = self._tasks.created(exchange, result, binding.endpoint, is_declared=takes_tasks)
+            if exchange.is_subscription:
+                result = with_meta(result, {SUBSCRIPTION_ID: msgspec.Raw(encode(exchange.client_id))})
+            asks = binding is not None and is_input_required(result)
+            if live is None or (exchange.method in CACHEABLE and not asks):
+                return result
+            if asks and binding is not None:
+                suspended = exchange.suspended if exchange.is_suspended else None
+                if suspended is None:  # the result of a modern server
+                    _check_declared(exchange, result)
+                result = self._seal.seal(result, session_id=live.session.id, binding=binding, suspended=suspended)
+            additions: Object = {}
+            if names_session:
+                additions[SESSION_KEY] = msgspec.Raw(encode(self._carriers.token(live.session)))
+            if own_session:
+                additions[SHARED_KEY] = msgspec.Raw(encode({"reason": _SHARED, "line": own_session}))
+            if self._result_meta:
+                additions |= trace_meta(live.session, correlation)
+            return with_meta(result, additions) if additions else result
+
+        changes = names_session or own_session or self._result_meta
+        return shape, binding is not None and not changes
+
+
+def _check_declared(exchange: Exchange, result: Object) -> None:
+    """Refuse a result that asks the client for input of a kind that the client has not declared (MCP 2026-07-28, Multi
+    Round-Trip Requests §Server Requirements). Raises `Refused`."""
+    if exchange.caller is None or "inputRequests" not in result:
+        return
+    missing: dict[str, Any] = {}
+    try:
+        for method, params in questions_of(result).values():
+            if not may_be_asked(exchange.caller.capabilities, method, params or {}):
+                for name, kinds in capability_for(method, params or {}).items():
+                    missing[name] = missing.get(name, {}) | kinds
+    except (InvalidMessage, msgspec.MsgspecError, RecursionError) as error:
+        raise Refused(
+            200,
+            OUTCOME_UNKNOWN,
+            f"Server {exchange.server!r} asks what cannot be read: {error}",
+            reason="outcome_unknown",
+        ) from None
+    if missing:
+        names = ", ".join(sorted(missing))
+        text = f"Server {exchange.server!r} needs a capability that the client has not declared: {names}"
+        raise Refused(400, MISSING_CAPABILITY, text, data={"requiredCapabilities": missing})
+
+
+class ModernClients:
+    """Handle the messages of modern clients."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        resolver: SessionResolver,
+        carriers: Carriers,
+        endpoints: Mapping[str, Endpoint],
+        seal: RequestStateSeal,
+        tasks: ModernTasks,
+        result_meta: bool,
+    ) -> None:
+        self._tasks = tasks
+        self._results = ResultShaper(carriers, seal, tasks, result_meta=result_meta)
+        self._intake = intake
+        self.resolver = resolver
+        self._carriers = carriers
+        self._endpoints = endpoints
+        self._seal = seal
+
+    # -- calls (`gateway.relay.call.Clients`)
+
+    async def session(self, request: Request, who: RequestContext) -> FoundSession | Answer:
+        request = _without_reserved_answers(request)
+        params, method = request.params, str(message_of(request).method)
+        endpoint = self._endpoints[request.endpoint]
+        if method == "server/discover":
+            return await self._discover(message_of(request), endpoint, self.resolver.context_of(request, who))
+        if method in ABOUT_TASKS:
+            return await self._tasks.call(request, who)
+        if names_tasks(method, params):
+            return await self._tasks.listening.call(request, who)
+        has_state = bytes(params.get("requestState", b"null")) != b"null"
+        if has_state and (binding := _binding_of(request, who)) is not None:
+            return await self._session_of_state(request, who, binding)
+        if method in SESSIONLESS and not endpoint.lists_in_sessions:
+            return FoundSession(await self.resolver.resume(request, who), request, params)
+        return FoundSession(await self.resolver.resume_or_open(request, who), request, params)
+
+    async def _session_of_state(self, request: Request, who: RequestContext, binding: Binding) -> FoundSession | Answer:
+        """Find the session that the request's `requestState` names. If it also names a suspended call, resume that
+        call."""
+        opened = self._seal.open(request.params["requestState"], binding)
+        found = await self.resolver.resume_by_id(opened.session, who, Era.MODERN)
+        if opened.call:
+            return await self._resume(request, who, found, opened, binding)
+        params = with_inner_state(request.params, opened)
+        # No fast path: the state names the session, not the head.
+        return FoundSession(found, msgspec.structs.replace(request, offer=None), params)
+
+    async def answer(self, resolved: Resolved, request: Request, who: RequestContext) -> Answer | None:
+        return None
+
+    def exchange(self, resolved: Resolved | None, request: Request, who: RequestContext) -> Exchange:
+        message = message_of(request)
+        shape, keeps_complete = self._results.shaper(request, who, resolved, _binding_of(request, who))
+        exchange = (self._tasks.exchange if _takes_tasks(request) else Exchange)(
+            method=str(message.method),
+            client_id=id_of(message),
+            live=None if resolved is None else resolved.live,
+            replies=ReplyQueue(),
+            shape=shape,
+            caller=caller_of_meta(request.params.get("_meta", b"{}")),
+            context=self.resolver.context_of(request, who) if resolved is None else resolved.context,
+            granted=who.claims,
+        )
+        if keeps_complete:
+            exchange.keep_complete()
+        return exchange
+
+    def with_workspace_note(self, result: Object, said: Object) -> Object:
+        return with_meta(of_one_session(result), said)
+
+    def headers(self, resolved: Resolved, request: Request) -> HeaderList:
+        return self._carriers.headers(resolved.live.session, request, cookie_held=resolved.cookie_held)
+
+    async def as_task(
+        self, exchange: Exchange, request: Request, who: RequestContext, params: Object, headers: HeaderList
+    ) -> Answer | None:
+        if type(exchange) is Exchange:
+            return None
+        accepting = self._intake.accept(exchange, request, who, params, headers)
+        return await self._tasks.answer(exchange, request, headers, accepting)
+
+    async def _resume(
+        self, request: Request, who: RequestContext, resolved: Resolved, opened: OpenedState, binding: Binding
+    ) -> Answer:
+        """Resume a suspended call with its client's answers. Send the call again if the process that had it is gone."""
+        live = resolved.live
+        live.client_sent(message_of(request))
+        headers = self.headers(resolved, request)
+        responses = decode_object(request.params.get("inputResponses", msgspec.Raw(b"{}")), "inputResponses")
+        if request.forwarded is not None and opened.call in live.suspended:
+            await request.forwarded.started()
+        # No await from here until the answers are taken: of several requests with one state, only the first counts.
+        exchange = live.suspended.get(opened.call)
+        if exchange is None or exchange.suspended is None:
+            # The process with the suspended call is gone: the call is repeated, with the answers that are known.
+            exchange = self.exchange(resolved, request, who)
+            exchange.replay_answers(
+                dict(opened.answers)
+                | {asked: bytes(responses[key]).decode() for key, asked in opened.asked.items() if key in responses}
+            )
+            again = msgspec.structs.replace(request, again=True)
+            params = {k: v for k, v in request.params.items() if k not in ("requestState", "inputResponses")}
+            if (answer := await self.as_task(exchange, again, who, params, headers)) is not None:
+                return answer
+            return await self._intake.accept(exchange, again, who, params, headers)
+        if opened.turn != exchange.suspended.turn:
+            raise bad_request_state()
+        token = meta_of(request.params).get("progressToken")
+        # The binding has dropped the params of the request, which an ended call must not keep.
+        shape, _ = self._results.shaper(request, who, resolved, binding)
+        exchange.resume(id_of(message_of(request)), shape, None if token is None else token.copy())
+        reply = self._intake.attach(exchange, headers, request, who.correlation)
+        if exchange.replies.is_closed or exchange.conversation is None:
+            live.suspended.pop(opened.call, None)  # the call has ended meanwhile, and its outcome is the answer
+        answer_suspended(exchange, responses)
+        return self._tasks.resumed(exchange, request, reply) if _takes_tasks(request) else reply
+
+    async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
+        result = await endpoint.discover(context)
+        if result is None:
+            raise Refused(
+                404,
+                METHOD_NOT_FOUND,
+                "Method not found: server/discover. The server supports 2025-11-25 or older only.",
+            )
+        return ImmediateReply(encode_result(encode(message.id), self._tasks.declared(result)))
+
+    # -- other messages
+
+    async def notify(self, request: Request, who: RequestContext) -> HeaderList:
+        """Forward a notification that MCP does not define. (MCP 2026-07-28 defines none from clients over HTTP.) Return
+        response headers for the client.
+
+        Raises:
+            Refused: no server gets the notification.
+        """
+        message, extensions = message_of(request), self._endpoints[request.endpoint].extensions
+        method, caller = str(message.method), caller_of_meta(request.params.get("_meta", b"{}"))
+        if method in METHODS:
+            return []
+        resolved = await self.resolver.resume(request, who)
+        if resolved is None:
+            # Do not open a session for a notification that no server takes.
+            asker = Asker(None, MODERN, caller, who.correlation)
+            await extensions.servers_for(method, self.resolver.context_of(request, who), asker)
+            resolved = await self.resolver.resume_or_open(request, who)
+        live = resolved.live
+        live.client_sent(message)
+        with live.in_use():
+            await self._intake.count(live)
+            meta = self._intake.meta(request.params, with_context(live.session, resolved.context), who.correlation)
+            asker = Asker(live, MODERN, caller, who.correlation)
+            await extensions.notify(Notice(method, request.params, meta, asker, live, resolved.context))
+        return self.headers(resolved, request)
+
+
+def _binding_of(request: Request, who: RequestContext) -> Binding | None:
+    """Return the values that bind a `requestState` to this call; None if a server may not ask for input in it."""
+    method = str(message_of(request).method)
+    if method not in MAY_ASK:
+        return None
+    return Binding(who.principal, request.endpoint, RequestDigest(method, request.params))
+
+
+def _takes_tasks(request: Request) -> bool:
+    """Return True if this is a `tools/call`, and its client accepts a task as the result."""
+    return message_of(request).method == "tools/call" and declares_tasks(request.meta)
+
+
+def _without_reserved_answers(request: Request) -> Request:
+    """Return the request without keys that are reserved for the gateway in the `_meta` of its `inputResponses`."""
+    if "inputResponses" not in request.params:
+        return request
+    answers = without_reserved_below(request.params["inputResponses"])
+    return msgspec.structs.replace(request, params=request.params | {"inputResponses": answers}, offer=None)

@@ -1,0 +1,500 @@
+"""Decide which requests policy admits to a server, and which part of its lists a session sees.
+
+The decision uses the names in the server's lists and the table of methods (`gateway.protocol.methods`). A session can
+neither list nor call what policy hides from it: the answer says that the name is unknown.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.calls.call import Call
+from gateway.calls.conversation import Conversation
+from gateway.calls.exchange import Exchange
+from gateway.calls.received_lists import Listed
+from gateway.config.policy import PolicySettings
+from gateway.context.session_facts import with_context
+from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unknown_tool
+from gateway.observability.audit import Audit
+from gateway.observability.outcome import EndedCall
+from gateway.policy.decisions import Decision, Policy
+from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
+from gateway.protocol.listing import Names, Tools, has_more
+from gateway.protocol.methods import LISTS, METHODS
+from gateway.protocol.params import text_of
+from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris
+from gateway.protocol.uris import matches_any_template
+from gateway.sessions.sessions_by_handle import with_handles
+from gateway.upstreams.configuration_review import require_matches
+from gateway.upstreams.configured_upstream import ConfiguredUpstream
+from gateway.upstreams.list_pages import MOST_URI_CHARS, listed_items
+from session_store import Context, Session
+from transports.era import Era
+from transports.inbound_port import Refused
+from transports.jsonrpc import INVALID_PARAMS, Object, encode
+
+_CACHED_CONTEXTS: Final = 1_024
+
+
+class VisibleServers:
+    """Select the servers of one endpoint that a session sees. `only` is the server of an endpoint that has just one, or
+    None."""
+
+    def __init__(self, upstreams: Sequence[ConfiguredUpstream], policy: Policy) -> None:
+        self._policy = policy
+        self.replace(upstreams)
+
+    def replace(self, upstreams: Sequence[ConfiguredUpstream]) -> None:
+        """Serve these servers from now on, by what the policy says now."""
+        self.all: Mapping[str, ConfiguredUpstream] = {upstream.name: upstream for upstream in upstreams}
+        self.only: ConfiguredUpstream | None = upstreams[0] if len(upstreams) == 1 else None
+        self._seen = functools.lru_cache(maxsize=_CACHED_CONTEXTS)(self._to)
+
+    @property
+    def differ(self) -> bool:
+        """Return True if different sessions may see different servers."""
+        return not self._policy.is_open
+
+    def to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        """Return the servers that a session with this context sees, by name."""
+        return self.all if self._policy.is_open else self._seen(self._policy.cache_key_context(context))
+
+    def _to(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
+        return {name: upstream for name, upstream in self.all.items() if not self._policy.why_hidden(context, name)}
+
+
+class AdmittedTool:
+    """The policy decision on calls of one tool by one session. It is valid until the session's record, its context or
+    `tools` (the server's list of tools) changes."""
+
+    __slots__ = """_audit _calls _decision _mirrored _session is_audited is_listed keeps_arguments name slow_s
+        tools""".split()
+
+    def __init__(
+        self, calls: ToolCalls, audit: Audit, decision: Decision, tools: Tools, session: Session, name: str
+    ) -> None:
+        self._calls = calls
+        self._audit = audit
+        self._decision = decision
+        self._session = session
+        self.name = name[:MAX_LOGGED_NAME]
+        """The name of the tool, cut to its length in logs."""
+        self.slow_s = decision.slow_s
+        self.is_audited = audit.calls
+        self.keeps_arguments = audit.arguments != "none"
+        """True if the audit trail has the arguments of calls. Only the general way records them."""
+        self.is_listed = name in tools
+        self._mirrored = tools.mirrored.get(name)
+        self.tools = tools
+
+    def params(self, call: Call) -> Object | Steps:
+        """Check the arguments of a call. Return the params to send to the server. For large params, return a generator
+        that computes them in short steps (`ToolCalls.checked`).
+
+        Raises:
+            Refused, InvalidArguments: the arguments are blocked, differ from the headers, or do not fit the schema.
+        """
+        exchange, decision = call.exchange, self._decision
+        if self._mirrored is not None and call.check_mirrored is not None:
+            call.check_mirrored(self._mirrored, call.params)
+        self.begins(exchange, call.params)
+        return self._calls.checked(decision, self.tools, self._session, call.params, exchange.note)
+
+    def begins(self, exchange: Exchange, params: Object | None = None) -> None:
+        """Note in the exchange that it calls this tool. Logs, the audit trail and the limit for slow calls use the
+        name."""
+        exchange.calls_tool(self._decision.server, self.name, self.slow_s)
+        if not self.is_listed:
+            exchange.calls_unlisted()
+        if self._audit.calls:
+            tool = f"{self._decision.server}/{self.name}"
+            given = b"" if params is None else bytes(params.get("arguments", b""))
+            exchange.audit(self._audit.call_watcher(self._session, tool, exchange.began, given))
+
+    def ended(self, call: EndedCall) -> None:
+        """Record an ended call in the audit trail. Used for calls that took the fast path, and only if `is_audited`."""
+        tool = f"{self._decision.server}/{self.name}"
+        self._audit.called(self._session, tool, call.outcome, call.took_s, call.correlation)
+
+    def checker(self, check_mirrored: Callable[[Any, Object], None] | None) -> Callable[[bytes], bytes]:
+        """Return a function that checks the JSON arguments of a later call, and returns those for the server
+        (`ToolCalls.checker_of`). With `check_mirrored`, it also compares them with the HTTP headers that repeat
+        arguments."""
+        check, mirrored = self._calls.checker_of(self._decision, self.tools, self._session), self._mirrored
+        if mirrored is None or check_mirrored is None:
+            return check
+
+        def compared(given: bytes) -> bytes:
+            check_mirrored(mirrored, {"arguments": msgspec.Raw(given)})
+            return check(given)
+
+        return compared
+
+
+_TEMPLATES: Final = "resources/templates/list"
+
+Admitted = AdmittedTool | Object
+"""The result of admitting a request: for `tools/call`, the decision on the tool; otherwise the params for the
+server."""
+
+
+class _ListNeeded(msgspec.Struct, frozen=True):
+    """A list that must be requested from the server before policy can decide. `name` is the item to find in the list;
+    empty if the decision concerns no single item."""
+
+    method: str
+    name: str
+
+
+class _Lists(msgspec.Struct, frozen=True):
+    """The lists of one server that a decision uses. Those in `asked` were requested for this decision. Other lists were
+    received earlier."""
+
+    upstream: ConfiguredUpstream
+    conversation: Conversation | None
+    asked: Mapping[str, Listed]
+
+    def tools(self, name: str) -> Tools | _ListNeeded:
+        """Return the server's known list of tools. If no list is known, or `name` is not in it, return what to request
+        first."""
+        found = self._having("tools/list", name)
+        assert not isinstance(found, Names)
+        return found
+
+    def names(self, method: str, name: str) -> Names | _ListNeeded:
+        """Return the names in another known list. If no list is known, or `name` is not in it, return what to request
+        first."""
+        found = self._having(method, name)
+        assert not isinstance(found, Tools)
+        return found
+
+    def skills(self, name: str) -> Names | _ListNeeded:
+        """Return the URIs of the server's skills and of their files; empty if the server has declared no skills. If the
+        list has to be requested first, return what to request."""
+        is_offered = METHODS[SKILLS_LIST].is_offered(self.upstream.declared)
+        return self.names(SKILLS_LIST, name) if is_offered else Names()
+
+    def _having(self, method: str, name: str) -> Listed | _ListNeeded:
+        if method in self.asked:
+            return self.asked[method]
+        found = self.upstream.server_lists.known(method, self.conversation)
+        return _ListNeeded(method, name) if found is None or (name and name not in found) else found
+
+
+class Admission:
+    """Apply policy to the requests and lists of all servers."""
+
+    def __init__(self, policy: Policy, calls: ToolCalls, audit: Audit, settings: PolicySettings) -> None:
+        self._policy = policy
+        self._calls = calls
+        self._audit = audit
+        self.replace(settings)
+
+    def replace(self, settings: PolicySettings) -> None:
+        """Compare patterns with lists by these settings from now on."""
+        self._refuses_unmatched = settings.unmatched_patterns == "refuse"
+
+    # -- requests
+
+    async def admit(self, upstream: ConfiguredUpstream, call: Call) -> Admitted:
+        """Apply policy to a request. If the decision needs lists of the server, request them first. Return the decision
+        on the called tool, or, for other methods, the params to send.
+
+        Raises:
+            Refused: the request names something that the session does not see.
+            UpstreamUnavailable, HandshakeRefused, LinkClosed: the server cannot be asked for its lists.
+        """
+        row = METHODS.get(call.method)
+        if call.method == "tools/call":
+            await upstream.facts()
+        elif row is not None and row.extension:
+            if not row.is_offered(await upstream.capabilities()):
+                raise unknown_method(call.method, call.era)
+            self.check_method(upstream.name, call.method, call.era, call.exchange.session, call.exchange.context)
+        known_by = upstream.conversation_at_hand(call.exchange, call.era)
+        asked: dict[str, Listed] = {}
+        while isinstance(found := self._decide(upstream, known_by, call, asked), _ListNeeded):
+            conversation = await upstream.conversation_for(call)
+            asked[found.method] = await upstream.server_lists.listed(found.method, conversation, found.name)
+        return found
+
+    def _decide(
+        self,
+        upstream: ConfiguredUpstream,
+        conversation: Conversation | None,
+        call: Call,
+        asked: Mapping[str, Listed],
+    ) -> Admitted | _ListNeeded:
+        """Return the decision on a request, or the list that has to be requested first.
+
+        `asked` has the lists that were requested for this decision: a name that is not in them does not exist. For all
+        other lists, the last known version counts.
+        """
+        method = call.method
+        row = METHODS.get(method)
+        if row is None:
+            return self._extension(upstream.name, call)
+        restricted = self._policy.restricts(upstream.name)
+        lists = _Lists(upstream, conversation, asked)
+        if method == "tools/call":
+            name = text_of(call.params, "name")
+            tools = lists.tools(name if "tools" in restricted else "")
+            return tools if isinstance(tools, _ListNeeded) else self._tool_call(upstream, tools, name, call)
+        if not row.named:
+            return call.params
+        missing = None
+        if row.kind == "completions":
+            missing = self._completion(upstream.name, lists, call)
+        elif row.kind not in restricted:
+            pass
+        elif method == "subscriptions/listen":
+            if "resources" in upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
+                return missing
+            return self._listen(upstream.name, call)
+        elif row.kind == "tools":
+            missing = self._tool(upstream.name, lists, call, text_of(call.params, row.named))
+        elif row.kind == "prompts":
+            missing = self._prompt(upstream.name, lists, call, text_of(call.params, row.named))
+        else:
+            missing = self._resource(upstream.name, lists, call, text_of(call.params, row.named))
+        return call.params if missing is None else missing
+
+    def _extension(self, server: str, call: Call) -> Object:
+        """Apply policy to a request whose method MCP does not define, and prepare its entry in the audit trail. Return
+        its params."""
+        exchange, method = call.exchange, call.method
+        session = exchange.session
+        self.check_method(server, method, call.era, session, exchange.context)
+        if self._audit.calls and session is not None:
+            name = f"{server}/{method[:MAX_LOGGED_NAME]}"
+            exchange.audit(self._audit.call_watcher(with_context(session, exchange.context), name, exchange.began))
+        return call.params
+
+    def check_method(self, server: str, method: str, era: Era, session: Session | None, context: Context) -> None:
+        """Refuse a request or notification that core MCP does not define, if policy hides its method from this client.
+
+        Raises:
+            Refused: -32601, policy hides the method. The audit trail says why.
+        """
+        reason = self._policy.why_method_hidden(context, server, method)
+        if reason:
+            name = f"{server}/{method[:MAX_LOGGED_NAME]}"
+            whose = "" if session is None else with_context(session, context)
+            self._audit.record("refused", session=whose, reason=reason, tool=name)
+            raise unknown_method(method, era)
+
+    def _tool_call(self, upstream: ConfiguredUpstream, tools: Tools, name: str, call: Call) -> AdmittedTool:
+        exchange = call.exchange
+        assert exchange.live is not None
+        if "tools" in upstream.unreviewed:
+            self._compare(upstream, "tools", tools)
+        context = exchange.context
+        session = with_context(exchange.live.session, context)
+        decision = self._calls.decide(upstream.name, tools, context, session, name)
+        return AdmittedTool(self._calls, self._audit, decision, tools, session, name)
+
+    def _tool(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
+        """Apply policy to a request that names a tool but does not call it. Return the list to request first; None if
+        the request is admitted. Raises `Refused`: the tool is unknown or hidden."""
+        tools = lists.tools(name)
+        if isinstance(tools, _ListNeeded):
+            return tools
+        decision = self._policy.decide(call.exchange.context, server, name, tools.operation(name))
+        if name not in tools or not decision.allowed:
+            raise unknown_tool(name)
+        return None
+
+    def _compare(self, upstream: ConfiguredUpstream, kind: str, listed: Listed | frozenset[str]) -> None:
+        """Check that each configured pattern for this kind of item (such as tools) matches an item in the server's
+        list. Raises `UpstreamUnavailable` otherwise. If the server was down when the gateway started, its first request
+        triggers this check."""
+        if self._refuses_unmatched:
+            require_matches(upstream, kind, listed)
+
+    def _compare_resources(self, lists: _Lists) -> _ListNeeded | None:
+        """Check the patterns for resources against the server's resources, templates and skills (`_compare`). Return
+        the list to request first; None if all three are known."""
+        if not self._refuses_unmatched:
+            return None
+        resources = lists.names("resources/list", "")
+        if isinstance(resources, _ListNeeded):
+            return resources
+        templates = lists.names(_TEMPLATES, "")
+        if isinstance(templates, _ListNeeded):
+            return templates
+        skills = lists.skills("")
+        if isinstance(skills, _ListNeeded):
+            return skills
+        self._compare(lists.upstream, "resources", frozenset(resources) | frozenset(templates) | frozenset(skills))
+        return None
+
+    def _completion(self, server: str, lists: _Lists, call: Call) -> _ListNeeded | None:
+        """Apply policy to a completion request, by the prompt or resource in its `ref`. Return the list to request
+        first; None if the request is admitted."""
+        restricted = self._policy.restricts(server)
+        ref = msgspec.json.decode(call.params.get("ref", b"null"))
+        ref = ref if isinstance(ref, dict) else {}
+        if ref.get("type") == "ref/prompt" and isinstance(ref.get("name"), str):
+            return self._prompt(server, lists, call, ref["name"]) if "prompts" in restricted else None
+        if ref.get("type") == "ref/resource" and isinstance(ref.get("uri"), str):
+            return self._resource(server, lists, call, ref["uri"]) if "resources" in restricted else None
+        if restricted:
+            raise Refused(200, INVALID_PARAMS, "params.ref must name a prompt, or a resource by its URI")
+        return None
+
+    def _prompt(self, server: str, lists: _Lists, call: Call, name: str) -> _ListNeeded | None:
+        prompts = lists.names("prompts/list", name)
+        if isinstance(prompts, _ListNeeded):
+            return prompts
+        if "prompts" in lists.upstream.unreviewed:
+            self._compare(lists.upstream, "prompts", prompts)
+        if name not in prompts or self._policy.why_prompt_hidden(call.exchange.context, server, name):
+            raise unknown_prompt(name)
+        return None
+
+    def _resource(self, server: str, lists: _Lists, call: Call, uri: str) -> _ListNeeded | None:
+        context, hidden = call.exchange.context, self._policy.why_listed_uri_hidden
+        if "resources" in lists.upstream.unreviewed and (missing := self._compare_resources(lists)) is not None:
+            return missing
+        resources = lists.names("resources/list", uri)
+        if isinstance(resources, _ListNeeded):
+            return resources
+        if uri in resources:
+            if not hidden(context, server, uri):
+                return None
+        elif self._policy.allows_uri(context, server, uri):
+            # An unlisted resource has to match a listed template, or be of a listed skill, that the session sees.
+            templates = lists.names(_TEMPLATES, uri)
+            if isinstance(templates, _ListNeeded):
+                return templates
+            if matches_any_template(uri, (each for each in templates if not hidden(context, server, each))):
+                return None
+            skills = lists.skills(uri)
+            if isinstance(skills, _ListNeeded):
+                return skills
+            if any(skill_fit(uri, (each,)) and not hidden(context, server, each) for each in skills):
+                return None
+        raise unknown_resource(uri, call.era, call.method)
+
+    def _listen(self, server: str, call: Call) -> Object:
+        """Return the params of a `subscriptions/listen`, without the resources that policy hides from the session."""
+        wanted = msgspec.json.decode(call.params.get("notifications", b"{}"))
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("resourceSubscriptions"), list):
+            return call.params
+        uris = frozenset(uri for uri in wanted["resourceSubscriptions"] if isinstance(uri, str))
+        wanted["resourceSubscriptions"] = sorted(self._policy.permitted_uris(call.exchange.context, server, uris))
+        return call.params | {"notifications": msgspec.Raw(encode(wanted))}
+
+    def may_have(self, upstream: ConfiguredUpstream, context: Context, uri: str) -> bool:
+        """Return True if policy lets a session with this context see this URI of the server. The resource need not
+        exist."""
+        is_restricted = "resources" in self._policy.restricts(upstream.name)
+        return not is_restricted or self._policy.allows_uri(context, upstream.name, uri)
+
+    def may_get(self, upstream: ConfiguredUpstream, context: Context, method: str) -> bool:
+        """Return True if a request with this method may be sent to the server for a session with this context. A method
+        of an extension needs a server that declares the extension, and policy must not hide it. `method` is in
+        `METHODS`."""
+        row = METHODS[method]
+        return not row.extension or (
+            row.is_offered(upstream.declared) and not self._policy.why_method_hidden(context, upstream.name, method)
+        )
+
+    def may_call(self, upstream: ConfiguredUpstream, context: Context, tools: Tools, name: str) -> bool:
+        """Return True if `tools`, the server's list, has the tool, and policy lets a session with this context call
+        it."""
+        return name in tools and self._policy.decide(context, upstream.name, name, tools.operation(name)).allowed
+
+    def needs_listing(self, upstream: ConfiguredUpstream) -> bool:
+        """Return True if policy restricts the server's resources. Sessions then see only resources that the server
+        lists, or that match a listed template."""
+        return "resources" in self._policy.restricts(upstream.name)
+
+    # -- lists
+
+    def show(self, upstream: ConfiguredUpstream, context: Context, method: str, page: dict[str, Any]) -> None:
+        """Remove from a page of a list, in place, the items that a session with this context may not see. If the
+        setting `handles` is on, add the tools for child sessions to the last page of tools."""
+        row, server = METHODS[method], upstream.name
+        items = listed_items(method, page)
+        if row.kind == "tools":
+            page[row.listed] = self._calls.shown(server, context, items)
+            if upstream.settings.handles and not has_more(page):
+                page[row.listed] = with_handles(page[row.listed])
+        elif row.kind in self._policy.restricts(server):
+            policy = self._policy
+            if row.extension:
+
+                def seen(uri: str) -> str:
+                    is_hidden = len(uri) > MOST_URI_CHARS or policy.why_listed_uri_hidden(context, server, uri)
+                    return "" if is_hidden else uri
+
+                page |= with_uris(page, seen)
+                return
+            hidden = policy.why_prompt_hidden if row.kind == "prompts" else policy.why_listed_uri_hidden
+            page[row.listed] = [item for item in items if not hidden(context, server, item[row.item_key])]
+
+    def part_of(
+        self, upstream: ConfiguredUpstream, conversation: Conversation | None, method: str
+    ) -> Callable[[Exchange, Object], Object] | None:
+        """Return a function that filters the result of a list request: it removes the items that the session may not
+        see. Return None if the method is no list, or policy hides nothing. `conversation` is None for a result from the
+        cache."""
+        row = METHODS.get(method)
+        if row is None or not row.listed:
+            return None
+        if row.kind != "tools" and row.kind not in self._policy.restricts(upstream.name):
+            return None
+        key = row.listed
+
+        def filtered(exchange: Exchange, result: Object) -> Object:
+            page = msgspec.json.decode(encode(result))
+            if method in LISTS:
+                upstream.server_lists.seen(method, conversation, page)
+            listed = page.get(key)
+            self.show(upstream, exchange.context, method, page)
+            if key not in result or page.get(key) != listed:  # else it stays as the server has written it
+                result = result | {key: msgspec.Raw(encode(page.get(key, [])))}
+            if "cacheScope" in result and self.filters(upstream, method):
+                result["cacheScope"] = msgspec.Raw(b'"private"')
+            return result
+
+        return filtered
+
+    def filters(self, upstream: ConfiguredUpstream, method: str) -> bool:
+        """Return True if two sessions may see different items of this list of the server."""
+        return not self._policy.is_open or METHODS[method].kind in self._policy.restricts(upstream.name)
+
+
+class CallTarget:
+    """Where a call was sent: the server, the conversation and the policy decision. `named` is the server's own name of
+    the called tool, as JSON; None if the client used the same name."""
+
+    __slots__ = ("_conversation", "admitted", "named", "upstream")
+
+    def __init__(
+        self, upstream: ConfiguredUpstream, conversation: Conversation, admitted: Admitted, named: msgspec.Raw | None
+    ) -> None:
+        self.upstream = upstream
+        self.admitted = admitted
+        self.named = named
+        # Weak, because a connection that remembers the call must not keep a conversation that its session gave up.
+        self._conversation = weakref.ref(conversation)
+
+    @property
+    def held_conversation(self) -> Conversation | None:
+        """Return the conversation; None once the session has discarded it (the reference is weak)."""
+        return self._conversation()
+
+    def leads_to(self, conversation: Conversation, era: Era) -> bool:
+        """Return True if another call of this tool would be sent in this conversation with the same decision. This
+        holds while the server's era for such clients and its list of tools are unchanged."""
+        upstream, tool = self.upstream, self.admitted
+        return (
+            isinstance(tool, AdmittedTool)
+            and upstream.era_now(era) is conversation.era
+            and upstream.server_lists.known("tools/list", conversation) is tool.tools
+        )

@@ -1,0 +1,235 @@
+"""Decide what happens to tasks whose replica is gone. No call is silently executed twice, and each task gets an
+outcome.
+
+If the server has created its own task for the call and still has it, that task is followed. Otherwise the call is sent
+again, once, if its tool is idempotent and its principal still has the rights for the call. In all other cases the task
+fails, because its outcome is unknown.
+"""
+
+import functools
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from cachetools import FIFOCache
+from msgspec.structs import replace
+
+from gateway.cluster.ownership import Cluster
+from gateway.errors import OUTCOME_UNKNOWN, error_of
+from gateway.identity.offline_rights import OfflineRights
+from gateway.sessions.attach import SessionAttacher
+from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
+from gateway.tasks.gateway_tasks.running_task import RunningTask
+from gateway.tasks.gateway_tasks.stored_call import StoredCall
+from gateway.tasks.gateway_tasks.task_states import TaskEvent, after, may_run_again
+from gateway.tasks.gateway_tasks.task_table import TaskTable, log_fields_of
+from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
+from session_store.ports.tasks import ids_of
+from session_store.session import redact
+from transports.jsonrpc import encode
+from transports.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 32
+"""Maximum number of tasks that one `sweep` recovers."""
+
+_UNDECIDED: Final = 1_000
+"""Maximum number of tasks for which it is remembered that their failed recovery was logged."""
+
+_UNKNOWN: Final = (
+    "Outcome unknown: the gateway that ran this task ended without an answer; the call may have taken effect"
+)
+_UNKNOWN_AGAIN: Final = (
+    "Outcome unknown: this task was started again, and the second gateway that ran it ended without an answer as well; "
+    "the call may have taken effect once or twice"
+)
+_NO_SESSION: Final = "Outcome unknown: the session of this task ended without an answer; the call may have taken effect"
+_NO_RIGHTS: Final = f"{_UNKNOWN}. It is not started again: {{why}}"
+_NOT_FOLLOWED: Final = f"{_UNKNOWN}. The task that its server has made of it is not followed: {{why}}"
+_FORGOTTEN: Final = f"{_UNKNOWN}. Its server had made a task of it, and does not know that task any more"
+
+
+class TaskRecovery:
+    """Recovers tasks that no replica runs. There is no client whose credential grants rights at that time, so `rights`
+    decides by the present configuration."""
+
+    def __init__(
+        self,
+        table: TaskTable,
+        continuation: TaskContinuation,
+        *,
+        sessions: SessionStore,
+        attacher: SessionAttacher,
+        cluster: Cluster | None,
+        rights: OfflineRights,
+    ) -> None:
+        self._table = table
+        self._continuation = continuation
+        self._sessions = sessions
+        self._attacher = attacher
+        self._cluster = cluster
+        self._rights = rights
+        self._undecided: FIFOCache[str, None] = FIFOCache(_UNDECIDED)  # names of tasks whose failure was logged
+        self._tasks = Tasks("recovery of tasks")
+
+    def is_here(self, session: Session) -> bool:
+        """Return True if this replica owns the session, and so recovers its tasks."""
+        return self._cluster is None or session.owner == self._cluster.replica
+
+    async def is_run_by_another(self, session: Session, task: Task) -> bool:
+        """Return True if another replica runs the task, according to the store."""
+        cluster = self._cluster
+        if cluster is None or session.owner in ("", cluster.replica) or session.epoch != task.epoch:
+            return False
+        _, is_leased = await cluster.address_of(session.owner)
+        return is_leased
+
+    async def decide(self, task: Task, session: Session | None) -> None:
+        """Recover a task that has no outcome and that no replica runs. This replica owns `session`; None if the session
+        has ended. Concurrent callers share one recovery.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        if not task.is_over and self._table.get(task.name) is None:
+            await self._tasks.share(task.name, lambda: self._decide(task, session))
+
+    async def _decide(self, task: Task, session: Session | None) -> None:
+        call = _call_of(task)
+        if session is None or call is None:
+            await self._give_up(task, _unknown(task, session))
+            return
+        if task.upstream_id:
+            why = self._why_not(self._rights.why_ended, task, session, call)
+            if why:
+                # The call is not sent again either: that needs more rights.
+                await self._give_up(task, _NOT_FOLLOWED.format(why=why))
+                return
+            lost = functools.partial(self._lost, session=session, call=call)
+            if await self._continuation.follow(task, session, call, lost):
+                return
+        if not may_run_again(task):
+            await self._give_up(task, _unknown(task, session))
+        elif why := self._why_not(self._rights.why_lost, task, session, call):
+            await self._give_up(task, _NO_RIGHTS.format(why=why))
+        else:
+            await self._continuation.run_again(task, session, call)
+
+    @staticmethod
+    def _why_not(why: Callable[[Principal, Context], str], task: Task, session: Session, call: StoredCall) -> str:
+        # The server is started with the rights of the session, and the call has its own.
+        return why(task.principal, call.context) or why(task.principal, session.context)
+
+    def _lost(self, running: RunningTask, *, session: Session, call: StoredCall) -> None:
+        """Decide what happens to a task that this replica follows, after its server has lost the task of its own."""
+        why = self._why_not(self._rights.why_lost, running.task, session, call)
+        if not may_run_again(running.task):
+            running.give_up(_FORGOTTEN)
+        elif why:
+            running.give_up(f"{_FORGOTTEN}. It is not started again: {why}")
+        else:
+            self._tasks.spawn(self._continuation.run_instead(running, call))
+
+    async def _give_up(self, task: Task, reason: str) -> None:
+        now = self._table.clock()
+        error = encode(error_of(OUTCOME_UNKNOWN, reason, ""))
+        failed = replace(
+            task,
+            status=after(task.status, TaskEvent.FAIL),
+            questions=b"",
+            answers=b"",
+            error=error,
+            message=reason,
+            updated_at=now,
+            ttl_s=now - task.created_at + self._table.settings.outcome_ttl_s(task.kept_s),
+        )
+        if await self._table.store.replace(failed):
+            self._table.reported(failed, "unknown")
+            logger.warning("the outcome of a task is unknown: its gateway is gone", extra=log_fields_of(task))
+
+    # -- tasks about which no client asks
+
+    async def sweep(self) -> None:
+        """Recover up to `AT_ONCE` tasks of replicas that are gone.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        names, cluster = self._table.names, self._cluster
+        if cluster is not None and (cluster.is_leaving or not cluster.is_reachable or not cluster.lease.trusts_expired):
+            return
+        known = await names.replicas()
+        if not known:
+            return
+        alive = {names.replica} if cluster is None else {names.replica, *await cluster.replicas()}
+        left = AT_ONCE
+        for replica in known:
+            if replica in alive and not (cluster is None and replica == names.replica):
+                continue
+            running = [name for name in await names.of(replica) if self._table.get(name) is None]
+            if not running and replica != names.replica:
+                await names.forget(replica)
+            for name in random.sample(running, min(left, len(running))):
+                left -= 1
+                # A gateway alone may run it again by now, under the name that its last process had.
+                if await self._try_to_settle(name, alive) and (replica != names.replica or not self._table.get(name)):
+                    await names.remove(name, replica)
+
+    async def _try_to_settle(self, name: str, alive: set[str]) -> bool:
+        """Recover one task. Return True if there is nothing left to do for it here. An error, such as a record of
+        another version, is logged once and returns False, so that it does not stop the recovery of other tasks."""
+        try:
+            is_settled = await self._is_settled(name, alive)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            if name not in self._undecided:
+                logger.exception("a task whose gateway is gone cannot be recovered", extra={"task": redact(name)})
+            self._undecided[name] = None
+            return False
+        self._undecided.pop(name, None)
+        return is_settled
+
+    async def _is_settled(self, name: str, alive: set[str]) -> bool:
+        """Recover one task, if this replica may. Return False if another replica must."""
+        session_id, task_id = ids_of(name)
+        task = await self._table.store.get(session_id, task_id)
+        if task is None or task.is_over or self._table.get(name) is not None:
+            return True
+        session = await self._sessions.peek(session_id)
+        if session is not None and not self.is_here(session):
+            if session.owner in alive:
+                return session.epoch == task.epoch  # otherwise the session's owner decides, in its own sweep
+            if task.upstream_id or may_run_again(task):
+                assert self._cluster is not None
+                session = await self._cluster.claim(session)
+                if session is not None and not self.is_here(session):
+                    return False
+                if session is not None:
+                    self._attacher.take_over(session)
+        await self.decide(task, session)
+        return True
+
+    async def settled(self) -> None:
+        """Wait until all recoveries that were begun are complete."""
+        await self._tasks.settled()
+        await self._continuation.settled()
+
+
+def _call_of(task: Task) -> StoredCall | None:
+    """Return the stored call of a task. None if it was not stored, or its version cannot be read: then it cannot be
+    continued."""
+    try:
+        return StoredCall.read(task.request) if task.request else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _unknown(task: Task, session: Session | None) -> str:
+    """Return the text that says why the outcome of a task is unknown."""
+    if task.runs > 1:
+        return _UNKNOWN_AGAIN
+    return _NO_SESSION if session is None else _UNKNOWN

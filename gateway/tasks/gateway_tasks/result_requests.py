@@ -1,0 +1,330 @@
+"""Answer `tasks/result` requests about tasks that the gateway has created (MCP 2025-11-25, Tasks).
+
+A `tasks/result` stays open until the task has ended, and carries the task's questions to the client. A question waits
+in the task's record until a session of the principal sends `tasks/result` to the replica that runs the task. The first
+answer counts.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.calls.exchange import Exchange
+from gateway.calls.in_flight import CallsInFlight, CallWatch
+from gateway.calls.lifecycles import Deadlines
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.owned_tasks import with_related, without_related
+from gateway.errors import CANCELLED
+from gateway.observability.logs import CORRELATION
+from gateway.protocol.capabilities import may_be_asked
+from gateway.protocol.input_requests import for_legacy_client, question_of
+from gateway.tasks.gateway_tasks.running_task import RunningTask
+from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange
+from gateway.tasks.gateway_tasks.task_table import TaskTable, topic_of
+from gateway.tasks.task_encoding import legacy_outcome
+from gateway.tasks.task_handles import TaskHandle
+from session_store import Bus, StoreUnavailable, Task
+from transports.inbound.limits import SMALL_BODY_BYTES, BodyBudget
+from transports.inbound_port import Refused
+from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
+from transports.tasks import Tasks
+from transports.work_steps import let_others_run
+
+logger = logging.getLogger(__name__)
+
+Look = Callable[[Task | None], Awaitable[Task]]
+"""A function that returns a task, with the rights of the `tasks/result` request. An ended task is returned only after
+its outcome is stored. If another request has just read the ended task, it is the argument: then the function only
+checks that this request may see it.
+
+Raises:
+    Refused: the task is unknown.
+    StoreUnavailable: the store does not answer.
+"""
+
+_NO_LIMITS: Final = Deadlines(start_s=math.inf, call_s=math.inf, suspended_s=math.inf, idle_stop_s=None)
+
+_LOOK_S: Final = 5.0
+"""Seconds without news of a task after which its record is read again, because its owner may be gone."""
+
+_AGAIN_S: Final = 1.0
+"""Seconds between a failure of the store and the next attempt."""
+
+_Read = Callable[[], Awaitable[Task | None]]
+
+
+class Outcomes:
+    """Shares the outcomes of tasks between calls, and limits the bytes that clients have not read yet: `most` bytes for
+    each session, `body_budget` for all sessions."""
+
+    def __init__(self, body_budget: BodyBudget, most: int) -> None:
+        self._body_budget = body_budget
+        self._most = most
+        self._shared: WeakValueDictionary[str, SharedOutcome] = WeakValueDictionary()
+        self._rooms: WeakKeyDictionary[LiveSession, Room] = WeakKeyDictionary()
+
+    def of(self, name: str) -> "SharedOutcome":
+        """Return the shared outcome of the task with this name. It is in memory only while a caller refers to it."""
+        return self._shared.setdefault(name, SharedOutcome())
+
+    def room_of(self, live: LiveSession) -> "Room":
+        """Return the limit for outcomes that the session's client has not read."""
+        return self._rooms.setdefault(live, Room(self._body_budget, live.session.counted_as, self._most))
+
+
+class SharedOutcome:
+    """Reads the outcome of one task, and encodes it once for all calls that wait for it."""
+
+    __slots__ = ("__weakref__", "_message", "_over", "_text", "_turn")
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._over: Task | None = None  # without its result
+        self._text = ""
+        self._message: Message | None = None
+
+    async def look(self, text: str, look: Look) -> Task | Message:
+        """Return the task if it has not ended. Otherwise return the response to `tasks/result` for the handle `text`.
+        Raises the errors of `look`."""
+        async with self._turn:
+            await let_others_run()
+            message = self._message if self._text == text else None
+            if message is not None:
+                await look(self._over)
+                return message
+            task = await look(None)
+            if not task.is_over:
+                return task
+            self._message = message = legacy_outcome(task, text)
+            self._over, self._text = replace(task, result=b"", request=b""), text
+            return message
+
+
+class Room:
+    """Limits the bytes of outcomes that were sent to the client of one session and that it has not read.
+
+    `turn` is locked from the reading of a task until its outcome has room. So at most one outcome of a session is in
+    memory without room.
+    """
+
+    def __init__(self, body_budget: BodyBudget, counted_as: str, most: int) -> None:
+        self.turn = asyncio.Lock()
+        self._body_budget = body_budget
+        self._counted_as = counted_as
+        self._most = most
+        self._taken = 0
+        self._freed = asyncio.Event()
+
+    async def settle(self, call: Exchange, message: Message) -> None:
+        """Answer a call with `message`, after its client has read enough of the earlier answers.
+
+        Raises:
+            Refused: the clients of all sessions together have too much to read.
+        """
+        size = sum(len(memoryview(part)) for part in (message.result, message.error) if isinstance(part, msgspec.Raw))
+        while self._taken and self._taken + size > self._most and not call.is_over:
+            self._freed.clear()
+            await self._freed.wait()
+        if call.is_over:
+            return
+        counted = size if size > SMALL_BODY_BYTES else 0
+        self._body_budget.take(self._counted_as, counted, 0)
+        self._taken += size
+        call.when_done(functools.partial(self._give_back, size, counted))
+        call.settle(message)
+
+    def _give_back(self, size: int, counted: int) -> None:
+        self._body_budget.give_back(self._counted_as, counted)
+        self._taken -= size
+        self._freed.set()
+
+
+class WaitingCalls:
+    """Begins the event streams of waiting `tasks/result` calls, and sends keepalives on them, as a conversation does
+    for its calls. These calls have no deadline, because their tasks have limits of their own."""
+
+    name = ""
+    deadlines = _NO_LIMITS
+
+    def __init__(self) -> None:
+        self.calls = CallsInFlight()
+        self._watch = CallWatch(self, self.calls)
+        self._numbers = itertools.count(1)  # two calls may have the same id, one after the other
+
+    def add(self, exchange: Exchange) -> None:
+        """Begin a call's event stream, and send keepalives on it until its reply has ended."""
+        exchange.queue_at(self, next(self._numbers))
+        self.calls.wait(exchange)
+
+        def end() -> None:
+            self.calls.end(exchange)
+
+        exchange.when_done(end)
+        self._watch.begin()
+
+    def cancel(self, exchange: Exchange, reason: str, code: int = CANCELLED) -> None:
+        exchange.fail_cancelled(code, reason)
+
+    def fail(self, exchange: Exchange, code: int, reason: str) -> None:
+        exchange.fail(code, reason)
+
+    def answer(self, request_id: bytes, message: Message) -> None:
+        """Do nothing: no server has asked."""
+
+    def refuse(self, request_id: bytes, code: int, reason: str) -> None:
+        """Do nothing: no server has asked."""
+
+    def notify(self, method: str, params: bytes | None) -> None:
+        """Do nothing: no server waits for progress."""
+
+
+class ResultCalls:
+    """Answers `tasks/result`. `table` has the tasks that this replica runs."""
+
+    def __init__(self, table: TaskTable, bus: Bus, outcomes: Outcomes) -> None:
+        self._table = table
+        self._outcomes = outcomes
+        self._bus = bus
+        self._asked: WeakKeyDictionary[LiveSession, _AskedQuestions] = WeakKeyDictionary()
+        self._waiting = WaitingCalls()
+        self._tasks = Tasks("results of tasks")
+
+    def begin(self, call: Exchange, handle: TaskHandle, text: str, look: Look) -> None:
+        """Answer a `tasks/result` in the background, when its task has ended. `text` is the handle that the client has
+        sent."""
+        live = live_session_of(call)
+        assert live is not None
+        self._waiting.add(call)
+        outcome, room = self._outcomes.of(handle.name), self._outcomes.room_of(live)
+        read = functools.partial(_read, call, text, look, outcome, room)
+        waiting = _Waiting(call, live, text, read, asked=self._asked.setdefault(live, _AskedQuestions()))
+        self._tasks.spawn(waiting.run(self._bus, handle, self._table))
+
+
+async def _read(call: Exchange, text: str, look: Look, outcome: SharedOutcome, room: Room) -> Task | None:
+    """Return the task if it has not ended. Otherwise answer the call and return None. `text` is the client's handle."""
+    async with room.turn:
+        if call.is_over:
+            return None
+        found = await outcome.look(text, look)
+        if isinstance(found, Message):
+            await room.settle(call, found)
+            return None
+        return found
+
+
+class _AskedQuestions:
+    """The questions that were sent to the client of a session, as pairs of task name and key. `waiting` has the events
+    that wake the client's waiting calls when one of them cancels its questions."""
+
+    def __init__(self) -> None:
+        self.names: set[tuple[str, str]] = set()
+        self.waiting: set[asyncio.Event] = set()
+
+    def wake(self) -> None:
+        for event in self.waiting:
+            event.set()
+
+
+class _Waiting:
+    """One `tasks/result` that waits for its task. `asked` has all questions that were sent to the client of its
+    session."""
+
+    def __init__(self, call: Exchange, live: LiveSession, text: str, read: _Read, *, asked: _AskedQuestions) -> None:
+        self._call = call
+        self._live = live
+        self._text = text
+        self._read = read
+        self._asked = asked
+        self._own: dict[str, tuple[str, str]] = {}  # those of `asked` that this call has asked
+        self._wake = asyncio.Event()
+
+    async def run(self, bus: Bus, handle: TaskHandle, table: TaskTable) -> None:
+        CORRELATION.set(self._call.correlation)  # of this task
+        self._call.when_done(self._wake.set)
+        self._asked.waiting.add(self._wake)
+
+        def changed(data: bytes | None) -> None:
+            if data is None or data.decode() == handle.id:  # None: messages may have been lost
+                self._wake.set()
+
+        try:
+            while not self._call.is_over:
+                try:
+                    async with bus.subscribed(topic_of(handle.session_id), changed):
+                        await self._follow(table)
+                except StoreUnavailable:
+                    await asyncio.sleep(_AGAIN_S)
+        except Refused as refused:
+            self._call.refuse(refused)
+        except Exception as error:  # nothing else would answer the call
+            logger.error("the result of a task could not be delivered", exc_info=error, extra=self._call.log_fields())
+            self._call.fail(INTERNAL_ERROR, "the result of the task could not be read")
+        finally:
+            self._asked.waiting.discard(self._wake)
+            self._withdraw()
+            self._asked.wake()
+
+    async def _follow(self, table: TaskTable) -> None:
+        call = self._call
+        while not call.is_over:
+            self._wake.clear()
+            task = await self._read()
+            if task is None:
+                return
+            running = table.get(task.name)
+            if running is not None:
+                if isinstance(running.exchange, RequestedExchange) and running.exchange.owned is not None:
+                    if running.exchange.owned.stream is None:
+                        running.exchange.owned.await_result(call)
+                self._ask(running)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+
+    # -- questions
+
+    def _ask(self, running: RunningTask) -> None:
+        """Ask the client the task's open questions, except those that were sent already or that the client cannot
+        answer."""
+        questions = running.exchange.open_questions()
+        if self._own and not self._own.keys() & questions.keys():
+            self._withdraw()
+        for key, raw in questions.items():
+            name = (running.name, key)
+            method, params = for_legacy_client(question_of(raw))
+            params = {} if params is None else params
+            if name in self._asked.names or not may_be_asked(caller_of(self._live).capabilities, method, params):
+                continue
+            self._asked.names.add(name)
+            self._own[key] = name
+            answered = functools.partial(self._answered, running, key)
+            self._live.questions.ask_for_result(self._call, method, with_related(params, self._text), answered)
+
+    def _answered(self, running: RunningTask, key: str, message: Message) -> None:
+        self._forget(key)
+        if isinstance(message.result, msgspec.Raw):
+            with contextlib.suppress(msgspec.MsgspecError):  # the server refuses a result that it cannot read
+                result = without_related(msgspec.json.decode(message.result, type=Object))
+                message = Message(jsonrpc="2.0", id=0, result=msgspec.Raw(encode(result)))
+        running.answer_one(key, message)
+
+    def _forget(self, key: str) -> None:
+        name = self._own.pop(key, None)
+        if name is not None:
+            self._asked.names.discard(name)
+
+    def _withdraw(self) -> None:
+        """Cancel the questions that were asked on this call, because they need no answer on it any more."""
+        for key in [*self._own]:
+            self._forget(key)
+        self._live.withdraw_questions(self._call)

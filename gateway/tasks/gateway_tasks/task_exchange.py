@@ -1,0 +1,319 @@
+"""Let a call become a task: its client's request is answered with a handle (task id), and the call continues.
+
+Only calls of clients that declare the tasks extension, or request a task, use this. It costs other calls nothing.
+"""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
+from gateway.calls.lifecycles import ExchangeEvent
+from gateway.calls.live_session import LiveSession, live_session_of
+from gateway.calls.owned_tasks import OwnedTask
+from gateway.calls.suspended_call import AskingServer, SuspendedCall
+from gateway.errors import UPSTREAM_UNAVAILABLE, store_refused
+from gateway.identity.credential_claims import CredentialClaims
+from gateway.observability.observed_call import LogFacts
+from gateway.protocol.extensions import object_of
+from gateway.protocol.tasks import TaskAtServer, is_task
+from gateway.tasks.gateway_tasks.stored_call import RecordedAnswers
+from gateway.tasks.task_encoding import legacy_task
+from session_store import Context, StoreError, Task
+from transports.inbound_port import Refused
+from transports.jsonrpc import Message, Object, encode, encode_notification, encode_result, parse, splice
+from transports.reply_queue import Frame, ReplyQueue
+
+logger = logging.getLogger(__name__)
+
+_STATUS = "notifications/tasks/status"
+
+
+class TaskSink(ReplyQueue):
+    """Passes each frame of a task's call to the callback `receive` at once. There is no queue, because no client
+    reads."""
+
+    __slots__ = ("_receive",)
+
+    def __init__(self, receive: Callable[[Frame], None]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def detach(self) -> None:
+        """Ignore all further frames, and drop the reference to `receive`."""
+        self.close()
+        self._receive = lambda frame: None
+
+    def push(self, frame: Frame) -> bool:
+        if self.is_closed:
+            return False
+        if frame.final:
+            self.close()
+        self._receive(frame)
+        return True
+
+
+class TaskWork(Protocol):
+    """The task that a call has become, as its exchange uses it."""
+
+    @property
+    def log_facts(self) -> LogFacts:
+        """Return the fields that name the task in log lines."""
+
+    @property
+    def answer_s(self) -> float:
+        """Return the seconds in which the client must answer a question."""
+
+    @property
+    def call_s(self) -> float:
+        """Return the seconds that the call may last without a message of its server."""
+
+    def receive(self, frame: Frame) -> None:
+        """Handle a frame of the call: a notification, or the answer (`frame.final`)."""
+
+    def asks(self) -> None:
+        """Record that the call waits for its client's answers."""
+
+    def rounds(self, result: Object) -> None:
+        """Ask the client the questions of a server's result (MCP 2026-07-28, Multi Round-Trip Requests)."""
+
+    def follow(self, created: Object) -> None:
+        """Follow the task that the server has created for the call (ext-tasks, `CreateTaskResult`)."""
+
+    @property
+    def is_followed_elsewhere(self) -> bool:
+        """Return True if another process will follow the task that the server has created for the call."""
+
+    def has_become(self, task: TaskAtServer) -> None:
+        """Record that the server has created this task for the call, so that a later process can follow it."""
+
+    def withdrawn(self) -> None:
+        """Record that the server has cancelled some of its questions."""
+
+
+class TaskQuestions(SuspendedCall):
+    """The questions of a call that is a task or may become one. `first` is the number of questions in earlier runs of
+    the call, so that no key is used twice."""
+
+    def __init__(self, exchange: "TaskExchange", first: int = 0) -> None:
+        super().__init__()
+        self._last = first
+        self._exchange = exchange
+
+    @property
+    def count(self) -> int:
+        """Return the number of questions asked so far, including those of earlier runs."""
+        return self._last
+
+    def withdraw(self, server: AskingServer, server_id: bytes | None) -> None:
+        before = len(self.questions)
+        super().withdraw(server, server_id)
+        if len(self.questions) != before and self._exchange.work is not None:
+            self._exchange.work.withdrawn()
+
+
+class TaskExchange(Exchange):
+    """A client's tool call that can become a task. `work` is the task; None if it has not become one."""
+
+    work: TaskWork | None = None
+    request: tuple[Object, Object] | None = None  # params and `_meta` of the first request to the server
+    asked_before = 0  # questions of earlier runs
+    kept_s = 0.0  # seconds that the client wants the outcome kept; 0: it has not said
+    _recorded: RecordedAnswers | None = None  # what the client has answered in an earlier run
+    task_at_server: TaskAtServer | None = None
+    _is_quiet = False  # the client has not asked for progress
+    _progress: bytes | None = None  # the last notification before it became a task
+
+    def encoded(self, number: int, params: Object, meta: Object) -> bytes | None:
+        if self.request is None:
+            self.request = (params, meta)
+        if "progressToken" not in meta:
+            # The progress becomes the message of the task.
+            self._is_quiet = True
+            meta = meta | {"progressToken": msgspec.Raw(encode(number))}
+        return super().encoded(number, params, meta)
+
+    def emit(self, frame: bytes) -> bool:
+        if self.work is None and parse(frame).method == "notifications/progress":
+            self._progress = frame
+            if self._is_quiet:
+                return True
+        return super().emit(frame)
+
+    @property
+    def keeps_task_at_server(self) -> bool:
+        return self.work is not None and self.work.is_followed_elsewhere
+
+    def has_become(self, task: TaskAtServer) -> None:
+        self.task_at_server = task
+        if self.work is not None:
+            self.work.has_become(task)
+
+    def suspendable(self) -> SuspendedCall:
+        if self.suspended is None:
+            self.suspended = TaskQuestions(self, self.asked_before)
+        return self.suspended
+
+    def suspend(self, result: Object) -> None:
+        if self.work is None:
+            super().suspend(result)
+            return
+        self.step(ExchangeEvent.ASK)
+        self.suspendable().ask_until(monotonic() + self.work.answer_s)
+        self.work.asks()
+
+    def settle(self, message: Message) -> None:
+        if self.work is not None and isinstance(message.result, msgspec.Raw):
+            result = object_of(message.result)
+            if bytes(result.get("resultType", b"")) == b'"input_required"':
+                self.work.rounds(result)
+                return
+            if is_task(result):
+                self.work.follow(result)
+                return
+        super().settle(message)
+
+    def become(self, work: TaskWork, result: Object) -> None:
+        """Become the task `work`: answer the client's open request with `result`, which has the handle. All later
+        frames of the call go to the task."""
+        self._work_as(work)
+        data = encode(result if self.shape is None else self.shape(self, result))
+        answered, self.replies = self.replies, TaskSink(work.receive)
+        self.shape = None  # it may add a session token, and the outcome is stored, which a token must not be
+        answered.push(Frame(encode_result(encode(self.client_id), data), final=True))
+        if self.task_at_server is not None:
+            work.has_become(self.task_at_server)
+        if self._progress is not None:
+            try:
+                work.receive(Frame(self._progress))
+            except Exception as error:  # the client has the handle of the task already
+                logger.error("progress could not become the message of a task", exc_info=error, extra=self.log_fields())
+
+    def open_questions(self) -> Object:
+        """Return the questions that the client has not answered, by key (`inputRequests`)."""
+        return {} if self.suspended is None or not self.is_suspended else self.suspended.requests()
+
+    def stored(self, task: Task) -> None:
+        """React to a version of the task's record that was stored. Does nothing here; a subclass notifies its
+        client."""
+
+    def forget_work(self) -> None:
+        """Drop the reference to the task, because it has ended."""
+        self.work = None
+        if isinstance(self.replies, TaskSink):
+            self.replies.detach()
+
+    def take_replay(self, digest: str) -> str | None:
+        known = None if self._recorded is None else self._recorded.take(digest)
+        return super().take_replay(digest) if known is None else known
+
+    def run_as(self, work: TaskWork, asked_before: int, recorded: RecordedAnswers | None = None) -> None:
+        """Run the call as the task `work` from the start, so that no client waits for it. Earlier runs have asked
+        `asked_before` questions. Questions with an answer in `recorded` are not asked again."""
+        self._recorded = recorded
+        self.replies = TaskSink(work.receive)
+        self._work_as(work)
+        self.asked_before = asked_before
+
+    def _work_as(self, work: TaskWork) -> None:
+        self.work, self.call_s = work, work.call_s
+        self.add_log_facts(work.log_facts)
+
+
+def fail_unsent(exchange: TaskExchange, error: BaseException) -> None:
+    """End a task whose call could not be sent, with that error."""
+    if isinstance(error, StoreError):
+        error = store_refused(error)
+    if isinstance(error, Refused):
+        exchange.refuse(error)
+        return
+    if isinstance(error, Exception):
+        logger.error("the call of a task could not be sent", exc_info=error, extra=exchange.log_fields())
+    exchange.fail(UPSTREAM_UNAVAILABLE, "the call could not be sent")
+
+
+class RequestedExchange(TaskExchange):
+    """A legacy client's tool call that has requested a task. `owned` has the task's handle, and the `tasks/result` call
+    that waits for it. The client gets progress and log messages on that call's stream, or on the session's standalone
+    stream."""
+
+    takes_rounds = True
+    owned: OwnedTask | None = None
+    _status = "working"  # the last status that the client was told
+
+    @classmethod
+    def of(
+        cls,
+        live: LiveSession,
+        context: Context,
+        *,
+        granted: CredentialClaims | None = None,
+        handle: str = "",
+        kept_s: float = 0.0,
+    ) -> "RequestedExchange":
+        """Return a call in this session with the rights of this context. `handle` is empty until the task is stored.
+        `kept_s` is for how many seconds the client wants the outcome to be stored."""
+        exchange = cls(
+            method="tools/call",
+            client_id=fallback_id(),  # the client cancels by `tasks/cancel`, not by a request id
+            live=live,
+            replies=ReplyQueue(),
+            context=context,
+            granted=granted,
+        )
+        exchange.kept_s = kept_s
+        if handle:
+            exchange.known_as(handle)
+        return exchange
+
+    @property
+    def era(self) -> str:
+        return "legacy"
+
+    def known_as(self, handle: str) -> None:
+        """Set the handle of the task."""
+        assert self.live is not None
+        # The task's state is in its record.
+        self.owned = OwnedTask(self.live, handle, seen=lambda task: None, lost=lambda: None)
+
+    def sent_as(
+        self,
+        conversation: ExchangeConversation,
+        number: int,
+        request: tuple[Object, Object] | None,
+        written_at: float,
+    ) -> None:
+        """Record that the request was sent. Only now set the caller (the client's declared capabilities), which
+        questions need: the link must be opened as for a legacy client."""
+        super().sent_as(conversation, number, request, written_at)
+        if self.caller is None and (live := live_session_of(self)) is not None:
+            self.caller = caller_of(live)
+
+    def emit(self, frame: bytes) -> bool:
+        message = parse(frame)
+        is_progress = message.method == "notifications/progress"
+        if message.is_request or (is_progress and self._is_quiet):
+            return super().emit(frame)
+        if self.owned is not None:  # the client gets the notification related to the task, by its handle
+            params = self.owned.named(message.params_object())
+            self._send(encode_notification(str(message.method), splice(encode(params))))
+        return super().emit(frame) if is_progress else True
+
+    def stored(self, task: Task) -> None:
+        """Notify the client if the stored status of the task is not the one that the client knows."""
+        if self.owned is None:
+            return
+        told = legacy_task(task, self.owned.handle)
+        if told["status"] != self._status:
+            self._status = told["status"]
+            self._send(encode_notification(_STATUS, splice(encode(told))))
+
+    def _send(self, frame: bytes) -> None:
+        """Send a frame to the client if a stream is open. A lost frame is harmless, because the client can poll."""
+        stream, live = None if self.owned is None else self.owned.stream, live_session_of(self)
+        if (stream is None or not stream.emit(frame)) and live is not None and live.open_streams:
+            live.send_to_client(frame)

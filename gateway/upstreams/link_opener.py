@@ -1,0 +1,347 @@
+"""Open links to one server: for one session, for many sessions, for no session, or to try a handshake. Implements
+`LinkSource`."""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from time import time
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.calls.link_lifecycle import LinkSession
+from gateway.calls.live_session import LiveSession
+from gateway.calls.session_frames import SessionFrames
+from gateway.config.upstreams import UpstreamSettings
+from gateway.context.link_resources import LinkResources
+from gateway.protocol.capabilities import ClientDeclaration
+from gateway.upstreams.link_options import SessionResources
+from gateway.upstreams.server_facts import KnownFacts
+from session_store import Context, Session, TimelineEntry
+from session_store.session import redact
+from transports.era import Era
+from transports.jsonrpc import encode, encode_notification, encode_request
+from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, Era, bytes]
+"""The key of a session's conversation: server, era, and the capabilities that the handshake declares."""
+
+Start = Literal["started", "failed"]
+"""The outcome of opening a link. Used as a counter key."""
+
+Quotes = Literal["own", "all", "none"]
+Permits = Callable[[Context, frozenset[str]], frozenset[str]]
+
+_START_TIMES: Final = 100
+_NO_HANDSHAKE: Final = "it has no handshake: its first answer says that it is ready"
+_SHARED_HANDSHAKE: Final = encode(
+    {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"elicitation": {}, "sampling": {}, "roots": {}},
+        "clientInfo": {"name": "mcp-session-gateway", "version": "0"},
+    }
+)
+_INITIALIZED: Final = encode_notification("notifications/initialized", None)
+
+
+class SessionRecorder(Protocol):
+    """Write the data that later links need to the records of sessions."""
+
+    async def record_use(self, live: LinkSession, upstream: str) -> bool:
+        """Record that a session has a link to an upstream. Return True if the session has lost an earlier link."""
+        ...
+
+    async def remote_session_changed(self, live: LiveSession, old: str, new: str) -> None:
+        """Replace the entry `old` of the session's record with `new`, from which a later link can resume."""
+        ...
+
+    def happened(self, session: Session, entry: TimelineEntry) -> None:
+        """Add an entry to the timeline of the session."""
+        ...
+
+
+class UpstreamLinks:
+    """The common part of all links to one server. `restarts` counts replaced links by reason, `starts` counts links by
+    outcome. `start_times_s` has the seconds that opening each of the last links took.
+
+    `records` writes to the record of a session. `permits` returns the resource URIs that a context may subscribe to.
+    `known` has the facts of the last probe. `quotes`: which process output is quoted in errors to clients: only of the
+    session's own processes ("own"), of shared processes too ("all"), or none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        upstream: Upstream,
+        resources: SessionResources,
+        *,
+        settings: UpstreamSettings,
+        records: SessionRecorder,
+        permits: Permits,
+        known: KnownFacts,
+        quotes: Quotes,
+    ) -> None:
+        self.name = name
+        self.restarts: Counter[str] = Counter()
+        self.starts: Counter[Start] = Counter()
+        self.start_failure = (0.0, "")  # when the last start failed (Unix time), and why
+        self.start_times_s: deque[float] = deque(maxlen=_START_TIMES)
+        self._awaited: dict[LiveSession | None, list[Callable[[], None]]] = {}
+        self.resources = resources
+        self.remote_session_changed = records.remote_session_changed
+        self.quotes = quotes
+        self.permits = permits
+        self._upstream = upstream
+        self.is_gateway = settings.is_gateway
+        self._is_url = settings.kind == "url"
+        self._record_use = records.record_use
+        self._happened = records.happened
+        self.known_handshake = known.handshake
+        self._known = known
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        """Open a link. Raises `UpstreamUnavailable`."""
+        return await self._upstream.connect(replace(options, schemas=self._known.mirrored_schemas), events)
+
+    def when_started(self, live: LiveSession | None, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` once the next link of a session is open. `live` None: the next link that belongs to no
+        session. Return a function that cancels the callback."""
+        self._awaited.setdefault(live, []).append(callback)
+
+        def take_back() -> None:
+            waiting = self._awaited.get(live, [])
+            if callback in waiting:
+                waiting.remove(callback)
+            if not waiting:
+                self._awaited.pop(live, None)
+
+        return take_back
+
+    def forget(self, live: LiveSession) -> None:
+        """Drop the callbacks of a session that has ended."""
+        self._awaited.pop(live, None)
+
+    def started(
+        self, pid: int | None, took_s: float, correlation: str, live: LiveSession | None, why: str = ""
+    ) -> None:
+        """Log an opened link with its session, add it to the session's timeline with the reason `why`, and run the
+        callbacks of `when_started`."""
+        self.start_times_s.append(took_s)
+        for callback in self._awaited.pop(live, ()):
+            asyncio.get_running_loop().call_soon(callback)
+        session = None if live is None else live.session
+        fields: dict[str, Any] = {"server": self.name, "took_s": round(took_s, 3), "correlation": correlation}
+        if pid is not None:
+            fields["pid"] = pid
+        if session is not None:
+            context = session.context
+            self.note(session, "started", correlation, took_s=took_s, why=why)
+            fields |= {"session": redact(session.id), "workspace": context.workspace, "trust": context.trust}
+        what = "server connected" if pid is None else "process started"
+        logger.info(what, extra={name: value for name, value in fields.items() if value != "" or name == "correlation"})
+
+    def answered(self) -> None:
+        """Count a link whose server has answered."""
+        self.starts["started"] += 1
+
+    def failed(self, why: str) -> None:
+        """Count a link that could not be opened, or that was lost before its server answered."""
+        self.starts["failed"] += 1
+        self.start_failure = (time(), why)
+
+    def note(self, session: Session, name: str, correlation: str = "", *, took_s: float = 0.0, why: str = "") -> None:
+        """Add an event of a session's link to the timeline of the session."""
+        at, took_s = round(time() - took_s, 3), round(took_s, 3)
+        self._happened(
+            session, TimelineEntry(at, "server", self.name, name, took_s=took_s, correlation=correlation, why=why)
+        )
+
+    async def record_use(self, live: LinkSession, era: Era) -> bool:
+        """Record that a session has a link to the server. Return True if the session has lost an earlier link.
+        A server behind a URL is not recorded: it does not end with the gateway."""
+        return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
+
+
+class SharedLinks:
+    """Open links that belong to no session, or to many. They get no resources of a session. `is_trial`: the only link
+    is opened to test if the server accepts a handshake."""
+
+    def __init__(self, links: UpstreamLinks, era: Era, *, is_trial: bool = False) -> None:
+        self._links = links
+        self._is_trial = is_trial
+        self.name = links.name
+        self.era = era
+        self.session = self.principal = ""
+        self.quotes_output = links.quotes == "all"
+        self.is_gateway = links.is_gateway
+        self.frames: SessionFrames | None = None
+        self.resources = links.resources.shared
+        self.connect = links.connect
+        self.known_handshake = links.known_handshake
+        self.answered, self.failed = links.answered, links.failed
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        """Return no secrets: frames of these links are not shown to anyone."""
+        return set()
+
+    def handshake(self) -> bytes | None:
+        return _SHARED_HANDSHAKE if self.era is Era.LEGACY else None
+
+    def replay(self) -> list[bytes]:
+        return [] if self._is_trial else [_INITIALIZED]
+
+    async def record_use(self, live: LinkSession) -> bool:
+        return await self._links.record_use(live, self.era)
+
+    async def remote_session_changed(self, resume: str) -> None:
+        """Do nothing: the link belongs to no single session, so no record can have its id."""
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        self._links.started(pid, took_s, correlation, None)
+
+    def restarted(self, reason: str) -> None:
+        self._links.restarts[reason] += 1
+
+
+class SessionLinks:
+    """Open the links of one session, in the context that the session has when this object is made. `caller`: the modern
+    client for which a legacy server gets a handshake; None if the session's own client has sent `initialize`.
+    `correlation`: the id of the request that the first link is opened for."""
+
+    __slots__ = ("_caller", "_context", "_correlation", "_key", "_links", "_live", "_renewals")
+
+    def __init__(
+        self, links: UpstreamLinks, live: LiveSession, key: Key, caller: ClientDeclaration | None, correlation: str
+    ) -> None:
+        self._links = links
+        self._live = live
+        self._context, self._renewals = live.session.context, live.renewals
+        self._key = key
+        self._caller = caller
+        self._correlation = correlation
+
+    @property
+    def name(self) -> str:
+        return self._links.name
+
+    @property
+    def quotes_output(self) -> bool:
+        return self._links.quotes != "none"
+
+    @property
+    def is_gateway(self) -> bool:
+        return self._links.is_gateway
+
+    @property
+    def era(self) -> Era:
+        return self._key[1]
+
+    @property
+    def _is_former(self) -> bool:
+        """Return True if the session's context has changed since: these links serve only calls in flight, and resume no
+        MCP session of a server behind a URL."""
+        return self._live.renewals != self._renewals
+
+    @property
+    def session(self) -> str:
+        return redact(self._live.session.id)
+
+    @property
+    def principal(self) -> str:
+        return str(self._live.session.principal)
+
+    async def resources(self) -> LinkResources:
+        resume = "" if self._is_former else _recorded(self._live, self._key)[1]
+        context = self._context if self._is_former else self._live.session.context
+        found = await self._links.resources.of(self._live, context, self._correlation, resume)
+        if self.frames is not None:
+            self.frames.hide(self.secrets(found.given))
+        return found
+
+    @property
+    def frames(self) -> SessionFrames | None:
+        return self._live.frames
+
+    def secrets(self, given: ConnectOptions) -> set[str]:
+        return self._links.resources.secrets(given)
+
+    async def connect(self, options: ConnectOptions, events: LinkEvents) -> Link:
+        return await self._links.connect(options, events)
+
+    def handshake(self) -> bytes | None:
+        if self.era is not Era.LEGACY:
+            return None
+        if self._caller is not None:
+            return self._caller.initialize_params()
+        return self._live.session.client.initialize_params
+
+    def known_handshake(self) -> bytes | None:
+        return self._links.known_handshake()
+
+    def replay(self) -> list[bytes]:
+        session, permits = self._live.session, self._links.permits
+        if session.era == Era.MODERN:
+            listened = frozenset().union(*(subscription.wanted.uris for subscription in self._live.subscriptions))
+            return [_INITIALIZED, *_subscriptions(permits(session.context, listened))]
+        if not session.initialized:
+            return []
+        frames = [_INITIALIZED]
+        if session.log_level:
+            frames.append(encode_request("restore-log-level", "logging/setLevel", encode({"level": session.log_level})))
+        return [*frames, *_subscriptions(permits(session.context, frozenset(session.subscriptions)))]
+
+    async def record_use(self, live: LinkSession) -> bool:
+        return await self._links.record_use(live, self.era)
+
+    async def remote_session_changed(self, resume: str) -> None:
+        """Record the id of the MCP session that the server has created. Later links on any replica can resume it."""
+        if self._is_former:
+            return
+        entry, known = _recorded(self._live, self._key)
+        if resume != known:
+            changed = encode([self._key[0], self._key[2].decode(), resume]).decode() if resume else ""
+            await self._links.remote_session_changed(self._live, entry, changed)
+
+    def started(self, pid: int | None, took_s: float, correlation: str) -> None:
+        why = _NO_HANDSHAKE if self.era is Era.MODERN and pid is not None else ""
+        self._links.started(pid, took_s, correlation, self._live, why)
+
+    def answered(self) -> None:
+        self._links.answered()
+
+    def failed(self, why: str) -> None:
+        self._links.failed(why)
+        self._links.note(self._live.session, "failed to start", why=why)
+
+    def restarted(self, reason: str) -> None:
+        self._links.restarts[reason] += 1
+        self._links.note(self._live.session, "replaced", why=reason)
+
+
+async def forget_remote(links: UpstreamLinks, live: LiveSession) -> None:
+    """Remove the MCP session ids of a server behind a URL from a session's record: another URL does not know them.
+
+    Raises:
+        StoreUnavailable: the store does not answer.
+    """
+    for entry in live.session.remote:
+        if msgspec.json.decode(entry, type=tuple[str, str, str])[0] == links.name:
+            await links.remote_session_changed(live, entry, "")
+
+
+def _recorded(live: LiveSession, key: Key) -> tuple[str, str]:
+    """Return a server's entry in the session's record, and the MCP session id in it that a link can resume. Both are
+    empty if there is no entry."""
+    for entry in live.session.remote:
+        name, capabilities, resume = msgspec.json.decode(entry, type=tuple[str, str, str])
+        if (name, capabilities) == (key[0], key[2].decode()):
+            return entry, resume
+    return "", ""
+
+
+def _subscriptions(uris: frozenset[str]) -> list[bytes]:
+    return [encode_request(f"restore-{uri}", "resources/subscribe", encode({"uri": uri})) for uri in sorted(uris)]

@@ -1,0 +1,316 @@
+"""Ask one server which eras it speaks and which tools it lists: when the gateway starts, and after each failure."""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from gateway.calls.conversation import Conversation
+from gateway.calls.server_start_limits import Backoff, with_output_tail
+from gateway.protocol.cache_hints import hints_of, with_ttl
+from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
+from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
+from gateway.protocol.listing import Tools
+from gateway.upstreams.era_discovery import Discovery, ask_discovery
+from gateway.upstreams.list_pages import all_items
+from gateway.upstreams.result_cache import ResultCache
+from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
+from gateway.upstreams.shared_conversations import SharedConversations
+from transports.era import Era
+from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
+from transports.tasks import Tasks, TasksClosed
+from transports.upstream_port import LinkClosed, UpstreamUnavailable
+
+logger = logging.getLogger(__name__)
+
+_NO_HANDSHAKE: Final = frozenset({METHOD_NOT_FOUND, INVALID_REQUEST, UNSUPPORTED_VERSION, HEADER_MISMATCH})
+"""Error codes of servers that have no `initialize`: unknown method, invalid request, unsupported version, missing
+header. A server may check the headers of 2026-07-28 before the method."""
+
+_TOO_MANY: Final = (
+    "server %s declares too many or too long extensions: %d names do not count when methods are sent to servers. "
+    "The first %d names of at most %d characters do"
+)
+
+WAIT_S: Final = 9.0
+"""Seconds after the start of a probe, for which clients wait for it. SDK clients wait 10 s for `server/discover`."""
+
+AGAIN_S: Final = 5.0
+"""Minimum seconds from a failure to the next probe that a client's request starts. Without requests, a `Backoff` times
+the next probe, so that a server that recovers is found even while a load balancer sends no clients."""
+
+_PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
+
+
+class Probe:
+    """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
+
+    `start_s`: how long the server may take to answer. `is_url`: the server is not a child process. `results` caches the
+    list of tools, if it is the same for all callers. `clock` is monotonic. `took_s`: duration of the last probe.
+    `started_s`: the part of it until the server answered in its era. `began_at`: start time of the running probe; None
+    if none runs. `answered` is set once the server has answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        known: KnownFacts,
+        shared: SharedConversations,
+        *,
+        start_s: float,
+        is_url: bool = False,
+        results: ResultCache | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._results = results
+        self._refreshed_at = float("-inf")
+        self._name = name
+        self._known = known
+        self._shared = shared
+        self._start_s = start_s
+        self._is_url = is_url
+        self._clock = clock
+        self.failures = Backoff()
+        self._guesses = Backoff()
+        self.took_s = self.started_s = 0.0
+        self.began_at: float | None = None
+        self.answered = asyncio.Event()
+        self._again: asyncio.TimerHandle | None = None
+        self._accepts_handshake: bool | None = None
+        self._tasks = Tasks(f"probe of {name}")
+
+    def start(self) -> asyncio.Task[ServerFacts]:
+        """Run the probe in the background, unless it runs already. Return its task."""
+        return self._tasks.start(_PROBE, self._probe)
+
+    async def facts(self) -> ServerFacts:
+        """Return the facts of the last probe; wait up to `WAIT_S` for the first one. If the last probe failed, run it
+        again in the background: the server may have started since.
+
+        A server that has not answered in this time counts as legacy, so that its clients need not wait longer.
+        """
+        facts = self._known.latest
+        if facts is not None:
+            if facts.failure and self._clock() >= self.failures.failed_at + AGAIN_S:
+                self.start()
+            return facts
+        waited_s = 0.0 if self.began_at is None else self._clock() - self.began_at
+        if waited_s >= WAIT_S:
+            return ServerFacts()
+        try:
+            async with asyncio.timeout(WAIT_S - waited_s):
+                return await self._tasks.share(_PROBE, self._probe)
+        except TimeoutError:
+            return ServerFacts()
+        except TasksClosed:
+            return ServerFacts(failure="the gateway stops")
+
+    def discovery(self, facts: ServerFacts) -> bytes | None:
+        """Return the answer to `server/discover` for modern clients, with its `ttlMs` reduced to the remaining time. If
+        the answer is no longer fresh, ask the server again in the background."""
+        ttl_ms = 0 if facts.discover is None else hints_of(facts.discover).ttl_ms
+        if not ttl_ms or facts.discover is None:
+            return facts.discovery
+        now = self._clock()
+        left_ms = int(ttl_ms - (now - facts.at) * 1_000)
+        if left_ms <= 0 and now >= self._refreshed_at + AGAIN_S:
+            self._refreshed_at = now
+            self._tasks.start(_REFRESH, lambda: self._refresh(facts))
+        return with_ttl(facts.discover, max(0, left_ms))
+
+    async def _refresh(self, facts: ServerFacts) -> None:
+        """Send `server/discover` to a modern server again. If it does not answer, its last answer stays."""
+        with contextlib.suppress(UpstreamUnavailable, HandshakeRefused):
+            found = await ask_discovery(self._shared.of(Era.MODERN), within_s=self._start_s, is_url=self._is_url)
+            if found.result is not None and self._known.latest is facts:
+                self._known.learn(replace(facts, discover=found.result, at=self._clock()))
+
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds that the last probe took, or the time of the running probe so far if that is longer."""
+        return self.took_s if self.began_at is None else max(self.took_s, self._clock() - self.began_at)
+
+    # -- eras
+
+    def era_now(self, client: Era) -> Era | None:
+        """Return the era in which to send requests of a client (of era `client`) to the server; None while unknown."""
+        return era_of(self._known.latest, client, accepts_handshake=self._accepts_handshake)
+
+    async def era_for(self, client: Era) -> Era:
+        """Return the era in which to send requests of a client (of era `client`) to the server. Wait for the probe. If
+        the era depends on it, test if the server accepts a handshake."""
+        facts = await self.facts()
+        era = era_of(facts, client, accepts_handshake=self._accepts_handshake)
+        if era is None and not facts.needs_credentials:
+            with contextlib.suppress(TasksClosed):
+                await self._tasks.share(_TRIAL, self._try_handshake)
+        # A failed trial decides nothing. The handshake of the first client will.
+        era = era_of(facts, client, accepts_handshake=self._accepts_handshake is not False)
+        assert era is not None
+        return era
+
+    async def _try_handshake(self) -> None:
+        """Test if a modern server accepts a handshake, with a process of its own: a server that speaks both eras
+        chooses one by the first message."""
+        trial = self._shared.trial()
+        try:
+            await self._learn_from(trial)
+        finally:
+            await trial.close()
+
+    async def try_with(self, conversation: Conversation, drop: Callable[[], object]) -> None:
+        """Test if a modern server accepts a handshake, with a session's own process, so that the session's client waits
+        for only one start. If the server refuses, call `drop` and close the conversation. A cancelled caller does not
+        end the trial."""
+        with contextlib.suppress(TasksClosed):
+            await self._tasks.share((_TRIAL, conversation), lambda: self._learn_from_own(conversation, drop))
+
+    async def _learn_from_own(self, conversation: Conversation, drop: Callable[[], object]) -> None:
+        await self._learn_from(conversation)
+        if self._accepts_handshake is False:
+            drop()
+            await conversation.close("the server has no handshake")
+
+    async def _learn_from(self, conversation: Conversation) -> None:
+        try:
+            await conversation.ready()
+            # Some servers answer every method. Only an answer in a version of this era accepts the handshake.
+            self._accepts_handshake = version_of(conversation.initialize_result or b"{}") in HANDSHAKE_VERSIONS
+            self._known.changed()
+        except UpstreamUnavailable as error:
+            logger.warning("the handshake with server %s could not be tried: %s", self._name, error)
+        except HandshakeRefused as error:
+            # Any other error refuses this handshake only.
+            self._accepts_handshake = error_code(error.error) not in _NO_HANDSHAKE
+            self._known.changed()
+
+    # -- asking
+
+    async def _probe(self) -> ServerFacts:
+        self._cancel_timer()
+        began = self.began_at = self._clock()
+        try:
+            facts = self._known.kept(await self._asked())
+            self._keep(facts)
+        finally:
+            self.began_at = None
+            self.took_s = self._clock() - began
+        if facts.has_answered:
+            if self.failures.count and self.answered.is_set():  # the first answer is logged by whoever waits for it
+                logger.info("server %s answers again", self._name)
+            self.failures = Backoff()
+            self.answered.set()
+            if not facts.is_certain:
+                self._guesses.fail("", self._clock())
+                self._ask_later(self._guesses.delay_s)
+        else:
+            self._failed(facts.failure or "it supports no MCP version of this gateway", facts.output_tail)
+        return facts
+
+    def give_up(self, reason: str) -> None:
+        """Mark the server as failed for good: it is never asked. `reason` is shown to clients."""
+        self._known.learn(ServerFacts(failure=reason))
+        self.failures.fail(reason, math.inf)
+
+    def learn(self, facts: ServerFacts) -> None:
+        """Store the facts that a session has found about a server that refuses the probe."""
+        self._cancel_timer()
+        self._keep(facts)
+        self.failures = Backoff()
+        self.answered.set()
+
+    def _keep(self, facts: ServerFacts) -> None:
+        """Store the facts of a probe, and log a warning if the server declares too many extensions."""
+        self._known.learn(facts)
+        if facts.has_answered and facts.declared.left_off:
+            logger.warning(_TOO_MANY, self._name, facts.declared.left_off, MOST_NAMES, MOST_NAME_CHARS)
+
+    def _failed(self, reason: str, output_tail: Sequence[str]) -> None:
+        """Record a failed probe, log it, and schedule the next one."""
+        level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
+        told = with_output_tail(reason, output_tail)
+        logger.log(level, "server %s cannot be used: %s", self._name, told, extra={"server": self._name})
+        self.failures.fail(reason, self._clock())
+        self._ask_later(self.failures.delay_s)
+
+    def _ask_later(self, delay_s: float) -> None:
+        self._again = asyncio.get_running_loop().call_later(delay_s, self.start)
+
+    def _cancel_timer(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+
+    async def _asked(self) -> ServerFacts:
+        """Ask the server, and return the facts. An unexpected error counts as a failed probe, so that another one
+        follows: otherwise no client could use the server any more."""
+        try:
+            return await self._ask()
+        except Exception as error:
+            reason = f"the gateway could not ask it ({type(error).__name__})"
+            if reason != self.failures.reason:
+                logger.exception("the probe of server %s failed", self._name, extra={"server": self._name})
+            return self._known.guessed or ServerFacts(failure=reason)
+
+    async def _ask(self) -> ServerFacts:
+        began = self._clock()
+        conversation = self._shared.of(Era.MODERN)
+        try:
+            found = await ask_discovery(conversation, within_s=self._start_s, is_url=self._is_url)
+        except (UpstreamUnavailable, HandshakeRefused) as error:
+            if (known := self._known.guessed) is not None:
+                return known
+            return ServerFacts(failure=str(error), output_tail=tuple(conversation.output_tail))
+        if found.result is not None:
+            self.started_s = self._clock() - began
+            at = self._clock()
+            return ServerFacts(discover=found.result, tools=await self._tools(conversation), at=at)
+        await self._shared.discard(Era.MODERN)
+        if found.era is Era.MODERN:
+            return ServerFacts(failure=f"server {self._name!r} cannot be used: {found.reason}")
+        if (known := self._known.guessed) is not None:
+            return known if found.era is None else replace(known, is_certain=True)
+        facts = await self._ask_legacy(found)
+        return replace(facts, needs_credentials=found.is_refused and self._is_url and not facts.has_answered)
+
+    async def _ask_legacy(self, found: Discovery) -> ServerFacts:
+        """Make a handshake with a server, and return the facts. Called if `server/discover` has proved a legacy server
+        or no era."""
+        conversation, began = self._shared.of(Era.LEGACY), self._clock()
+        is_certain = found.era is not None
+        try:
+            await conversation.ready()
+        except UpstreamUnavailable as error:
+            return ServerFacts(failure=str(error), output_tail=tuple(conversation.output_tail))
+        except HandshakeRefused:
+            return ServerFacts(failure="" if is_certain else found.reason)
+        self.started_s = self._clock() - began
+        if is_certain:
+            logger.info("server %s speaks the legacy era only", self._name)
+        else:
+            logger.warning(
+                "server %s accepts a handshake, and is asked again whether it speaks MCP 2026-07-28: %s",
+                self._name,
+                found.reason,
+                extra={"server": self._name},
+            )
+        tools = await self._tools(conversation)
+        return ServerFacts(initialize=conversation.initialize_result, tools=tools, is_certain=is_certain)
+
+    async def _tools(self, conversation: Conversation) -> Tools:
+        """Return the tools that the server lists; no tools if it cannot list them within `start_s`."""
+        with contextlib.suppress(UpstreamUnavailable, LinkClosed, TimeoutError, msgspec.MsgspecError):
+            async with asyncio.timeout(self._start_s):
+                return Tools(await all_items("tools/list", conversation, self._results))
+        return Tools()
+
+    async def close(self) -> None:
+        """Cancel a running probe."""
+        self._cancel_timer()
+        await self._tasks.close()
