@@ -161,7 +161,7 @@ OF_EXTRAS = {
     "gateway/integrations/mcp_sdk.py": "mcp",
     "gateway/integrations/pytest_plugin.py": "test",
     "gateway/observability/tracing.py": "tracing",
-    "gateway/sessions/tools.py": "mcp",
+    "gateway/sessions/session_tools.py": "mcp",
     "mcp_session_gateway/pytest_plugin.py": "test",
     "session_store/testing": "test",
     "transports/testing": "test",

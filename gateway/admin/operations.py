@@ -43,7 +43,7 @@ from gateway.admin.tried_calls import EndsSessions, Left, Records, TriedCalls
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
 from gateway.sessions.lifecycle import ENDED
-from gateway.sessions.returns import ClientWarning, together
+from gateway.sessions.returning_clients import ClientWarning, together
 from gateway.tasks.task_handles import TaskHandle, claimed
 from session_store import AuditEvent, Backend, Session, SessionGone, StoreUnavailable, Task, TaskStore
 from session_store.session import redact

@@ -39,7 +39,7 @@ from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.server_memory import ServerMemory
 from gateway.sandbox.refusals import RefusedRow
-from gateway.sessions.returns import ClientWarning
+from gateway.sessions.returning_clients import ClientWarning
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import TimelinePart

@@ -23,8 +23,8 @@ from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.listing import named, operation_of
 from gateway.relay.requests_to_self import InternalRequests
-from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
+from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.version import __version__
 from session_store import Principal, Session, StoreUnavailable

@@ -41,7 +41,7 @@ from gateway.admin.reports import (
     UsageRow,
 )
 from gateway.calls.session_frames import MOST_FRAMES
-from gateway.sessions.returns import ClientWarning
+from gateway.sessions.returning_clients import ClientWarning
 from gateway.version import __version__
 from session_store import TimelineHead
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.bridge.question_rounds import RoundTrips
 from gateway.bridge.request_state import is_input_required
-from gateway.bridge.round_trips import RoundTrips
 from gateway.bridge.task_follower import FollowedTask, ask_legacy_client
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange

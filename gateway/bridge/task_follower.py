@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.bridge.round_trips import may_ask
+from gateway.bridge.question_rounds import may_ask
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent

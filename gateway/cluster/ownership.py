@@ -1,7 +1,7 @@
 """Keep this replica's ownership of sessions: its lease, its claims, and the check before an answer is sent.
 
 Invariants: an epoch of a session belongs to one owner only (compare-and-set in the store, and a nonce). Only an owner
-has links of a session. An owner that may have lost a session (`lease_trust.py`) asks the store before it sends an
+has links of a session. An owner that may have lost a session (`lease_validity.py`) asks the store before it sends an
 answer.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from cachetools import TTLCache
 
-from gateway.cluster.lease_trust import LEASE_S, OwnLease
+from gateway.cluster.lease_validity import LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore
 from transports.inbound_port import OwnedByPeer

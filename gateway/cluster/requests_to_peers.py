@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.cluster.envelope import COPIES_S, HOLD, Envelopes, Refusal, SharedFacts
 from gateway.cluster.forwarded_answer import ForwardedAnswer, RelayedReply
-from gateway.cluster.lease_trust import DOUBT_S, LEASE_S
+from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
 from gateway.cluster.liveness import Lease, Outcome, decide
 from gateway.cluster.ownership import Cluster, Route
 from gateway.errors import unreachable

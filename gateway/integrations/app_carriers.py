@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from gateway.sessions.carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
+from gateway.sessions.token_carriers import COOKIE, GATEWAY_HEADER, SECURE_COOKIE, cookie_values
 from session_store import KeyRing, Purpose, TokenCodec
 from transports.inbound.http import Guard, Scope, header_map
 from transports.inbound_port import HeaderList, Refused

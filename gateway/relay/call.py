@@ -71,8 +71,8 @@ from gateway.relay.policy_admission import AdmittedTool, CallTarget
 from gateway.relay.replies import CallReply
 from gateway.relay.requests_to_server import answer_with, cache_key_of, for_server, fresh, start, waits
 from gateway.relay.subscriptions import open_stream
-from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Session, StoreError
 from session_store.session import redact

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.gateway_subscriptions import caller_of
 from gateway.bridge.legacy_server import legacy_meta, legacy_params
+from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.live_session import LiveSession
 from gateway.config.model import any_matches

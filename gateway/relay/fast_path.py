@@ -38,10 +38,10 @@ from gateway.protocol.reserved_meta import may_name_reserved
 from gateway.relay.frame_template import FrameTemplate, Prepared
 from gateway.relay.policy_admission import AdmittedTool, CallTarget
 from gateway.relay.replies import record_whole
-from gateway.sessions.attach import Resolved
 from gateway.sessions.cached_record import AGING_AFTER_S
 from gateway.sessions.resolve import SessionResolver
-from gateway.sessions.returns import UsedIds
+from gateway.sessions.returning_clients import UsedIds
+from gateway.sessions.session_loading import Resolved
 from transports.era import LEGACY
 from transports.inbound_port import (
     Answer,

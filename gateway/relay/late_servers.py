@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession

@@ -40,12 +40,12 @@ from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
 from gateway.relay.replies import StreamReply
 from gateway.relay.resent_calls import ResentCalls
-from gateway.sessions.attach import Resolved
-from gateway.sessions.carriers import Carriers, client_facts
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.records import SessionRecords
+from gateway.sessions.record_changes import SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
+from gateway.sessions.session_loading import Resolved
+from gateway.sessions.token_carriers import Carriers, client_facts
 from gateway.tasks.legacy_clients import LegacyTasks
 from gateway.tasks.requested_tasks import RequestedTasks
 from session_store import UnknownEvent, UnwrittenEvent

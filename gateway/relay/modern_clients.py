@@ -35,9 +35,9 @@ from gateway.relay.call import FoundSession, Intake
 from gateway.relay.endpoint_servers import Endpoint
 from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
-from gateway.sessions.attach import Resolved
-from gateway.sessions.carriers import Carriers
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.session_loading import Resolved
+from gateway.sessions.token_carriers import Carriers
 from gateway.tasks.modern_clients import ModernTasks
 from session_store import Context
 from transports.era import MODERN, SESSIONLESS, Era

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from gateway.bridge.call_as_legacy_task import LegacyTaskBridge, asking_for_task
-from gateway.bridge.gateway_subscriptions import caller_in, caller_of
 from gateway.bridge.legacy_server import LegacyServerBridge, legacy_meta, legacy_params
 from gateway.bridge.modern_server import ModernServerBridge
+from gateway.bridge.modern_server_subscriptions import caller_in, caller_of
 from gateway.bridge.request_state import is_input_required
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation

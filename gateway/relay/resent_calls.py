@@ -12,7 +12,7 @@ from gateway.calls.session_event_streams import UNKNOWN, KeptCall, LostStreams, 
 from gateway.identity.request_context import RequestContext
 from gateway.relay.call import Intake
 from gateway.relay.replies import CallReply
-from gateway.sessions.attach import Resolved
+from gateway.sessions.session_loading import Resolved
 from session_store import StoreUnavailable
 from session_store.session import redact
 from transports.inbound_port import Refused, Request

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bridge.gateway_subscriptions import (
+from gateway.bridge.modern_server_subscriptions import (
     caller_of,
     child_of,
     everything,

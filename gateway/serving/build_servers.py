@@ -29,7 +29,7 @@ from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_lis
 from gateway.serving.parts import Foundation, Servers, SessionParts
 from gateway.serving.paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count
-from gateway.sessions.sessions_by_handle import ChildSessions
+from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT, UpstreamFactory
 from gateway.upstreams.former_servers import FormerServers
@@ -193,7 +193,7 @@ def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any])
     if not base.settings.gateway.tools:
         return dict(given)
     try:
-        from gateway.sessions.tools import NAME, gateway_tools  # loads the SDK, which only these tools need
+        from gateway.sessions.session_tools import NAME, gateway_tools  # loads the SDK, which only these tools need
     except ModuleNotFoundError:
         raise missing_extra("gateway.tools", "mcp") from None
     return {**given, NAME: gateway_tools(sessions.lifecycle, base.backend.sessions)}

@@ -11,19 +11,19 @@ from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION
 from gateway.serving.parts import Foundation, Listeners, Resolution, Servers, SessionParts
-from gateway.sessions.aliases import Aliases
-from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.cached_record import CachedRecords
-from gateway.sessions.carriers import Carriers
 from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.lifecycle import SessionLifecycle
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.records import RecordLimits, SessionRecords
+from gateway.sessions.record_changes import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
-from gateway.sessions.returns import ReturnTracker
+from gateway.sessions.returning_clients import ReturnTracker
+from gateway.sessions.session_aliases import Aliases
+from gateway.sessions.session_loading import SessionAttacher
+from gateway.sessions.token_carriers import Carriers
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.prestart import PrestartPool
 from session_store import Context

@@ -55,7 +55,7 @@ from gateway.serving.parts import (
 from gateway.serving.paths import served_paths
 from gateway.serving.readiness import Readiness, ServingState
 from gateway.serving.workers import worker_count
-from gateway.sessions.returns import ReturnTracker
+from gateway.sessions.returning_clients import ReturnTracker
 from gateway.upstreams.factory import OBJECT
 from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for

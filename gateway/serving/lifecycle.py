@@ -14,7 +14,7 @@ from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_cgroup, refuse_
 from gateway.serving.hidden_process import hide, why_in_sight
 from gateway.serving.parts import Parts
 from gateway.sessions.lifecycle import ENDED
-from gateway.sessions.reconciliation import Reconciliation
+from gateway.sessions.ownership_reconciliation import Reconciliation
 from gateway.upstreams.configuration_review import compare, compare_late
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.server_facts import ServerFacts

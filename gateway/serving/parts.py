@@ -48,14 +48,14 @@ from gateway.sandbox.refusals import SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
 from gateway.serving.drain import Drain
 from gateway.serving.readiness import ServingState
-from gateway.sessions.attach import SessionAttacher
-from gateway.sessions.carriers import Carriers
 from gateway.sessions.http_sse_sessions import HttpSseSessions
 from gateway.sessions.lifecycle import SessionLifecycle
-from gateway.sessions.records import RecordLimits, SessionRecords
+from gateway.sessions.record_changes import RecordLimits, SessionRecords
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.resolve_initialize import InitializeResolver
-from gateway.sessions.returns import ReturnTracker
+from gateway.sessions.returning_clients import ReturnTracker
+from gateway.sessions.session_loading import SessionAttacher
+from gateway.sessions.token_carriers import Carriers
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery
 from gateway.tasks.gateway_tasks.task_maker import TaskMaker
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks

@@ -7,9 +7,9 @@ The transport itself (`transports.inbound.http_sse`) knows only tokens.
 from gateway.calls.live_session import LiveSessions
 from gateway.config.sessions import SessionSettings
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.carriers import Carriers, explicit_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
+from gateway.sessions.token_carriers import Carriers, explicit_token
 from session_store import ClientFacts, Session
 from transports.era import Era
 from transports.inbound_port import Carried, Request

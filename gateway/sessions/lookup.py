@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from gateway.errors import session_unknown
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from gateway.sessions.carriers import Carriers, cookies_of
+from gateway.sessions.token_carriers import Carriers, cookies_of
 from session_store import Principal, Session, SessionStore
 from transports.era import Era
 from transports.inbound_port import Request

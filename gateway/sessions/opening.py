@@ -11,9 +11,9 @@ from gateway.context.personal_data import scrubber
 from gateway.errors import bad_context, not_found_by_others
 from gateway.identity.context_rules import ContextRules
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.aliases import Alias
-from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.session_aliases import Alias
+from gateway.sessions.session_loading import Resolved, SessionAttacher
 from gateway.upstreams.prestart import PrestartPool
 from session_store import ClientFacts, Context, Session
 from session_store.session import (

@@ -10,13 +10,13 @@ from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.cluster.ownership import Route, RouteMemory
 from gateway.errors import no_session
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.aliases import Alias, Aliases
-from gateway.sessions.attach import Resolved, SessionAttacher
 from gateway.sessions.cached_record import AGING_AFTER_S, CachedRecords
-from gateway.sessions.carriers import asks_for_new, explicit_token, modern_client, names_token
 from gateway.sessions.lookup import SessionLookup
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.returns import ASKED_AGAIN_S, ReturnTracker, UsedIds
+from gateway.sessions.returning_clients import ASKED_AGAIN_S, ReturnTracker, UsedIds
+from gateway.sessions.session_aliases import Alias, Aliases
+from gateway.sessions.session_loading import Resolved, SessionAttacher
+from gateway.sessions.token_carriers import asks_for_new, explicit_token, modern_client, names_token
 from session_store import ClientFacts, Session, SessionStore, StoreUnavailable
 from transports.era import Era
 from transports.inbound_port import OwnedByPeer, Request

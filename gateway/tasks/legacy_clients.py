@@ -21,8 +21,8 @@ from gateway.protocol.handshake import HandshakeRefused, capabilities_of
 from gateway.protocol.listing import cursor_of, next_cursor
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
-from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.session_loading import Resolved
 from gateway.tasks.gateway_tasks.task_requests import session_of
 from gateway.tasks.relay_interfaces import CallIntake, Endpoint
 from gateway.tasks.relayed_tasks import RelayedTasks

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.gateway_subscriptions import RelayedReplies
+from gateway.bridge.modern_server_subscriptions import RelayedReplies
 from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
@@ -22,8 +22,8 @@ from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.subscription_filter import ACKNOWLEDGED, SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, own_id, with_tasks
-from gateway.sessions.attach import Resolved
 from gateway.sessions.resolve import SessionResolver
+from gateway.sessions.session_loading import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared
 from gateway.tasks.gateway_tasks.task_requests import found_session
 from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.bridge.gateway_subscriptions import everything
+from gateway.bridge.modern_server_subscriptions import everything
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json, discovery_of
 from gateway.protocol.listing import Tools

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from gateway.cluster import lease_trust as lease_module
+from gateway.cluster import lease_validity as lease_module
 from gateway.cluster import ownership as cluster_module
-from gateway.cluster.lease_trust import DOUBT_S
+from gateway.cluster.lease_validity import DOUBT_S
 from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import LEASE_S, Cluster
-from gateway.sessions.reconciliation import Reconciliation
+from gateway.sessions.ownership_reconciliation import Reconciliation
 from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.ports.cluster import count_of
 from session_store.testing import ALICE, FakeClock, a_session

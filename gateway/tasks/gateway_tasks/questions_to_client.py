@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.bridge.round_trips import RoundTrips, may_ask
+from gateway.bridge.question_rounds import RoundTrips, may_ask
 from gateway.bridge.suspended_calls import without_modern_gaps
 from gateway.bridge.task_follower import TaskFollower
 from gateway.calls.conversation import Conversation, conversation_of

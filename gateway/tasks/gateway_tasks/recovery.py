@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Cluster
 from gateway.errors import OUTCOME_UNKNOWN, error_of
 from gateway.identity.offline_rights import OfflineRights
-from gateway.sessions.attach import SessionAttacher
+from gateway.sessions.session_loading import SessionAttacher
 from gateway.tasks.gateway_tasks.resumed_tasks import TaskContinuation
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import StoredCall

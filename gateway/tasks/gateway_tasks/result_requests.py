@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
-from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.in_flight import CallsInFlight, CallWatch
 from gateway.calls.lifecycles import Deadlines

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
-from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.bridge.task_follower import FollowedTask, go_on
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import fallback_id
@@ -24,7 +24,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.logs import CORRELATION
 from gateway.protocol.capabilities import ClientDeclaration, caller_of_meta
 from gateway.protocol.tasks import with_tasks
-from gateway.sessions.attach import SessionAttacher
+from gateway.sessions.session_loading import SessionAttacher
 from gateway.tasks.gateway_tasks.questions_to_client import ServerTask
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import FollowedCall, RecordedAnswers, StoredCall

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.exchange import Exchange, ExchangeConversation, fallback_id
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.live_session import LiveSession, live_session_of

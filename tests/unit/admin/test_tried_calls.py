@@ -10,8 +10,8 @@ from msgspec import Raw
 
 from gateway.admin.reports import Attempt, TriedCall
 from gateway.admin.tried_calls import Destination, OngoingCall
-from gateway.sessions.carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from gateway.sessions.client_chosen_keys import KEY_META
+from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from session_store import ANONYMOUS
 from tests.requirements import requirement
 from transports.era import LEGACY, MODERN

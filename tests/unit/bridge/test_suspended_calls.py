@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.bridge import round_trips, suspended_calls
-from gateway.bridge.gateway_subscriptions import gateway_subscription_for
+from gateway.bridge import question_rounds, suspended_calls
 from gateway.bridge.modern_server import MAX_ROUNDS, CallRounds, ModernServerBridge
+from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
 from gateway.bridge.suspended_calls import answer_suspended, ask_modern
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
@@ -208,7 +208,7 @@ async def test_a_call_that_is_repeated_without_questions_is_bounded_by_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [monotonic()]
-    monkeypatch.setattr(round_trips, "monotonic", lambda: now[0])
+    monkeypatch.setattr(question_rounds, "monotonic", lambda: now[0])
     monkeypatch.setattr(CallRounds, "poll_s", 0.0)
     upstream, exchange = await sent_to_modern()
     link = upstream.links[0]

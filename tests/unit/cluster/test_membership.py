@@ -104,7 +104,7 @@ async def test_others_are_asked_to_hold_while_the_store_is_away_and_while_it_doe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(membership, "_LATE_S", 0.01)
-    monkeypatch.setattr("gateway.cluster.lease_trust.TRUST_S", 0.0)
+    monkeypatch.setattr("gateway.cluster.lease_validity.TRUST_S", 0.0)
     case = Case()
     await case.other.beat()
     assert await case.beats.renew() and not case.asked and not case.cluster.is_fresh
@@ -125,7 +125,7 @@ async def test_others_are_asked_to_hold_while_the_store_is_away_and_while_it_doe
 async def test_a_replica_without_an_address_cannot_agree_and_who_refuses_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.cluster.lease_trust.TRUST_S", 0.0)
+    monkeypatch.setattr("gateway.cluster.lease_validity.TRUST_S", 0.0)
     for address, agree in (("", True), ("b:1", False)):
         case = Case()
         case.agree = agree

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.bridge.call_as_legacy_task import LegacyTaskBridge
-from gateway.bridge.gateway_subscriptions import gateway_subscription_for
 from gateway.bridge.legacy_server import LegacyServerBridge
 from gateway.bridge.modern_server import ModernServerBridge
+from gateway.bridge.modern_server_subscriptions import gateway_subscription_for
 from gateway.bridge.request_state import Binding, RequestDigest, RequestStateSeal
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
@@ -39,7 +39,7 @@ from gateway.relay.modern_clients import ModernClients
 from gateway.relay.policy_admission import CallTarget
 from gateway.relay.replies import CallReply
 from gateway.relay.requests_to_server import for_server, waits
-from gateway.sessions.attach import Resolved
+from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.result_cache import ResultCache
 from session_store import Context, KeyRing, MemoryBackend
 from session_store.testing import ALICE, FakeClock, a_session

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from gateway.bridge.gateway_subscriptions import caller_of
+from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.upstreams import MethodSettings
 from gateway.errors import unknown_method

@@ -17,7 +17,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.protocol.listing import Called
 from gateway.relay.replies import CallReply
 from gateway.relay.resent_calls import ResentCalls
-from gateway.sessions.attach import Resolved
+from gateway.sessions.session_loading import Resolved
 from session_store import MemoryEventLog, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement

@@ -18,8 +18,8 @@ from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.build_sessions import build_resolution, build_sessions
 from gateway.serving.parts import Listeners
-from gateway.sessions.aliases import Aliases
-from gateway.sessions.attach import Resolved
+from gateway.sessions.session_aliases import Aliases
+from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.prestart import PrestartedProcesses
 from session_store import ANONYMOUS, KeyRing, MemoryBackend, StoreUnavailable
 from session_store.testing import ALICE, BOB, FakeClock, a_session

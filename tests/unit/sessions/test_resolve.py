@@ -17,7 +17,7 @@ from gateway.identity.request_context import RequestContext
 from gateway.relay.message_handler import store_errors_refused
 from gateway.sessions import cached_record
 from gateway.sessions.cached_record import AGING_AFTER_S, CACHED_FOR_S
-from gateway.sessions.returns import ASKED_AGAIN_S
+from gateway.sessions.returning_clients import ASKED_AGAIN_S
 from session_store import KeyRing, StoreUnavailable
 from session_store.session import new_session_id
 from session_store.testing import FakeClock

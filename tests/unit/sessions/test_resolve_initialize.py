@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway.cluster.ownership import Forwarded
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.identity.request_context import RequestContext
-from gateway.sessions.attach import Resolved
+from gateway.sessions.session_loading import Resolved
 from session_store import ClientFacts
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import Cluster
-from gateway.sessions import reconciliation as module
-from gateway.sessions.reconciliation import Reconciliation
+from gateway.sessions import ownership_reconciliation as module
+from gateway.sessions.ownership_reconciliation import Reconciliation
 from session_store import StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement

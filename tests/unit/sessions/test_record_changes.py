@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.calls.live_session import LiveSession
-from gateway.sessions.records import RecordLimits, SessionRecords
+from gateway.sessions.record_changes import RecordLimits, SessionRecords
 from tests.unit.sessions.parts import Parts
 from transports.inbound_port import Refused
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.context.session_facts import SESSION_KEY
-from gateway.sessions.carriers import (
+from gateway.sessions.token_carriers import (
     Carriers,
     brings_token,
     client_facts,

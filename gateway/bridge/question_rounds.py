@@ -12,7 +12,7 @@ from time import monotonic
 
 import msgspec
 
-from gateway.bridge.gateway_subscriptions import caller_in
+from gateway.bridge.modern_server_subscriptions import caller_in
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import ExchangeEvent

@@ -19,8 +19,8 @@ from gateway.errors import session_unknown, too_many_handles, unknown_handle
 from gateway.protocol.listing import Tools, arguments_of
 from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import tool_result
-from gateway.sessions.attach import SessionAttacher
 from gateway.sessions.lifecycle import SessionLifecycle
+from gateway.sessions.session_loading import SessionAttacher
 from session_store import Session, SessionStore
 from session_store.session import new_session_id
 from transports.era import Era

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.sessions.aliases import default_alias, reattach_alias
+from gateway.sessions.session_aliases import default_alias, reattach_alias
 from session_store import ANONYMOUS, Principal
 from session_store.testing import ALICE, BOB
 from tests.requirements import requirement

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.cluster import lease_trust as module
-from gateway.cluster.lease_trust import DOUBT_S, HOLD_S, LEASE_S, TRUST_S, OwnLease
+from gateway.cluster import lease_validity as module
+from gateway.cluster.lease_validity import DOUBT_S, HOLD_S, LEASE_S, TRUST_S, OwnLease
 from session_store.testing import FakeClock
 from tests.requirements import requirement
 
