@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin.replica import Replica, ReplicaCounts
+from gateway.admin.this_replica import Replica, ReplicaCounts
 from gateway.calls.lifecycles import LOSSES
 from gateway.observability.audit import Audit
 from gateway.observability.metrics import BUCKETS_S, COUNTERS, Histogram

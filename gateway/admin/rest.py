@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.admin.auth import Access, HostNotAllowed, TooManyAttempts
-from gateway.admin.operations import Operations
-from gateway.admin.queries import OperatorError, TooLate
-from gateway.admin.reports import FramesPage, StderrPage
-from gateway.admin.tried_calls import attempt_in, left
+from gateway.admin.operator_queries import OperatorError, TooLate
+from gateway.admin.operator_tool_calls import attempt_in, left
+from gateway.admin.report_types import FramesPage, StderrPage
+from gateway.admin.verb_handlers import Operations
 from gateway.admin.verbs import VERBS, Verb, openapi
 from gateway.calls.session_frames import MOST_FRAMES
 from session_store import StoreUnavailable

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.admin.auth import Access, TooManyAttempts
-from gateway.admin.operations import Operations
+from gateway.admin.verb_handlers import Operations
 from session_store import Backend, StoreUnavailable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from gateway.admin.reports import HiddenTools, Origin, ServerEnvironment, SessionEnvironment, Variable
+from gateway.admin.report_types import HiddenTools, Origin, ServerEnvironment, SessionEnvironment, Variable
 from gateway.calls.conversation import Conversation
 from gateway.calls.live_session import LiveSession, LiveSessions
 from gateway.config.auth import API_KEY_ISSUER, OPERATOR_ISSUER, AuthSettings
@@ -19,7 +19,7 @@ from gateway.context.principal_secrets import is_template, secrets_in
 from gateway.context.session_assertions import HEADER
 from gateway.identity.context_rules import ContextRules, Reason, announced_fields_of, kept_claims, own_setting
 from gateway.policy.decisions import Policy
-from gateway.protocol.listing import Tools, operation_of
+from gateway.protocol.merged_lists import Tools, operation_of
 from gateway.sandbox.packages import package_folder
 from gateway.sandbox.profiles import Enclosure
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandbox_of

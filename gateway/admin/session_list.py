@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.admin.queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
-from gateway.admin.replica import Replica
-from gateway.admin.replicas import Replicas
-from gateway.admin.reports import SessionPart, SessionRow, detached, row_of
+from gateway.admin.operator_queries import SHORTEST_PREFIX, Ambiguous, NoSuch, Page, SessionQuery, TooShort, UnknownHere
+from gateway.admin.replica_queries import Replicas
+from gateway.admin.report_types import SessionPart, SessionRow, detached, row_of
 from gateway.admin.session_selection import Selection, SortKey, cursor_of
+from gateway.admin.this_replica import Replica
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
 from transports.tasks import Tasks
 

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gateway.admin.queries import OperatorError, SessionFilter, SessionQuery
-from gateway.admin.reports import (
+from gateway.admin.operator_queries import OperatorError, SessionFilter, SessionQuery
+from gateway.admin.report_types import (
     SessionPart,
     SessionRow,
     SessionState,

@@ -4,12 +4,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.admin.queries import OperatorError, TooLate
-from gateway.admin.replica import Replica
-from gateway.admin.replicas import Answers, Replicas
-from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage, WatchPage
+from gateway.admin.operator_queries import OperatorError, TooLate
+from gateway.admin.operator_tool_calls import Records, SessionScope, may_use
+from gateway.admin.replica_queries import Answers, Replicas
+from gateway.admin.report_types import FrameQuery, FrameReport, FramesPage, StderrPage, WatchPage
 from gateway.admin.session_list import SessionFinder
-from gateway.admin.tried_calls import Records, SessionScope, may_use
+from gateway.admin.this_replica import Replica
 from gateway.config.settings import GatewaySettings
 from session_store import Session
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Protocol, TypeVar, get_args, get_origi
 
 import msgspec
 
-from gateway.admin.queries import (
+from gateway.admin.operator_queries import (
     About,
     OperatorError,
     Page,
@@ -21,7 +21,7 @@ from gateway.admin.queries import (
     TaskPage,
     TaskQuery,
 )
-from gateway.admin.reports import (
+from gateway.admin.report_types import (
     RANGES,
     Attempt,
     CatalogPage,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.protocol.listing import Names, Tools
+from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import lists_of
 from transports.jsonrpc import encode
 

@@ -13,7 +13,7 @@ from gateway.cli.configuration import configuration, required_configuration
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, JsonOption, StrictOption, options
 from gateway.cli.terminal import Terminal
-from gateway.config.faults import located
+from gateway.config.configuration_errors import located
 from gateway.config.settings import ConfigurationError, Settings, load
 from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible_line

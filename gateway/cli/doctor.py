@@ -49,7 +49,7 @@ def doctor(
     you run at a terminal of this machine.
     """
     from gateway.doctor.checks import check_everything
-    from gateway.doctor.running import check_running
+    from gateway.doctor.running_gateways import check_running
     from gateway.observability.logs import configure_logging
 
     configure_logging("critical")

@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from gateway.cli.configuration import configuration, with_command
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import Caller, ConfigOption, options
-from gateway.config.faults import located
-from gateway.config.model import sample_of
+from gateway.config.configuration_errors import located
 from gateway.config.sessions import CORRELATION_ID, TEMP_DIR
 from gateway.config.settings import ConfigurationError, Settings, load
-from gateway.context.announcements import Announcements
+from gateway.config.settings_base import sample_of
+from gateway.context.client_announcements import Announcements
 from gateway.identity.authenticate import Authenticated, Identity
 from gateway.identity.context_rules import Derived
 from gateway.identity.credential_claims import CredentialClaims, normal_trust
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.policy.decisions import ANNOTATIONS
-from gateway.protocol.listing import named, operation_of
+from gateway.protocol.merged_lists import named, operation_of
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configuration_review import asking, listed_names
 from gateway.upstreams.configured_upstream import ConfiguredUpstream

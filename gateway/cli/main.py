@@ -44,15 +44,15 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
     "Set up": {
         "init": (
-            "setting_up:init",
+            "setup_commands:init",
             "Write a commented configuration, with the servers that clients on this machine have.",
         ),
-        "add": ("setting_up:add", "Add a server to a configuration."),
+        "add": ("setup_commands:add", "Add a server to a configuration."),
         "connect": (
-            "setting_up:connect",
+            "setup_commands:connect",
             "Print how a client connects to the gateway, or write it into the client's file.",
         ),
-        "keygen": ("setting_up:keygen", "Print a new signing key for MCP_GATEWAY_KEYS."),
+        "keygen": ("setup_commands:keygen", "Print a new signing key for MCP_GATEWAY_KEYS."),
     },
     "Check": {
         "check": (
@@ -74,15 +74,18 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "sandbox": ("sandbox:app", "Explain the sandboxes of servers."),
     },
     "Operate": {
-        "top": ("operate:top", "Show replicas, failing sessions and busy sessions, updated continuously."),
+        "top": ("replicas_top_tail:top", "Show replicas, failing sessions and busy sessions, updated continuously."),
         "tail": (
-            "operate:tail",
+            "replicas_top_tail:tail",
             "Follow the session events of all replicas. With gateway.audit.calls, tool calls are included.",
         ),
         "sessions": ("sessions:app", "List sessions and end them."),
         "tasks": ("tasks:app", "List and cancel tasks: calls that go on after their clients have left."),
-        "reload": ("operate:reload", "Have all replicas of a running gateway load their configuration again."),
-        "replicas": ("operate:app", "List replicas, drain them and admit them again."),
+        "reload": (
+            "replicas_top_tail:reload",
+            "Have all replicas of a running gateway load their configuration again.",
+        ),
+        "replicas": ("replicas_top_tail:app", "List replicas, drain them and admit them again."),
     },
 }
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import amount, clock, readable, span
-from gateway.admin.queries import Page
-from gateway.admin.reports import ReplicaReport, SessionRow, SessionTotals, TaskRow
+from gateway.admin.operator_queries import Page
+from gateway.admin.report_types import ReplicaReport, SessionRow, SessionTotals, TaskRow
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible, visible_line
 

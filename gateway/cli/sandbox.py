@@ -17,7 +17,7 @@ import typer
 from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import ConfigOption, JsonOption, NamedConfigOption, options
-from gateway.config.faults import located
+from gateway.config.configuration_errors import located
 from gateway.config.hosts.files import served_name
 from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings

@@ -21,13 +21,13 @@ from gateway.cli.options import (
     VerboseOption,
     options,
 )
-from gateway.config.faults import ConfigurationError, Note, located
+from gateway.config.configuration_errors import ConfigurationError, Note, located
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE
 from gateway.config.sessions import KEY_HEADER, KEY_VARIABLE
 from gateway.config.settings import GatewaySettings, Settings, load
 
 if TYPE_CHECKING:
-    from gateway.serving.greeting import Welcome  # loads the server
+    from gateway.serving.startup_greeting import Welcome  # loads the server
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def _welcome(options: GatewaySettings, *, workers: int, verbose: bool) -> "Welco
     if not (is_alone and for_people):
         configure_logging(level, options.log_format)
         return None
-    from gateway.cli.greeting import StatusLine, TerminalWelcome  # loads rich
+    from gateway.cli.startup_greeting import StatusLine, TerminalWelcome  # loads rich
 
     status = StatusLine(sys.stderr) if sys.stderr.isatty() else None
     configure_logging(level, "pretty", status)

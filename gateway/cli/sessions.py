@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.admin.formatting import took
-from gateway.admin.queries import FILTERS, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery
-from gateway.admin.reports import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
+from gateway.admin.operator_queries import FILTERS, SORTS, NoSuch, OperatorError, SessionFilter, SessionQuery
+from gateway.admin.report_types import SESSION_STATES, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow
 from gateway.admin.verbs import Operators
+from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import JsonOption, Target
 from gateway.cli.output import facts_table, none_line, print_event, sessions_table, totals_line
-from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 from session_store import AuditEvent

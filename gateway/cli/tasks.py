@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gateway.admin.queries import TASK_STATUSES, TaskQuery
+from gateway.admin.operator_queries import TASK_STATUSES, TaskQuery
 from gateway.admin.verbs import Operators
+from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import JsonOption, Target
 from gateway.cli.output import facts_table, tasks_table
-from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.addresses import HostNames, ListenAddress, is_loopback
-from gateway.config.model import Frozen, fault_of_header
+from gateway.config.settings_base import Frozen, fault_of_header
 
 API_KEY_ISSUER: Final = "api-key"
 OPERATOR_ISSUER: Final = "operator"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.load import Origins, explained
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings

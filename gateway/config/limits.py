@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.model import Frozen, Pattern, Seconds, any_matches
+from gateway.config.settings_base import Frozen, Pattern, Seconds, any_matches
 from transports.inbound.limits import Limits, room_for_connections
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.faults import ConfigurationError, Note, ServerFault, did_you_mean, meant
+from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault, did_you_mean, meant
 from gateway.config.hosts.files import FaultyEntry, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from gateway.config.sandbox import profile_table, sandbox_table

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from gateway.config.model import Frozen, Pattern, Seconds, Trust
+from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust
 
 
 class RuleSettings(Frozen):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.config.model import Frozen, Trust
+from gateway.config.settings_base import Frozen, Trust
 from transports.upstream.walls.reach import destination
 
 Profile = Literal["off", "standard", "strict"]

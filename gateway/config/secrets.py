@@ -10,8 +10,8 @@ from typing import Final, Self
 
 from pydantic import model_validator
 
-from gateway.config.faults import ConfigurationError
-from gateway.config.model import Frozen
+from gateway.config.configuration_errors import ConfigurationError
+from gateway.config.settings_base import Frozen
 from session_store import InvalidKeyRing, KeyRing, StoreError, backend_for
 from transports.peer_tls import PeerTls
 

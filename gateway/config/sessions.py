@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.config.model import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
+from gateway.config.settings_base import Frozen, Pattern, Seconds, Trust, fault_of_header, whole
 from session_store.session import checked_metadata
 
 PersonalData = Literal["email", "phone", "card"]

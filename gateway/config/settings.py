@@ -33,11 +33,10 @@ from gateway.config.auth import (
     DiscoverySettings,
     KeyDigestSettings,
 )
-from gateway.config.faults import ConfigurationError, Note, ServerFault
+from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault
 from gateway.config.hosts.files import FaultyEntry
 from gateway.config.limits import LimitSettings, TaskSettings
 from gateway.config.load import PREFIX, Gathered, Origins, fault_lines, gathered
-from gateway.config.model import Frozen, any_matches, sample_of
 from gateway.config.policy import PolicySettings
 from gateway.config.sandbox import AbsolutePath, PackageSettings, SandboxByTrust, SandboxTable
 from gateway.config.secrets import PeerTlsSettings, SecretSettings
@@ -50,6 +49,7 @@ from gateway.config.sessions import (
     environment_of,
     is_usable_workspace,
 )
+from gateway.config.settings_base import Frozen, any_matches, sample_of
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
 from session_store.connect import check_store_url
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.faults import located
+from gateway.config.configuration_errors import located
 from gateway.config.settings import ConfigurationError, Loaded, Settings, load
-from gateway.doctor.clients import check_clients, check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
 from gateway.doctor.machine import check_access, check_keys, check_limits, check_sandboxes
-from gateway.doctor.running import check_outside
+from gateway.doctor.returning_clients import check_clients, check_clients_at
+from gateway.doctor.running_gateways import check_outside
 from gateway.doctor.servers import check_servers
 from gateway.doctor.stores import check_replicas, check_store
 from gateway.doctor.workspaces import check_workspaces

@@ -12,7 +12,7 @@ from gateway.calls.server_start_limits import with_output_tail
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.doctor.findings import Finding, failure, ok, warning
-from gateway.doctor.memory import check_memory
+from gateway.doctor.memory_forecast import check_memory
 from gateway.serving.gateway import Gateway
 from gateway.upstreams.configuration_review import asking, review
 from gateway.upstreams.configured_upstream import ConfiguredUpstream

@@ -8,10 +8,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from gateway.config.load import ConfigurationError, explained, gathered
-from gateway.config.model import Frozen
 from gateway.config.secrets import given_keys
 from gateway.config.sessions import SessionSettings
 from gateway.config.settings import GatewaySettings
+from gateway.config.settings_base import Frozen
 from gateway.errors import session_unknown, store_refused, store_unavailable
 from gateway.integrations.app_carriers import AppCarriers, has_header, with_session_headers
 from gateway.integrations.app_session import AppSession, Client, WhoIs

@@ -144,7 +144,7 @@ class Metrics:
         self.series: dict[tuple[str, str, str, Kind], Series] = {}  # by server, method, era and outcome
         self.longest_s = 0.0  # the longest request of the current second
         self.loop_lag_s = 0.0  # how late the event loop was in the last second
-        self.stalls = Histogram(PAUSES_S)  # how late each beat of `gateway.observability.loop_watch` was
+        self.stalls = Histogram(PAUSES_S)  # how late each beat of `gateway.observability.event_loop_watch` was
         self.collections = [Histogram(PAUSES_S) for _ in range(_GENERATIONS)]
         self.counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
         self.history = History(self)

@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.config.faults import missing_extra
+from gateway.config.configuration_errors import missing_extra
 from gateway.observability.outcome import Outcome
 from gateway.protocol.methods import METHODS
 from session_store import Session

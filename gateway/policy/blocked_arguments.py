@@ -43,8 +43,8 @@ class TooMuchText(ValueError):
 
 
 def contains(arguments: Any, expressions: tuple[Any, ...]) -> bool:
-    """Return True if one of the expressions (`gateway.config.model.expression`) matches a string, number or truth value
-    in the arguments.
+    """Return True if one of the expressions (`gateway.config.settings_base.expression`) matches a string, number or
+    truth value in the arguments.
 
     Raises:
         TooMuchText: the arguments cannot be checked in a bounded time.

@@ -12,12 +12,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.config.model import any_matches, expression, matches
 from gateway.config.policy import PolicySettings, WorkspaceSettings
+from gateway.config.settings_base import any_matches, expression, matches
 from gateway.config.upstreams import ItemSettings, UpstreamSettings
 from gateway.identity.context_rules import is_catch_all
 from gateway.protocol.extensions import method_forms
-from gateway.protocol.listing import WRITE
+from gateway.protocol.merged_lists import WRITE
 from gateway.protocol.methods import METHODS, folded_method
 from gateway.protocol.uris import forms, with_plain_host
 from session_store import Context
@@ -132,7 +132,7 @@ class Policy:
 
     def decide(self, context: Context, server: str, tool: str, annotated: str = WRITE) -> Decision:
         """Decide if sessions with this context may call a tool, and by which rules. `annotated` is the operation in the
-        tool's annotations (`gateway.protocol.listing.operation_of`)."""
+        tool's annotations (`gateway.protocol.merged_lists.operation_of`)."""
         return self._decided(self.cache_key_context(context), server, tool, annotated)
 
     def _decide(self, context: Context, server: str, tool: str, annotated: str) -> Decision:

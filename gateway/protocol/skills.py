@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Final
 
-from gateway.protocol.listing import SEPARATOR
+from gateway.protocol.merged_lists import SEPARATOR
 
 SKILLS_LIST: Final = "skills/list"
 _SKILL_FILE: Final = "/SKILL.md"

@@ -13,7 +13,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.errors import UPSTREAM_UNAVAILABLE, left_out
 from gateway.protocol.handshake import handshake_of, merge_discoveries, merge_handshakes
-from gateway.protocol.listing import Called, Tools, owner_of
+from gateway.protocol.merged_lists import Called, Tools, owner_of
 from gateway.protocol.methods import REPEATABLE
 from gateway.protocol.params import text_of
 from gateway.relay.extension_methods import ExtensionRelay

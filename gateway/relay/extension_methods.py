@@ -14,7 +14,7 @@ from gateway.bridge.legacy_server import legacy_meta, legacy_params
 from gateway.bridge.modern_server_subscriptions import caller_of
 from gateway.calls.call import Call
 from gateway.calls.live_session import LiveSession
-from gateway.config.model import any_matches
+from gateway.config.settings_base import any_matches
 from gateway.errors import UPSTREAM_UNAVAILABLE, StartRefused, unknown_method
 from gateway.protocol.extensions import Declared, closest, method_forms
 from gateway.protocol.handshake import HandshakeRefused

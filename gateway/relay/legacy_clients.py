@@ -14,7 +14,7 @@ from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.calls.live_session import LiveSession
 from gateway.calls.session_event_streams import STANDALONE, LostStreams, answer_lost, call_of_event, id_in_log
-from gateway.context.announcements import Announcements
+from gateway.context.client_announcements import Announcements
 from gateway.context.session_facts import trace_meta, traced_error, with_context, with_meta
 from gateway.errors import (
     CANCELLED_BY_CLIENT,

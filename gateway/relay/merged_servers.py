@@ -10,7 +10,16 @@ import msgspec
 
 from gateway.calls.call import Call
 from gateway.errors import unknown_tool
-from gateway.protocol.listing import Tools, app_of, cursor_of, has_more, items_of, merge_lists, next_cursor, owner_of
+from gateway.protocol.merged_lists import (
+    Tools,
+    app_of,
+    cursor_of,
+    has_more,
+    items_of,
+    merge_lists,
+    next_cursor,
+    owner_of,
+)
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import Missing, list_result

@@ -21,8 +21,8 @@ from gateway.errors import unknown_method, unknown_prompt, unknown_resource, unk
 from gateway.observability.audit import Audit
 from gateway.observability.outcome import EndedCall
 from gateway.policy.decisions import Decision, Policy
-from gateway.policy.tool_calls import MAX_LOGGED_NAME, Steps, ToolCalls
-from gateway.protocol.listing import Names, Tools, has_more
+from gateway.policy.tool_policy import MAX_LOGGED_NAME, Steps, ToolCalls
+from gateway.protocol.merged_lists import Names, Tools, has_more
 from gateway.protocol.methods import LISTS, METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.skills import SKILLS_LIST, skill_fit, with_uris

@@ -23,7 +23,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.shared_subscriptions import params_for_shared
 from gateway.protocol.cache_hints import is_answer_to_input
 from gateway.protocol.extensions import object_of
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import METHODS, RECORDED
 from gateway.protocol.params import text_of
 from gateway.protocol.reserved_meta import without_reserved

@@ -17,7 +17,7 @@ from gateway.bridge.legacy_server import legacy_params
 from gateway.calls.call import Call
 from gateway.calls.conversation import Conversation
 from gateway.errors import unknown_resource
-from gateway.protocol.listing import APP_SCHEME, Names, Tools
+from gateway.protocol.merged_lists import APP_SCHEME, Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.protocol.skills import SKILLS_LIST, WITH_URIS, named_uri, origin_of, skill_fit, with_uris

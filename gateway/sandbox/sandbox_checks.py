@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import Settings
 from gateway.sandbox.package_folder import PackageFolder

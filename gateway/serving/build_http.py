@@ -19,7 +19,7 @@ from gateway.relay.legacy_clients import LegacyClients, LegacyHandshake
 from gateway.relay.message_handler import MessageHandler
 from gateway.relay.modern_clients import ModernClients
 from gateway.relay.requests_to_self import InternalRequests
-from gateway.serving.parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
+from gateway.serving.gateway_parts import Callers, Foundation, Http, Resolution, Servers, SessionParts, TaskParts
 from gateway.sessions.token_carriers import without_tokens
 from gateway.tasks.gateway_tasks.quotas import BoundedTasks, RunningNames, TaskQuotas, names_kept_s
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery

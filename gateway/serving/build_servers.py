@@ -5,7 +5,7 @@ from time import monotonic
 from typing import Any
 
 from gateway.calls.live_session import LiveSession
-from gateway.config.faults import ConfigurationError, missing_extra
+from gateway.config.configuration_errors import ConfigurationError, missing_extra
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.child_environment import ChildEnvironment
@@ -13,7 +13,7 @@ from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
 from gateway.policy.decisions import Policy
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.relay.endpoint_servers import Endpoint
 from gateway.relay.extension_methods import ExtensionRelay
@@ -26,8 +26,8 @@ from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
 from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
-from gateway.serving.parts import Foundation, Servers, SessionParts
-from gateway.serving.paths import ALL, NOWHERE, path_of
+from gateway.serving.gateway_parts import Foundation, Servers, SessionParts
+from gateway.serving.url_paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count
 from gateway.sessions.child_sessions import ChildSessions
 from gateway.upstreams.configured_upstream import ConfiguredUpstream

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from gateway.calls.live_session import LiveSession
 from gateway.config.sessions import is_usable_workspace
 from gateway.config.settings import Settings
-from gateway.context.announcements import Announcements
+from gateway.context.client_announcements import Announcements
 from gateway.context.personal_data import scrubber
 from gateway.identity.context_rules import ContextRules
 from gateway.observability.logs import CORRELATION
-from gateway.serving.parts import Foundation, Listeners, Resolution, Servers, SessionParts
+from gateway.serving.gateway_parts import Foundation, Listeners, Resolution, Servers, SessionParts
 from gateway.sessions.cached_record import CachedRecords
 from gateway.sessions.client_chosen_keys import session_key
 from gateway.sessions.http_sse_sessions import HttpSseSessions

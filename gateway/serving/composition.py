@@ -7,13 +7,13 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.auth import Access, OperatorHosts, SignInLink
-from gateway.admin.operations import Operations
-from gateway.admin.replica import Replica, ReplicaSources
-from gateway.admin.replicas import PeerQueries, Replicas
+from gateway.admin.operator_tool_calls import ToolCatalog, TriedCalls
+from gateway.admin.replica_queries import PeerQueries, Replicas
 from gateway.admin.routes import operator_routes
 from gateway.admin.session_environments import EnvironmentSources, SessionEnvironments
 from gateway.admin.session_list import SessionFinder
-from gateway.admin.tried_calls import ToolCatalog, TriedCalls
+from gateway.admin.this_replica import Replica, ReplicaSources
+from gateway.admin.verb_handlers import Operations
 from gateway.bridge.suspended_calls import ask_modern
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSessions
@@ -27,8 +27,8 @@ from gateway.identity.authenticate import Identity, ResourceMetadata, TrustedPro
 from gateway.identity.context_rules import kept_claims
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
+from gateway.observability.event_loop_watch import LoopWatch
 from gateway.observability.logs import call_lines
-from gateway.observability.loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from gateway.observability.tracing import tracing
@@ -40,7 +40,7 @@ from gateway.serving.build_http import build_http
 from gateway.serving.build_servers import build_servers
 from gateway.serving.build_sessions import build_resolution, build_sessions
 from gateway.serving.drain import Drain
-from gateway.serving.parts import (
+from gateway.serving.gateway_parts import (
     Callers,
     Foundation,
     Http,
@@ -52,8 +52,8 @@ from gateway.serving.parts import (
     SessionParts,
     TaskParts,
 )
-from gateway.serving.paths import served_paths
 from gateway.serving.readiness import Readiness, ServingState
+from gateway.serving.url_paths import served_paths
 from gateway.serving.workers import worker_count
 from gateway.sessions.returning_clients import ReturnTracker
 from gateway.upstreams.factory import OBJECT

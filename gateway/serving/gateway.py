@@ -16,8 +16,8 @@ from gateway.context.session_assertions import HEADER
 from gateway.context.state_api import StateAccess, state_api
 from gateway.serving.composition import compose
 from gateway.serving.lifecycle import Lifecycle
-from gateway.serving.paths import HEALTH, READY
 from gateway.serving.reload import Reload
+from gateway.serving.url_paths import HEALTH, READY
 from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 

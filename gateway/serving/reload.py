@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gateway.config.auth import API_KEY_ISSUER
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference, applied, difference
-from gateway.config.faults import ConfigurationError
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.policy.decisions import Policy
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
 from gateway.sandbox.sandbox_checks import log_sandboxes, refuse_open, refuse_unheld, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust
@@ -24,8 +24,8 @@ from gateway.serving.build_servers import any_is_required, sandboxes_by_name, wi
 from gateway.serving.build_sessions import is_usable_for
 from gateway.serving.composition import environment_sources
 from gateway.serving.drain import COMPLETE
-from gateway.serving.parts import Parts
-from gateway.serving.paths import ALL, path_of, served_paths
+from gateway.serving.gateway_parts import Parts
+from gateway.serving.url_paths import ALL, path_of, served_paths
 from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT

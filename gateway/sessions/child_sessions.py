@@ -16,7 +16,7 @@ import msgspec
 from gateway.calls.call import Call
 from gateway.calls.exchange import Exchange
 from gateway.errors import session_unknown, too_many_handles, unknown_handle
-from gateway.protocol.listing import Tools, arguments_of
+from gateway.protocol.merged_lists import Tools, arguments_of
 from gateway.protocol.params import text_of
 from gateway.protocol.result_translation import tool_result
 from gateway.sessions.lifecycle import SessionLifecycle

@@ -18,7 +18,7 @@ from gateway.calls.live_session import LiveSession, live_session_of
 from gateway.calls.owned_tasks import related_id, with_related
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of
-from gateway.protocol.listing import cursor_of, next_cursor
+from gateway.protocol.merged_lists import cursor_of, next_cursor
 from gateway.protocol.methods import METHODS
 from gateway.protocol.params import text_of
 from gateway.sessions.resolve import SessionResolver

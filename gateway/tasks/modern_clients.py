@@ -10,7 +10,7 @@ from gateway.calls.call import id_of, message_of
 from gateway.calls.exchange import Exchange
 from gateway.calls.immediate_reply import ImmediateReply
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.listing import Called
+from gateway.protocol.merged_lists import Called
 from gateway.protocol.params import text_of
 from gateway.protocol.tasks import declares_tasks
 from gateway.sessions.resolve import SessionResolver

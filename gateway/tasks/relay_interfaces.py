@@ -7,7 +7,7 @@ from typing import Protocol
 from gateway.calls.exchange import Exchange
 from gateway.calls.live_session import LiveSession
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.listing import Called
+from gateway.protocol.merged_lists import Called
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Context
 from transports.era import Era

@@ -17,7 +17,7 @@ from gateway.config.limits import TaskSettings
 from gateway.errors import cancelled_by_client, unknown_tool
 from gateway.identity.request_context import RequestContext
 from gateway.protocol.handshake import HandshakeRefused, capabilities_of, version_of
-from gateway.protocol.listing import Called
+from gateway.protocol.merged_lists import Called
 from gateway.protocol.tasks import takes_task_calls
 from gateway.sessions.session_loading import Resolved
 from gateway.tasks.errors import no_task_of

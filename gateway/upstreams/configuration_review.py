@@ -12,13 +12,13 @@ from typing import Final
 
 from gateway.calls.received_lists import Listed
 from gateway.config.limits import TaskSettings
-from gateway.config.model import matches
 from gateway.config.policy import WorkspaceSettings
 from gateway.config.settings import ConfigurationError, GatewaySettings, Settings
+from gateway.config.settings_base import matches
 from gateway.config.upstreams import ToolSettings, UpstreamSettings
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.handshake import HandshakeRefused
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import lists_of
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import all_items, with_files

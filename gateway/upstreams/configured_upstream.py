@@ -15,7 +15,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.protocol.capabilities import ClientDeclaration
 from gateway.protocol.extensions import Declared
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.era_discovery import SessionDiscovery
 from gateway.upstreams.first_answers import FirstAnswers
 from gateway.upstreams.link_opener import Key, SessionLinks, UpstreamLinks, forget_remote

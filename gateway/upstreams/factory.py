@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.calls.lifecycles import Deadlines
-from gateway.config.faults import missing_extra
+from gateway.config.configuration_errors import missing_extra
 from gateway.config.limits import LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings

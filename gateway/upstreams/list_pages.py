@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.calls.conversation import Conversation
-from gateway.protocol.listing import MOST_BYTES, MOST_TOOLS, has_more, is_repeatable, items_of
+from gateway.protocol.merged_lists import MOST_BYTES, MOST_TOOLS, has_more, is_repeatable, items_of
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era

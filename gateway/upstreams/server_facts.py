@@ -10,7 +10,7 @@ import msgspec
 from gateway.bridge.modern_server_subscriptions import everything
 from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import capabilities_json, discovery_of
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from transports.era import LEGACY, MODERN, Era
 
 STARTING: Final = "it has not answered yet"

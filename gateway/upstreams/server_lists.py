@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.received_lists import Listed, Lists
-from gateway.protocol.listing import Names, Tools
+from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.list_pages import all_items, cached_items, listed_items, with_files
 from gateway.upstreams.result_cache import ResultCache

@@ -16,7 +16,7 @@ from gateway.calls.server_start_limits import Backoff, with_output_tail
 from gateway.protocol.cache_hints import hints_of, with_ttl
 from gateway.protocol.extensions import MOST_NAME_CHARS, MOST_NAMES
 from gateway.protocol.handshake import HANDSHAKE_VERSIONS, HandshakeRefused, version_of
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.era_discovery import Discovery, ask_discovery
 from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.result_cache import ResultCache

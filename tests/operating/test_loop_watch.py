@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gateway.observability import loop_watch
-from gateway.observability.loop_watch import BEAT_S, LoopWatch
+from gateway.observability import event_loop_watch
+from gateway.observability.event_loop_watch import BEAT_S, LoopWatch
 from gateway.observability.metrics import PAUSES_S, Histogram, Metrics
 from gateway.serving.uvicorn_server import counted_apart
 from tests.requirements import requirement
@@ -42,7 +42,7 @@ def longer_than(durations: Histogram, seconds: float) -> int:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == loop_watch.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == event_loop_watch.__name__]
 
 
 def sleep_in_the_loop() -> None:
@@ -70,7 +70,7 @@ async def blocked_by(what: Callable[[], None], caplog: pytest.LogCaptureFixture)
 async def test_a_stall_is_measured_and_named(
     what: Callable[[], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_watch, "HANGS_S", 600.0)  # however long it takes, it is told of at its end
+    monkeypatch.setattr(event_loop_watch, "HANGS_S", 600.0)  # however long it takes, it is told of at its end
     metrics, line = await blocked_by(what, caplog)
     assert longer_than(metrics.stalls, 0.25) >= 1 and metrics.stalls.total >= 0.3
     assert f"{__name__}:" in line and what.__name__ in line, line
@@ -82,7 +82,7 @@ async def test_a_stall_is_measured_and_named(
 async def test_a_stall_that_goes_on_is_logged_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_watch, "HANGS_S", 0.4)
+    monkeypatch.setattr(event_loop_watch, "HANGS_S", 0.4)
     goes_on = threading.Event()
 
     def hang() -> None:
@@ -92,12 +92,12 @@ async def test_a_stall_that_goes_on_is_logged_meanwhile(
         def emit(self, record: logging.LogRecord) -> None:
             goes_on.set()  # the loop goes on because the line was there
 
-    logging.getLogger(loop_watch.__name__).addHandler(seen := Seen())
+    logging.getLogger(event_loop_watch.__name__).addHandler(seen := Seen())
     try:
         began = time.monotonic()
         _, line = await blocked_by(hang, caplog)
     finally:
-        logging.getLogger(loop_watch.__name__).removeHandler(seen)
+        logging.getLogger(event_loop_watch.__name__).removeHandler(seen)
     assert "still is" in line and "hang" in line and time.monotonic() - began < 30
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from gateway import Gateway, create_app
 from gateway.config.settings import GatewaySettings, load
 from gateway.observability.logs import configure_logging
-from gateway.serving.greeting import Welcome
+from gateway.serving.startup_greeting import Welcome
 from gateway.serving.uvicorn_server import opened
 from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server, with_patience

@@ -14,9 +14,9 @@ from gateway.config.policy import PolicySettings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.audit import Audit
 from gateway.policy.decisions import Policy
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.extensions import Declared
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.protocol.schemas import Schemas
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers

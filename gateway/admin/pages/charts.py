@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 
 from gateway.admin.formatting import readable, span, took
-from gateway.admin.reports import RANGES, HistoryView, Range, ReplicaReport
+from gateway.admin.report_types import RANGES, HistoryView, Range, ReplicaReport
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 120

@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operations import Operations
+from gateway.admin.operator_queries import OperatorError
 from gateway.admin.pages.page import ConsolePage
-from gateway.admin.queries import OperatorError
+from gateway.admin.verb_handlers import Operations
 from gateway.config.effective_settings import Section, effective
 
 

@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from gateway.admin.operations import Operations
-from gateway.admin.queries import DayHours
+from gateway.admin.operator_queries import DayHours
+from gateway.admin.verb_handlers import Operations
 from transports.inbound.http import read_body
 
 BASE_URL: Final = "gateway.base_url"

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from gateway.admin.operator_queries import NoSuch
 from gateway.admin.pages.charts import RANGE_CHOICES, charts_of_history, range_of
 from gateway.admin.pages.page import ConsolePage
-from gateway.admin.queries import NoSuch
 from gateway.admin.verbs import Operators
 
 

@@ -8,10 +8,7 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from gateway.admin.insights import MOST_SEARCHED
-from gateway.admin.operations import Operations
-from gateway.admin.pages.page import ConsolePage, hours_of, posted_form
-from gateway.admin.queries import (
+from gateway.admin.operator_queries import (
     FILTERS,
     ONLY,
     OperatorError,
@@ -19,7 +16,10 @@ from gateway.admin.queries import (
     SessionFilter,
     SessionQuery,
 )
-from gateway.admin.reports import SESSION_STATES
+from gateway.admin.pages.page import ConsolePage, hours_of, posted_form
+from gateway.admin.report_types import SESSION_STATES
+from gateway.admin.timelines_and_history import MOST_SEARCHED
+from gateway.admin.verb_handlers import Operations
 from session_store.ports.timelines import MAX_ENTRIES, MAX_SESSIONS
 
 _ROWS: Final = 50

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup, escape
 
 from gateway.admin.formatting import took
-from gateway.admin.reports import SessionRow, TimelineRow
+from gateway.admin.report_types import SessionRow, TimelineRow
 from gateway.observability.observed_call import Failure
 from gateway.sandbox.refusals import RefusedRow
 

@@ -10,12 +10,12 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 
-from gateway.admin.operations import Operations
+from gateway.admin.operator_queries import OperatorError
+from gateway.admin.operator_tool_calls import body_of, left
 from gateway.admin.pages.forms import JSON_CONTROL, PREFIX, Form, FormFaults, arguments_in, form_of
 from gateway.admin.pages.page import ConsolePage
-from gateway.admin.queries import OperatorError
-from gateway.admin.reports import Attempt, ToolRow, TriedCall
-from gateway.admin.tried_calls import body_of, left
+from gateway.admin.report_types import Attempt, ToolRow, TriedCall
+from gateway.admin.verb_handlers import Operations
 from gateway.observability.escaped_text import as_json, visible
 from transports.inbound.http import peer_of
 

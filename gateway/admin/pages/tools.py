@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from gateway.admin.operations import Operations
 from gateway.admin.pages.page import ConsolePage
+from gateway.admin.verb_handlers import Operations
 
 _ROWS: Final = 200
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from gateway.admin.pages.charts import RANGE_CHOICES, range_of
 from gateway.admin.pages.page import ConsolePage
-from gateway.admin.reports import UsageBy
+from gateway.admin.report_types import UsageBy
 from gateway.admin.verbs import Operators
 from gateway.observability.usage_counts import MOST_TOOLS, MOST_WHO, OTHERS
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gateway.config.addresses import is_own_endpoint, stdio_url
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.entries import OURS, WITHOUT_MEANING, Findings, adapted_entry
 from gateway.config.hosts.files import TABLES, parsed_document, read_document, served_name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.faults import Note, meant
+from gateway.config.configuration_errors import Note, meant
 from gateway.config.hosts.placeholders import Place, Unresolved, expanded, in_braces, variable
 from gateway.config.sandbox import is_of_another_host
 from gateway.config.upstreams import UpstreamSettings

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gateway.config.faults import ConfigurationError, meant
+from gateway.config.configuration_errors import ConfigurationError, meant
 from gateway.config.hosts.entries import Findings, adapted_entry
 from gateway.config.hosts.placeholders import Place
 

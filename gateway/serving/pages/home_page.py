@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from gateway.config.hosts.client_snippets import CREDENTIAL_VARIABLE, snippets
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.paths import ALL, HEALTH, HOME, READY
+from gateway.serving.url_paths import ALL, HEALTH, HOME, READY
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard, Receive, Scope, Send
 from transports.inbound_port import Refused

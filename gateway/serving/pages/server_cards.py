@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.config.auth import ALL_SERVERS, CardSettings, DiscoverySettings
 from gateway.policy.rate_limits import RateLimits
-from gateway.serving.paths import ALL, CATALOG
+from gateway.serving.url_paths import ALL, CATALOG
 from session_store import ANONYMOUS, StoreError
 from transports.inbound.http import Guard
 from transports.inbound_port import Refused

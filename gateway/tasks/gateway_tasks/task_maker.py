@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gateway.calls.lifecycles import step
 from gateway.calls.live_session import LiveSession, live_session_of
-from gateway.protocol.listing import Called
+from gateway.protocol.merged_lists import Called
 from gateway.tasks.errors import too_many_tasks
 from gateway.tasks.gateway_tasks.quotas import TaskQuotas
 from gateway.tasks.gateway_tasks.running_task import RunningTask

@@ -27,9 +27,10 @@ from gateway.admin.auth import (
     TooManyAttempts,
 )
 from gateway.admin.console import Console
+from gateway.admin.operator_queries import NoSuch
+from gateway.admin.operator_tool_calls import ToolCatalog
 from gateway.admin.pages import console_pages
-from gateway.admin.queries import NoSuch
-from gateway.admin.reports import (
+from gateway.admin.report_types import (
     HiddenTools,
     ProcessFacts,
     ReplicaReport,
@@ -39,12 +40,11 @@ from gateway.admin.reports import (
     Variable,
 )
 from gateway.admin.rest import Rest
-from gateway.admin.tried_calls import ToolCatalog
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
 from gateway.observability.observed_call import Failure
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.sandbox.refusals import RefusedRow
 from session_store import AuditEvent, HistoryRecord, KeyRing, MemoryBackend
 from session_store.ports.timelines import TimelineEntry, TimelineHead, TimelinePart
@@ -53,7 +53,7 @@ from session_store.testing import FakeClock, a_session, a_task
 from session_store.tokens import generate_key
 from tests.requirements import requirement
 from tests.support.credentials import bearer, sha256
-from tests.unit.admin.test_operations import FakeEnding, FakeReplicas, an_environment, operations_of
+from tests.unit.admin.test_verb_handlers import FakeEnding, FakeReplicas, an_environment, operations_of
 from transports.inbound.http import Guard
 
 pytestmark = pytest.mark.anyio

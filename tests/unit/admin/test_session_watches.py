@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from gateway.admin.operations import Operations
-from gateway.admin.queries import OperatorError, TooLate
-from gateway.admin.reports import FrameQuery, FrameReport, FramesPage, StderrPage
+from gateway.admin.operator_queries import OperatorError, TooLate
+from gateway.admin.report_types import FrameQuery, FrameReport, FramesPage, StderrPage
 from gateway.admin.session_watches import MOST_REASON_CHARS
+from gateway.admin.verb_handlers import Operations
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.config.settings import Settings
 from session_store import MemoryBackend, Principal
 from session_store.testing import FakeClock, a_session
 from tests.requirements import requirement
 from tests.support.credentials import sha256
-from tests.unit.admin.test_operations import FakeReplicas, operations_of
+from tests.unit.admin.test_verb_handlers import FakeReplicas, operations_of
 
 pytestmark = pytest.mark.anyio
 

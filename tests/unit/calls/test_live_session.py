@@ -10,7 +10,7 @@ from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, 
 from gateway.calls.received_lists import Lists
 from gateway.calls.session_frames import MOST_FRAMES, MOST_KEPT_CHARS, MOST_LINES, SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from session_store import EventLog, StoreUnavailable
 from session_store.memory import MemoryBackend
 from session_store.testing import FakeClock, a_session

@@ -15,7 +15,7 @@ from gateway.calls.received_lists import Lists
 from gateway.calls.server_messages import IsolatedRouter, SharedRouter
 from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.extensions import Declared
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.protocol.methods import Method
 from gateway.protocol.subscription_filter import Filter, SubscriptionFilter
 from session_store import ClientFacts, EventLog

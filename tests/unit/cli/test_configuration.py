@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.settings import Settings
 from tests.requirements import requirement
-from tests.unit.cli.test_setting_up import ran, refused
+from tests.unit.cli.test_setup_commands import ran, refused
 
 URL = "http://127.0.0.1:8080"
 

@@ -10,10 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.admin.local_gateways import LocalGateway, announced, network_namespace
-from gateway.admin.queries import OperatorError
-from gateway.cli import main, sessions, target
+from gateway.admin.operator_queries import OperatorError
+from gateway.cli import gateway_or_store, main, sessions
+from gateway.cli.gateway_or_store import gateway_at
 from gateway.cli.options import AtGateway, Overrides, Target, options
-from gateway.cli.target import gateway_at
 from tests.requirements import requirement
 
 
@@ -77,7 +77,7 @@ def test_an_empty_value_is_refused_before_anything_is_done(
     arguments: tuple[str, ...], empty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(target, "open_target", asked.append)
+    monkeypatch.setattr(gateway_or_store, "open_target", asked.append)
     ran = CliRunner().invoke(sessions.app, [*arguments, "--url", "http://here"], env={"MCP_GATEWAY_STORE": ""})
     assert ran.exit_code == 2 and f"'{empty}'" in ran.output and "is empty" in ran.output and not asked, ran.output
 

@@ -10,13 +10,20 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from gateway.admin.queries import Page
-from gateway.admin.reports import HiddenTools, ServerEnvironment, SessionEnvironment, SessionRow, TimelineRow, Variable
-from gateway.cli.greeting import StatusLine, progress_line, rendered
+from gateway.admin.operator_queries import Page
+from gateway.admin.report_types import (
+    HiddenTools,
+    ServerEnvironment,
+    SessionEnvironment,
+    SessionRow,
+    TimelineRow,
+    Variable,
+)
 from gateway.cli.output import facts_table, none_line, sessions_table, totals_line
 from gateway.cli.sessions import SHOWN_ENTRIES, environment_lines, timeline_lines, timeline_table
+from gateway.cli.startup_greeting import StatusLine, progress_line, rendered
 from gateway.cli.terminal import Terminal
-from gateway.serving.greeting import Greeting, ServerLine
+from gateway.serving.startup_greeting import Greeting, ServerLine
 from tests.requirements import requirement
 from tests.support.hostile_text import HOSTILE, STEERING, shows_only_text
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import applied, difference
-from gateway.config.faults import ConfigurationError
 from gateway.config.settings import Settings
 from tests.requirements import requirement
 from tests.support.credentials import sha256

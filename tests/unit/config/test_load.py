@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.load import GONE, OTHER_NAMES, Origins, gathered, unknown_variables, variables
 from gateway.config.policy import PolicySettings
 from gateway.config.settings import GatewaySettings, load

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.secrets import PeerTlsSettings, key_ring, peer_tls
 from session_store import Purpose
 from tests.requirements import requirement

@@ -15,7 +15,7 @@ from gateway.config.settings import Settings
 from gateway.doctor import servers
 from gateway.doctor.checks import check_everything, check_settings
 from gateway.doctor.findings import Finding
-from gateway.doctor.running import check_running, is_gateway
+from gateway.doctor.running_gateways import check_running, is_gateway
 from gateway.doctor.servers import check_servers
 from gateway.upstreams.server_facts import ServerState
 from tests.requirements import requirement

@@ -31,7 +31,7 @@ from gateway.errors import (
 )
 from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.protocol.tasks import TASKS
 from gateway.relay.call import FoundSession, relay
 from gateway.relay.legacy_clients import _progress_of_question

@@ -20,7 +20,7 @@ from gateway.calls.live_session import ReturnWatch
 from gateway.calls.session_frames import SessionFrames
 from gateway.errors import CANCELLED, OUTCOME_UNKNOWN
 from gateway.identity.authenticate import Authenticated
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.relay import fast_path
 from gateway.relay.fast_path import FastCall
 from gateway.sessions.returning_clients import UsedIds

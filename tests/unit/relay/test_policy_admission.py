@@ -10,7 +10,7 @@ import pytest
 from gateway.calls.call import Call
 from gateway.calls.received_lists import Listed
 from gateway.config.upstreams import ItemSettings, ToolSettings
-from gateway.protocol.listing import Names, Tools
+from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import METHODS, Method
 from gateway.relay.policy_admission import AdmittedTool
 from session_store import Context

@@ -14,7 +14,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.calls.session_event_streams import KEPT_BYTES, KeptCall
 from gateway.errors import OUTCOME_UNKNOWN, unknown_tool
 from gateway.identity.request_context import RequestContext
-from gateway.protocol.listing import Called
+from gateway.protocol.merged_lists import Called
 from gateway.relay.replies import CallReply
 from gateway.relay.resent_calls import ResentCalls
 from gateway.sessions.session_loading import Resolved

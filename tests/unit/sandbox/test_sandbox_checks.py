@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.sandbox.sandbox_checks import (
     ServerSandbox,

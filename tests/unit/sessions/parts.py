@@ -17,7 +17,7 @@ from gateway.observability.metrics import Metrics
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.serving.build_sessions import build_resolution, build_sessions
-from gateway.serving.parts import Listeners
+from gateway.serving.gateway_parts import Listeners
 from gateway.sessions.session_aliases import Aliases
 from gateway.sessions.session_loading import Resolved
 from gateway.upstreams.prestart import PrestartedProcesses

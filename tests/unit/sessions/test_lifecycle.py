@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.reports import SessionPart, detached, row_of
+from gateway.admin.report_types import SessionPart, detached, row_of
 from gateway.calls.live_session import LiveSession
 from gateway.config.policy import PolicySettings
 from gateway.observability.observed_call import Failure

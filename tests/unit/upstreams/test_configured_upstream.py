@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.sandbox import Sandbox
 from gateway.config.settings import GatewaySettings
 from gateway.config.upstreams import UpstreamSettings

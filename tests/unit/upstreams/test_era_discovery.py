@@ -11,7 +11,7 @@ import pytest
 from gateway.calls.conversation import Conversation
 from gateway.calls.lifecycles import Deadlines
 from gateway.calls.live_session import LiveSession
-from gateway.protocol.listing import MOST_TOOLS
+from gateway.protocol.merged_lists import MOST_TOOLS
 from gateway.upstreams.era_discovery import AGAIN_S, LEGACY_S, Discovery, SessionDiscovery, ask_discovery, meaning_of
 from gateway.upstreams.list_pages import GATEWAY_META, all_items, listed_items, lists_repeatable
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of

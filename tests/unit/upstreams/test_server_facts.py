@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.listing import Tools
+from gateway.protocol.merged_lists import Tools
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from transports.era import Era
 

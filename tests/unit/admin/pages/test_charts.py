@@ -3,7 +3,7 @@
 import re
 
 from gateway.admin.pages.charts import Chart, charts_of, charts_of_history
-from gateway.admin.reports import HistoryPoint, HistoryView, ReplicaReport
+from gateway.admin.report_types import HistoryPoint, HistoryView, ReplicaReport
 from gateway.observability.metrics import Sample
 
 NOW = 1_000.5

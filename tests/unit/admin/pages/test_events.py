@@ -15,7 +15,7 @@ from gateway.config.settings import Settings
 from session_store import AuditEvent, MemoryBackend
 from session_store.testing import FakeClock
 from tests.requirements import requirement
-from tests.unit.admin.test_operations import FakeReplicas, operations_of
+from tests.unit.admin.test_verb_handlers import FakeReplicas, operations_of
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.admin.pages.events import folded
 from gateway.admin.pages.session import exceptions_in
 from gateway.admin.pages.timeline import explained, notes_of, picture_of
-from gateway.admin.reports import TimelineRow
+from gateway.admin.report_types import TimelineRow
 from gateway.observability.observed_call import Failure
 from gateway.sandbox.refusals import RefusedRow
 from tests.requirements import requirement

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.hosts.client_files import add_entry, found_servers, with_entry, write_file
 from gateway.config.hosts.client_snippets import ClientFile
 from gateway.config.hosts.files import parsed_document

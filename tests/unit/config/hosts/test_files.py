@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.hosts.files import TABLES, adapted, read_document
 from gateway.config.hosts.placeholders import Place
 from tests.requirements import requirement

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.operations import task_row
-from gateway.admin.queries import TaskQuery
+from gateway.admin.operator_queries import TaskQuery
+from gateway.admin.verb_handlers import task_row
 from gateway.calls.lifecycles import ExchangeEvent
 from gateway.calls.suspended_call import InputRequest, question_digest
 from gateway.errors import OUTCOME_UNKNOWN

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.errors import UPSTREAM_UNAVAILABLE, OutOfMemory, unreachable
-from gateway.protocol.listing import Called
+from gateway.protocol.merged_lists import Called
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.stored_call import StoredCall
 from session_store import StoreFull, StoreUnavailable, Task

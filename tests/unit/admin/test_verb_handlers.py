@@ -1,4 +1,4 @@
-"""`gateway.admin.operations`: pages, names that are never guessed, and what is recorded."""
+"""`gateway.admin.verb_handlers`: pages, names that are never guessed, and what is recorded."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from gateway.admin import session_list
-from gateway.admin.operations import Operations, operations_on, task_row
-from gateway.admin.queries import (
+from gateway.admin.operator_queries import (
     Ambiguous,
     NoSuch,
     OperatorError,
@@ -20,8 +19,8 @@ from gateway.admin.queries import (
     TooShort,
     UnknownHere,
 )
-from gateway.admin.replicas import ASK, Answers, PeerQueries, Replicas
-from gateway.admin.reports import (
+from gateway.admin.replica_queries import ASK, Answers, PeerQueries, Replicas
+from gateway.admin.report_types import (
     FrameQuery,
     ReplicaReport,
     ServerEnvironment,
@@ -31,6 +30,7 @@ from gateway.admin.reports import (
     row_of,
 )
 from gateway.admin.session_selection import ListingPage, ListingRow, Selection
+from gateway.admin.verb_handlers import Operations, operations_on, task_row
 from gateway.observability.observed_call import Failure
 from session_store import AuditEvent, ClientFacts, Context, MemoryBackend, Principal, Session, StoreUnavailable, Task
 from session_store.session import redact

@@ -12,8 +12,8 @@ import httpx2
 from gateway.admin.local_gateways import local_gateways
 from gateway.config.addresses import is_of_this_machine, url_here
 from gateway.config.settings import ConfigurationError, GatewaySettings, load
-from gateway.doctor.clients import check_clients_at
 from gateway.doctor.findings import Finding, failure, ok, warning
+from gateway.doctor.returning_clients import check_clients_at
 
 _TIMEOUT_S: Final = 10.0
 _SECOND_EVENT_S: Final = 4.0

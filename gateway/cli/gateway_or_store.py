@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.admin.queries import Ambiguous, OperatorError
+from gateway.admin.operator_queries import Ambiguous, OperatorError
 from gateway.admin.verbs import Operators
 from gateway.cli.configuration import configuration
 from gateway.cli.error_exit import error_exit
 from gateway.cli.options import AtGateway, Target, options
 from gateway.config.addresses import url_here
-from gateway.config.faults import ConfigurationError
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.settings import load
 from session_store import StoreError, backend_for
 from session_store.connect import BackendOptions, shown
@@ -53,7 +53,7 @@ async def open_target(target: AtGateway) -> AsyncIterator[Operators]:
     await backend.open()
     try:
         await backend.ping()
-        from gateway.admin.operations import operations_on  # loads most of the gateway
+        from gateway.admin.verb_handlers import operations_on  # loads most of the gateway
 
         yield operations_on(backend)
     finally:

@@ -15,7 +15,7 @@ from gateway.errors import invalid_arguments, malformed_arguments, unknown_tool,
 from gateway.observability.audit import Audit
 from gateway.policy.blocked_arguments import TooMuchText, contains
 from gateway.policy.decisions import Decision, Policy
-from gateway.protocol.listing import Tools, arguments_of, is_mirrored, operation_of
+from gateway.protocol.merged_lists import Tools, arguments_of, is_mirrored, operation_of
 from gateway.protocol.schemas import HELD_BYTES, Schema, Schemas, UnusableSchema
 from session_store import Context, Session
 from session_store.redaction import scrubbed

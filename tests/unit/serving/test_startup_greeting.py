@@ -10,7 +10,7 @@ from gateway.admin.local_gateways import LocalGateway
 from gateway.config.settings import Settings
 from gateway.sandbox.sandbox_checks import server_sandboxes
 from gateway.serving.gateway import Gateway
-from gateway.serving.greeting import Greeting, farewell, greeting_of, link_for, local_gateway
+from gateway.serving.startup_greeting import Greeting, farewell, greeting_of, link_for, local_gateway
 from tests.requirements import requirement
 from transports.upstream.walls.kernel import Kernel
 
@@ -98,7 +98,7 @@ def test_a_key_is_left_for_commands_only_where_no_server_can_read_it(
     folder = tmp_path / "runtime"
     folder.mkdir()
     monkeypatch.setattr(
-        "gateway.serving.greeting.server_sandboxes",
+        "gateway.serving.startup_greeting.server_sandboxes",
         lambda given, **more: server_sandboxes(given, lambda _: kernel, **more),
     )
     text = json.dumps(entry).replace("RUNTIME", str(folder)).replace("ABOVE", str(tmp_path))

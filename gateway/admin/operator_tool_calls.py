@@ -15,13 +15,13 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from starlette.requests import Request
 
-from gateway.admin.queries import NoSuch, OperatorError
-from gateway.admin.reports import Attempt, CatalogPage, Outcome, ToolRow, TriedCall
+from gateway.admin.operator_queries import NoSuch, OperatorError
+from gateway.admin.report_types import Attempt, CatalogPage, Outcome, ToolRow, TriedCall
 from gateway.admin.session_list import SessionFinder
 from gateway.config.auth import OPERATOR_ISSUER
 from gateway.identity.credential_claims import CredentialClaims
 from gateway.observability.logs import CORRELATION
-from gateway.protocol.listing import named, operation_of
+from gateway.protocol.merged_lists import named, operation_of
 from gateway.relay.requests_to_self import InternalRequests
 from gateway.sessions.client_chosen_keys import KEY_META, key_alias
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW

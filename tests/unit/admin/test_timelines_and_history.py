@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.admin import insights
-from gateway.admin.insights import Insights, points_of, usage_of
-from gateway.admin.queries import PastQuery
-from gateway.admin.replicas import Replicas
+from gateway.admin import timelines_and_history
+from gateway.admin.operator_queries import PastQuery
+from gateway.admin.replica_queries import Replicas
+from gateway.admin.timelines_and_history import Insights, points_of, usage_of
 from gateway.observability.metrics import BUCKETS_S
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures
 from session_store import HistoryRecord, TimelineEntry, TimelineHead, TimelinePart
@@ -61,7 +61,7 @@ async def test_a_tool_is_looked_for_in_the_entries_of_a_bounded_number_of_sessio
     assert sorted(head.session for head in await found.past_sessions(asked)) == ["a-read", "c-read"]
     assert len(await found.past_sessions(PastQuery(tool="read", limit=1))) == 1
     assert await found.past_sessions(PastQuery(tool="read", server="web")) == []
-    monkeypatch.setattr(insights, "MOST_SEARCHED", 2)
+    monkeypatch.setattr(timelines_and_history, "MOST_SEARCHED", 2)
     looked_at = await backend.timelines.newest(2)
     some = [head.session for head in looked_at if head.session.endswith("read")]
     assert [head.session for head in await found.past_sessions(asked)] == some

@@ -18,7 +18,7 @@ from gateway.cli.main import app
 from gateway.cli.sandbox import name_of, said_of
 from gateway.config.hosts.client_snippets import CLIENTS
 from gateway.config.settings import load
-from gateway.doctor import running
+from gateway.doctor import running_gateways
 from gateway.version import __version__
 from tests.requirements import requirement
 
@@ -231,7 +231,7 @@ def gateways_at(*urls: str) -> Callable[[str], Awaitable[bool]]:
 @requirement("first.clients")
 def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
-    monkeypatch.setattr(running, "is_gateway", gateways_at())  # whatever runs on this machine
+    monkeypatch.setattr(running_gateways, "is_gateway", gateways_at())  # whatever runs on this machine
     here.chmod(0o700)
 
     def url(*options: str) -> str:
@@ -248,9 +248,9 @@ def test_connect_knows_where_the_gateway_is(here: Path, monkeypatch: pytest.Monk
     with announced(runs(8080)):
         assert not ran("connect", "cursor").stderr.count("warning")
     assert "warning" not in ran("connect", "cursor", "--url", "http://127.0.0.1:8080").stderr
-    monkeypatch.setattr(running, "is_gateway", gateways_at("http://127.0.0.1:8080/mcp"))
+    monkeypatch.setattr(running_gateways, "is_gateway", gateways_at("http://127.0.0.1:8080/mcp"))
     assert "warning" not in ran("connect", "cursor").stderr, "it was started in the background"
-    monkeypatch.setattr(running, "is_gateway", gateways_at())
+    monkeypatch.setattr(running_gateways, "is_gateway", gateways_at())
     everywhere = {"host": "0.0.0.0", "port": 9000, "anonymous": True, "allowed_hosts": ["*"]}
     (here / "mcp.json").write_text(json.dumps({"gateway": everywhere}))
     (here / "other.json").write_text('{"gateway": {"host": "::1", "port": 9001}}')

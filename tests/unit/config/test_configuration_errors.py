@@ -1,8 +1,8 @@
-"""`gateway.config.faults`: what was meant by an unknown name."""
+"""`gateway.config.configuration_errors`: what was meant by an unknown name."""
 
 import pytest
 
-from gateway.config.faults import did_you_mean, meant
+from gateway.config.configuration_errors import did_you_mean, meant
 
 FIELDS = ("command", "args", "env", "url", "headers", "direct_only", "resource_uris")
 

@@ -18,7 +18,15 @@ from gateway.config.hosts.client_snippets import snippet
 from gateway.config.settings import GatewaySettings
 from gateway.observability.escaped_text import visible_line
 from gateway.serving.gateway import Gateway
-from gateway.serving.greeting import Greeting, ServerLine, Welcome, greeting_of, link_for, local_gateway, server_lines
+from gateway.serving.startup_greeting import (
+    Greeting,
+    ServerLine,
+    Welcome,
+    greeting_of,
+    link_for,
+    local_gateway,
+    server_lines,
+)
 from gateway.serving.workers import announce
 from gateway.version import __version__
 from transports.tasks import Tasks

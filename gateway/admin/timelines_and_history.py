@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.queries import Ambiguous, NoSuch, PastQuery
-from gateway.admin.replica import Replica
-from gateway.admin.replicas import Replicas
-from gateway.admin.reports import (
+from gateway.admin.operator_queries import Ambiguous, NoSuch, PastQuery
+from gateway.admin.replica_queries import Replicas
+from gateway.admin.report_types import (
     MOST_DEAD,
     RANGES,
     HistoryPoint,
@@ -26,6 +25,7 @@ from gateway.admin.reports import (
     UsageRow,
 )
 from gateway.admin.session_list import SessionFinder
+from gateway.admin.this_replica import Replica
 from gateway.observability.metrics import BUCKETS_S, quantile
 from gateway.observability.timelines import head_of
 from gateway.observability.usage_counts import FigureRecord, ToolFigures, WhoFigures, read_record

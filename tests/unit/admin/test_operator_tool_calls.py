@@ -1,4 +1,4 @@
-"""`gateway.admin.tried_calls`: the messages of a call that an operator tries, in both eras."""
+"""`gateway.admin.operator_tool_calls`: the messages of a call that an operator tries, in both eras."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.admin.reports import Attempt, TriedCall
-from gateway.admin.tried_calls import Destination, OngoingCall
+from gateway.admin.operator_tool_calls import Destination, OngoingCall
+from gateway.admin.report_types import Attempt, TriedCall
 from gateway.sessions.client_chosen_keys import KEY_META
 from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from session_store import ANONYMOUS

@@ -7,7 +7,7 @@ from typing import Annotated, Final, get_args
 
 import msgspec
 
-from gateway.admin.reports import SESSION_STATES, SessionRow, SessionTotals, TaskRow, is_failure
+from gateway.admin.report_types import SESSION_STATES, SessionRow, SessionTotals, TaskRow, is_failure
 from session_store import Task, TaskStatus, TimelineEntry, TimelineHead
 
 SHORTEST_PREFIX: Final = 4

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.admin.insights import Insights
-from gateway.admin.queries import (
+from gateway.admin.operator_queries import (
     SHORTEST_PREFIX,
     Ambiguous,
     NoSuch,
@@ -20,9 +19,9 @@ from gateway.admin.queries import (
     TooShort,
     UnknownHere,
 )
-from gateway.admin.replica import Replica
-from gateway.admin.replicas import Replicas
-from gateway.admin.reports import (
+from gateway.admin.operator_tool_calls import EndsSessions, Left, Records, TriedCalls
+from gateway.admin.replica_queries import Replicas
+from gateway.admin.report_types import (
     Attempt,
     CatalogPage,
     Range,
@@ -39,7 +38,8 @@ from gateway.admin.reports import (
 from gateway.admin.session_list import SessionFinder, SessionList
 from gateway.admin.session_selection import fits
 from gateway.admin.session_watches import SessionWatches
-from gateway.admin.tried_calls import EndsSessions, Left, Records, TriedCalls
+from gateway.admin.this_replica import Replica
+from gateway.admin.timelines_and_history import Insights
 from gateway.config.settings import Settings
 from gateway.observability.audit import Audit
 from gateway.sessions.lifecycle import ENDED

@@ -9,9 +9,9 @@ from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Type
 
 import msgspec
 
-from gateway.admin.queries import Ambiguous, NoSuch, UnknownHere
-from gateway.admin.replica import QUESTIONS, Replica
-from gateway.admin.reports import ReloadReport, ReplicaReport, SessionEnvironment, SessionPart
+from gateway.admin.operator_queries import Ambiguous, NoSuch, UnknownHere
+from gateway.admin.report_types import ReloadReport, ReplicaReport, SessionEnvironment, SessionPart
+from gateway.admin.this_replica import QUESTIONS, Replica
 from session_store import Backend, Bus, Session, StoreUnavailable
 from transports.tasks import Tasks
 

@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 from starlette.routing import BaseRoute
 
 from gateway.admin.auth import Access
-from gateway.admin.operations import Operations
-from gateway.admin.replica import Replica
-from gateway.admin.replicas import PeerQueries
+from gateway.admin.operator_tool_calls import ToolCatalog
+from gateway.admin.replica_queries import PeerQueries
 from gateway.admin.session_environments import SessionEnvironments
-from gateway.admin.tried_calls import ToolCatalog
+from gateway.admin.this_replica import Replica
+from gateway.admin.verb_handlers import Operations
 from gateway.calls.event_log import EventWriter
 from gateway.calls.live_session import FrameWatches, LiveSession, LiveSessions
 from gateway.cluster.forwarding import Forwarder
@@ -19,7 +19,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.ownership import Cluster
 from gateway.config.settings import Settings
 from gateway.config.upstreams import UpstreamSettings
-from gateway.context.announcements import Announcements
+from gateway.context.client_announcements import Announcements
 from gateway.context.link_resources import LinkResourceProvider
 from gateway.context.principal_secrets import PrincipalSecrets
 from gateway.context.session_assertions import Assertions
@@ -29,14 +29,14 @@ from gateway.identity.context_rules import ContextRules
 from gateway.identity.offline_rights import OfflineRights
 from gateway.observability.activity import Activity
 from gateway.observability.audit import Audit
-from gateway.observability.loop_watch import LoopWatch
+from gateway.observability.event_loop_watch import LoopWatch
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from gateway.policy.decisions import Policy
 from gateway.policy.quotas import PrincipalQuotas
 from gateway.policy.rate_limits import RateLimits
 from gateway.policy.server_memory import ServerMemory
-from gateway.policy.tool_calls import ToolCalls
+from gateway.policy.tool_policy import ToolCalls
 from gateway.relay.call import Intake, Senders
 from gateway.relay.endpoint_servers import Endpoint
 from gateway.relay.late_servers import LateServers

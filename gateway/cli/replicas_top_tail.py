@@ -10,12 +10,12 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from gateway.admin.queries import OperatorError, SessionQuery
-from gateway.admin.reports import ReplicaReport, SessionRow
+from gateway.admin.operator_queries import OperatorError, SessionQuery
+from gateway.admin.report_types import ReplicaReport, SessionRow
 from gateway.admin.verbs import Operators
+from gateway.cli.gateway_or_store import asks
 from gateway.cli.options import AtGateway, JsonOption
 from gateway.cli.output import print_event, replicas_table, sessions_table
-from gateway.cli.target import asks
 from gateway.cli.terminal import Terminal
 from gateway.observability.escaped_text import as_json, visible_line
 

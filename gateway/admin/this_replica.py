@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.admin.queries import SessionQuery
-from gateway.admin.reports import (
+from gateway.admin.operator_queries import SessionQuery
+from gateway.admin.report_types import (
     MOST_DEAD,
     DeadProcess,
     FrameQuery,
@@ -33,8 +33,8 @@ from gateway.calls.live_session import MOST_WATCHED, FrameWatches, LiveSession, 
 from gateway.calls.server_start_limits import MOST_LINES, newest
 from gateway.calls.session_frames import SeenFrame, StderrLine
 from gateway.cluster.ownership import Cluster
+from gateway.config.configuration_errors import ConfigurationError
 from gateway.config.difference import Difference
-from gateway.config.faults import ConfigurationError
 from gateway.observability.metrics import Metrics
 from gateway.observability.process_memory import resident_bytes
 from gateway.policy.server_memory import ServerMemory

@@ -16,15 +16,15 @@ import typer
 from pydantic import ValidationError
 
 from gateway.admin.local_gateways import local_gateways
-from gateway.admin.queries import OperatorError
+from gateway.admin.operator_queries import OperatorError
 from gateway.cli.configuration import FILE
 from gateway.cli.error_exit import error_exit
+from gateway.cli.gateway_or_store import endpoint_here
 from gateway.cli.options import ConfigOption, options
-from gateway.cli.target import endpoint_here
 from gateway.cli.terminal import Terminal
 from gateway.config.addresses import base_url
 from gateway.config.auth import DiscoverySettings
-from gateway.config.faults import did_you_mean
+from gateway.config.configuration_errors import did_you_mean
 from gateway.config.hosts.client_files import (
     FoundServers,
     add_entry,
@@ -276,7 +276,7 @@ def _endpoint(given: str, config: Path | None) -> str:
     except (OperatorError, ValueError) as error:
         raise error_exit(str(error)) from None
     if not given and not any(one.is_at(url) for one in local_gateways()):
-        from gateway.doctor.running import is_gateway
+        from gateway.doctor.running_gateways import is_gateway
 
         # A gateway that was not started at a terminal writes no file to find it.
         if not asyncio.run(is_gateway(url)):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol import listing
+from gateway.protocol import merged_lists
 from tests.requirements import requirement
 from tests.unit.protocol.parts import raw
 from transports.inbound_port import Refused
@@ -19,11 +19,14 @@ SCHEMA = {"type": "object"}
 def test_what_a_server_lists_is_kept_within_bounds() -> None:
     many = [{"name": f"t{n}", "inputSchema": SCHEMA} for n in range(10_000)]
     large = [{"name": f"t{n}", "description": "x" * (1 << 20), "inputSchema": SCHEMA} for n in range(20)]
-    assert len(listing.Tools(many).listed) == listing.MOST_TOOLS
-    assert listing.Tools(large).size <= listing.MOST_BYTES and len(listing.Tools(large).listed) == 3
-    assert listing.Names.of([{"uri": f"{n}" + "x" * 8_000} for n in range(4_000)], "uri").size <= listing.MOST_BYTES
+    assert len(merged_lists.Tools(many).listed) == merged_lists.MOST_TOOLS
+    assert merged_lists.Tools(large).size <= merged_lists.MOST_BYTES and len(merged_lists.Tools(large).listed) == 3
+    assert (
+        merged_lists.Names.of([{"uri": f"{n}" + "x" * 8_000} for n in range(4_000)], "uri").size
+        <= merged_lists.MOST_BYTES
+    )
     page = {"tools": [{"name": "x" * 257}, {"name": 7}, {}, "x", {"name": ""}, {"name": "good"}]}
-    assert listing.items_of(page, "tools", "name", most_chars=256) == [{"name": "good"}]
+    assert merged_lists.items_of(page, "tools", "name", most_chars=256) == [{"name": "good"}]
 
 
 @requirement("ext.apps")
@@ -38,8 +41,8 @@ def test_what_a_server_lists_is_kept_within_bounds() -> None:
 )
 def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, callable_by_apps: bool) -> None:
     tool = {"name": "t", "_meta": meta}
-    assert (listing.app_of(tool), listing.is_for_apps(tool)) == (uri, callable_by_apps)
-    tools = listing.Tools([tool])
+    assert (merged_lists.app_of(tool), merged_lists.is_for_apps(tool)) == (uri, callable_by_apps)
+    tools = merged_lists.Tools([tool])
     assert tools.apps == ({"t": uri} if uri else {}) and tools.called("s", "t").is_for_apps is callable_by_apps
 
 
@@ -57,13 +60,13 @@ def test_the_app_of_a_tool_is_where_servers_name_it(meta: object, uri: str, call
 )
 def test_a_list_has_a_tool_only_with_all_that_its_calls_are_decided_by(other: dict[str, Any]) -> None:
     tool = {"name": "a", "inputSchema": SCHEMA}
-    assert listing.Tools([tool]).has(tool | {"description": "of another language"})
-    assert not listing.Tools([tool]).has(tool | other) and not listing.Tools([tool | other]).has(tool)
+    assert merged_lists.Tools([tool]).has(tool | {"description": "of another language"})
+    assert not merged_lists.Tools([tool]).has(tool | other) and not merged_lists.Tools([tool | other]).has(tool)
 
 
 def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
     support = ("required", "optional", "forbidden", "unheard of")
-    tools = listing.Tools(
+    tools = merged_lists.Tools(
         [{"name": each, "execution": {"taskSupport": each}} for each in support] + [{"name": "plain"}]
     )
     needing = [name for name in (*support, "plain", "unlisted") if tools.called("s", name).needs_task]
@@ -72,35 +75,41 @@ def test_a_tool_that_is_only_to_be_called_as_a_task_is_known() -> None:
 
 @given(upstream=st.sampled_from(["one", "two"]), name=st.text(min_size=1))
 def test_a_public_name_leads_back_to_its_upstream_and_its_own_name(upstream: str, name: str) -> None:
-    public = listing.named(upstream, {"name": name, "title": "kept"})
+    public = merged_lists.named(upstream, {"name": name, "title": "kept"})
     assert public["title"] == "kept"
-    assert listing.owner_of(public["name"], ["one", "two"], "tool") == (upstream, name)
+    assert merged_lists.owner_of(public["name"], ["one", "two"], "tool") == (upstream, name)
 
 
 @pytest.mark.parametrize("name", ["", "echo", "one__", "three__echo", "__echo", "one_echo", "x" * 10_000], ids=len)
 def test_a_name_of_no_upstream_is_refused_as_unknown(name: str) -> None:
     with pytest.raises(Refused, match="Unknown tool") as refused:
-        listing.owner_of(name, ["one", "two"], "tool")
+        merged_lists.owner_of(name, ["one", "two"], "tool")
     assert (refused.value.status, refused.value.code) == (200, INVALID_PARAMS)
     assert len(str(refused.value)) < 200, "only a part of it is repeated"
 
 
 def test_lists_are_merged_in_the_order_of_the_upstreams() -> None:
     pages = [("one", {"tools": [{"name": "b"}, {"name": "a"}]}), ("two", {}), ("three", {"tools": [{"name": "a"}]})]
-    assert listing.merge_lists("tools/list", pages) == [{"name": "one__b"}, {"name": "one__a"}, {"name": "three__a"}]
+    assert merged_lists.merge_lists("tools/list", pages) == [
+        {"name": "one__b"},
+        {"name": "one__a"},
+        {"name": "three__a"},
+    ]
     resource = {"uri": "note://a", "name": "a"}
-    assert listing.merge_lists("resources/list", [("one", {"resources": [resource]})]) == [resource], "URIs stay"
+    assert merged_lists.merge_lists("resources/list", [("one", {"resources": [resource]})]) == [resource], "URIs stay"
 
 
 @given(more=st.dictionaries(st.text(max_size=20), st.text(max_size=20), min_size=1, max_size=4))
 def test_a_cursor_says_whose_pages_come_next(more: dict[str, str]) -> None:
-    assert listing.cursor_of(raw(cursor=listing.next_cursor(more))) == more
-    assert listing.cursor_of({}) is None, "without one a list begins at the start"
+    assert merged_lists.cursor_of(raw(cursor=merged_lists.next_cursor(more))) == more
+    assert merged_lists.cursor_of({}) is None, "without one a list begins at the start"
 
 
 def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> None:
-    assert listing.cursor_of(raw(cursor=listing.next_cursor({"one": "c" * 4_000, "two": "2"}))) == {"two": "2"}
-    assert listing.next_cursor({"one": "c" * 4_000}) is None
+    assert merged_lists.cursor_of(raw(cursor=merged_lists.next_cursor({"one": "c" * 4_000, "two": "2"}))) == {
+        "two": "2"
+    }
+    assert merged_lists.next_cursor({"one": "c" * 4_000}) is None
 
 
 @requirement("spec.letter")
@@ -113,11 +122,11 @@ def test_a_cursor_that_no_client_can_send_ends_the_list_of_its_upstream() -> Non
     ],
 )
 def test_a_cursor_is_a_text_and_in_the_modern_era_also_an_empty_one(page: dict[str, Any], more: bool) -> None:
-    assert listing.has_more(page) is more
+    assert merged_lists.has_more(page) is more
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "WzFd", 7, None, "\u00fc", "W10=", "e30="])
 def test_a_cursor_of_somebody_else_is_refused(cursor: object) -> None:
     with pytest.raises(Refused, match="Invalid cursor") as refused:
-        listing.cursor_of(raw(cursor=cursor))
+        merged_lists.cursor_of(raw(cursor=cursor))
     assert refused.value.code == INVALID_PARAMS
