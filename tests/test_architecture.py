@@ -32,8 +32,8 @@ PURE = [
     "transports/mirrored_headers.py",
     "transports/jsonrpc.py",
     "transports/sse.py",
-    "transports/inbound/modern.py",
-    "transports/upstream/lines.py",
+    "transports/inbound/modern_request_checks.py",
+    "transports/upstream/line_splitter.py",
     "gateway/config/hosts/client_snippets.py",
     "gateway/protocol/merged_lists.py",
     "gateway/context/session_facts.py",
@@ -399,7 +399,7 @@ CONTEXT_VARIABLES = {
     "gateway/observability/tracing.py": "the span of a request, for who reports its end",
     "gateway/integrations/mcp_sdk.py": "the log that an SDK's event store writes to",
     "session_store/current.py": "current_session(), for the code of tools",
-    "transports/hops.py": "the gateways that a request has passed, which it repeats to servers",
+    "transports/via_header.py": "the gateways that a request has passed, which it repeats to servers",
 }
 
 

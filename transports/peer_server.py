@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+from transports.background_tasks import Tasks
 from transports.peer_authentication import Answering, Sealed
 from transports.peer_frames import (
     CALL,
@@ -33,7 +34,6 @@ from transports.peer_frames import (
 )
 from transports.peer_tls import Encrypted, PeerTls
 from transports.sized_frames import FrameReader, FrameTooLong
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from transports.jsonrpc import Message
-from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.wall_specification import Walls
 
 STANDALONE: Final = ""
 """Stands in place of a request's id for the stream of a server's own messages, which belong to no request."""

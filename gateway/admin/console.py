@@ -26,9 +26,9 @@ from gateway.calls.session_frames import MOST_FRAMES
 from gateway.observability.escaped_text import visible
 from gateway.version import __version__
 from session_store import StoreUnavailable
+from transports.background_tasks import Tasks
 from transports.inbound.http import Guard
 from transports.inbound_port import Refused
-from transports.tasks import Tasks
 
 if TYPE_CHECKING:
     from jinja2 import Environment  # with the first page

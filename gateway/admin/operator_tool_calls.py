@@ -32,7 +32,7 @@ from session_store.session import redact
 from transports.era import LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.inbound.http import read_body
 from transports.inbound.in_process_client import Reply
-from transports.inbound.modern import VERSION_HEADER, VERSION_KEY
+from transports.inbound.modern_request_checks import VERSION_HEADER, VERSION_KEY
 from transports.inbound_port import Refused
 from transports.jsonrpc import METHOD_NOT_FOUND, Object, decode_exact, encode
 from transports.mirrored_headers import argument_headers, encode_value

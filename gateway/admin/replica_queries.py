@@ -13,7 +13,7 @@ from gateway.admin.operator_queries import Ambiguous, NoSuch, UnknownHere
 from gateway.admin.report_types import ReloadReport, ReplicaReport, SessionEnvironment, SessionPart
 from gateway.admin.this_replica import QUESTIONS, Replica
 from session_store import Backend, Bus, Session, StoreUnavailable
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 ASK: Final = "mcp:ask"

@@ -19,7 +19,7 @@ from gateway.admin.report_types import SessionPart, SessionRow, detached, row_of
 from gateway.admin.session_selection import Selection, SortKey, cursor_of
 from gateway.admin.this_replica import Replica
 from session_store import Backend, Session, SessionGone, SessionStore, StoreUnavailable
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 SEARCHED: Final = 100_000
 """The most records that are read from the store. If there are more, sessions with the last ids are not found."""

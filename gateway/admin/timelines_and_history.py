@@ -33,7 +33,7 @@ from gateway.observability.usage_counts import merged as figures_together
 from session_store import Backend, HistoryRecord, Session, TimelineHead
 from session_store.ports.timelines import MAX_SESSIONS, merged
 from session_store.session import redact
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 from transports.work_steps import let_others_run, slices
 
 _READ_AT_ONCE: Final = 2_000

@@ -31,6 +31,7 @@ from gateway.protocol.handshake import HandshakeRefused
 from gateway.protocol.methods import CACHEABLE, LISTS
 from gateway.protocol.reserved_meta import without_reserved_in
 from session_store import StoreUnavailable
+from transports.background_tasks import Tasks
 from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import (
@@ -45,7 +46,6 @@ from transports.jsonrpc import (
     error_code,
     splice,
 )
-from transports.tasks import Tasks
 from transports.upstream_port import Link, LinkClosed, UpstreamUnavailable, is_refusal
 
 logger = logging.getLogger(__name__)

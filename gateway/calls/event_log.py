@@ -17,7 +17,7 @@ from typing import Final
 
 from session_store import Entry, Event, EventLog, Reserved, StoreUnavailable, id_of_event
 from session_store.ports.events import MAX_LOG_BYTES, MAX_LOG_EVENTS
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 MAX_WAITING_BYTES: Final = 32 << 20
 """Maximum bytes of events that wait while the store does not answer. Later events get no id and cannot be replayed."""

@@ -24,9 +24,9 @@ from gateway.protocol.extensions import Declared
 from gateway.protocol.handshake import HandshakeRefused, capabilities_json, server_info_of
 from session_store import Session
 from session_store.current import bound_session
+from transports.background_tasks import Tasks, TasksClosed
 from transports.era import Era
 from transports.jsonrpc import Message, splice
-from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import ConnectOptions, Link, LinkClosed, LinkEvents, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

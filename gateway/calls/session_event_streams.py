@@ -13,9 +13,9 @@ import msgspec
 
 from gateway.errors import OUTCOME_UNKNOWN
 from session_store import EventStreams, Session, StoreUnavailable
+from transports.background_tasks import Tasks
 from transports.jsonrpc import Object, RequestId, decode_id, encode, encode_error
 from transports.reply_queue import MAX_QUEUED_BYTES
-from transports.tasks import Tasks
 
 MAX_MESSAGES: Final = 256
 """Maximum number of messages for the standalone stream that wait for the store."""

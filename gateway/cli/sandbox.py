@@ -23,14 +23,14 @@ from gateway.config.settings import ConfigurationError, load
 from gateway.config.upstreams import UpstreamSettings
 from gateway.observability.escaped_text import as_json, visible_line
 from gateway.protocol.methods import LISTS, METHODS
-from gateway.sandbox.learning import Learnt, united
 from gateway.sandbox.package_command import parse
 from gateway.sandbox.packages import package_folder
+from gateway.sandbox.profile_learning import Learnt, united
 from gateway.sandbox.sandbox_checks import explained, lines_of, server_sandboxes
 from gateway.sandbox.sandboxes_by_trust import sandboxes_of
 from transports.upstream.cgroup_delegation import look
-from transports.upstream.process import Process, ProcessFailed
-from transports.upstream.walls.kernel import probe
+from transports.upstream.child_process import Process, ProcessFailed
+from transports.upstream.walls.kernel_support import probe
 
 _VERSION: Final = "2025-11-25"
 _INTERPRETERS: Final = re.compile(r"(python|pypy|ruby)[\d.]*|node|nodejs|deno|bun|tsx|uv")
@@ -146,7 +146,7 @@ def said_of(table: Mapping[str, Any], *, by_hand: bool, code: int | None) -> lis
 
 async def _learn(settings: UpstreamSettings, seconds: float) -> tuple[Learnt, int | None]:
     """Run and watch the server. Return the learnt grants, and the exit code if the server ended by itself."""
-    from gateway.sandbox.learning import watched  # other commands need not wait for what it loads
+    from gateway.sandbox.profile_learning import watched  # other commands need not wait for what it loads
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -29,7 +29,7 @@ from gateway.serving.startup_greeting import (
 )
 from gateway.serving.workers import announce
 from gateway.version import __version__
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -31,14 +31,14 @@ from gateway.cluster.ownership import Forwarded
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER
 from session_store import Principal
+from transports.background_tasks import Tasks
 from transports.inbound.http import Receive, Scope, Send
-from transports.inbound.posts import Head, Posts, is_batch
+from transports.inbound.post_parsing import Head, Posts, is_batch
 from transports.inbound.started_post import Endpoint as Beginning
 from transports.inbound.started_post import RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HandlerCache, HeaderList, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

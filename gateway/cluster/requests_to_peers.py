@@ -23,6 +23,7 @@ from gateway.cluster.ownership import Cluster, Route
 from gateway.errors import unreachable
 from gateway.observability.request_log import CORRELATION_HEADER, RequestLog
 from session_store import StoreUnavailable
+from transports.background_tasks import Tasks
 from transports.inbound.http import ClientWatch
 from transports.inbound_port import HeaderList, Refused
 from transports.peer_channel import (
@@ -37,7 +38,6 @@ from transports.peer_channel import (
     open_channel,
 )
 from transports.peer_frames import HEARTBEAT_S, MAX_DEFINITION_BYTES, MAX_HEAD_BYTES, LogLimit
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

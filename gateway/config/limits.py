@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from gateway.config.settings_base import Frozen, Pattern, Seconds, any_matches
-from transports.inbound.limits import Limits, room_for_connections
+from transports.inbound.unauthenticated_limits import Limits, room_for_connections
 
 
 def _null(value: Any) -> Any:

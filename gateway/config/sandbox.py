@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.config.settings_base import Frozen, Trust
-from transports.upstream.walls.reach import destination
+from transports.upstream.walls.network_rules import destination
 
 Profile = Literal["off", "standard", "strict"]
 

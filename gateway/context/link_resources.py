@@ -12,7 +12,7 @@ from gateway.context.state_api import ProcessTree, StateAccess, by_connection, s
 from session_store import Session, StateStore
 from session_store.current import SCOPE_KEY, context_with
 from session_store.tool_session import ACCESS_VARIABLE, FACTS_VARIABLE, SOCKET_VARIABLE, ToolSession
-from transports.inbound.limits import Limits, Refusals
+from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound.unix_app_server import UnixAppServer
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 

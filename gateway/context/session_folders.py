@@ -20,7 +20,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from cachetools import FIFOCache
 from gateway.config.auth import JwtSettings
 from gateway.identity.credential_claims import InsufficientScope, InvalidToken, subject_fault
 from session_store import Principal
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

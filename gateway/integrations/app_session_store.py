@@ -12,9 +12,9 @@ import msgspec
 from gateway.config.sessions import SessionSettings
 from session_store import Gone, Principal, Session, SessionGone, StateStore, StoreError
 from session_store.session import new_session_id, origin_of
+from transports.background_tasks import Tasks
 from transports.era import Era
-from transports.inbound.limits import network_of
-from transports.tasks import Tasks
+from transports.inbound.unauthenticated_limits import network_of
 
 SLIDE_SHARE: Final = 0.05
 """The share of `idle_ttl_s` that must have passed before a use restarts a session's idle time: otherwise every read

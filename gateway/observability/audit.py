@@ -27,7 +27,7 @@ from gateway.observability.queued_output import OutputQueue, put_on_stderr
 from session_store import AuditEvent, AuditTrail, Session, StoreUnavailable, Task
 from session_store.ports.accounting import SessionEnd, StepName, part_of
 from session_store.session import redact
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

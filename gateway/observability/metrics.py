@@ -17,7 +17,7 @@ from gateway.observability.outcome import FAILURES, Kind
 from gateway.protocol.methods import METHODS, metric_label
 from transports.inbound.connection_handover import OUTCOMES as HAND_OVERS
 from transports.inbound.head_cache import OUTCOMES
-from transports.inbound.limits import Limited, Refusals
+from transports.inbound.unauthenticated_limits import Limited, Refusals
 
 BUCKETS_S: Final = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.05),

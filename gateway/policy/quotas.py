@@ -15,7 +15,7 @@ from gateway.config.policy import PolicySettings
 from gateway.errors import too_many
 from gateway.policy.rate_limits import RateLimits
 from session_store import Quotas, Session, SessionStore, StoreUnavailable
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Final
 from gateway.config.policy import PolicySettings, RateSettings
 from gateway.errors import too_often
 from session_store import ANONYMOUS, Principal, Rates, Session, StoreUnavailable
+from transports.background_tasks import Tasks
 from transports.inbound_port import Refused
-from transports.tasks import Tasks
 
 _AHEAD_S: Final = 0.1
 """A replica takes the tokens for this many seconds from the store at once, and spends them without asking again. It may

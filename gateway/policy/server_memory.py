@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from gateway.errors import OutOfMemory
 from gateway.observability.process_memory import MachineMemory, machine_memory, resident_bytes, tree_bytes
-from transports.inbound.limits import Limited, Refusals
+from transports.inbound.unauthenticated_limits import Limited, Refusals
 
 logger = logging.getLogger(__name__)
 

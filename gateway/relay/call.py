@@ -77,7 +77,7 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store import Session, StoreError
 from session_store.session import redact
 from transports.era import LEGACY, Era
-from transports.inbound.limits import SMALL_BODY_BYTES, Limited
+from transports.inbound.unauthenticated_limits import SMALL_BODY_BYTES, Limited
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.jsonrpc import Message, Object, encode
 from transports.upstream_port import LinkClosed, UpstreamUnavailable

@@ -28,10 +28,10 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.server_facts import STARTING
 from session_store import StoreError
+from transports.background_tasks import Tasks
 from transports.era import Era
 from transports.inbound_port import Refused
 from transports.jsonrpc import encode, encode_notification, splice
-from transports.tasks import Tasks
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

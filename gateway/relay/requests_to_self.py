@@ -11,7 +11,7 @@ from gateway.identity.authenticate import Authenticated
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Principal
 from transports.inbound.in_process_client import InProcessClient, Reply
-from transports.inbound.posts import VOUCHED_FOR
+from transports.inbound.post_parsing import VOUCHED_FOR
 
 
 class InternalRequests:

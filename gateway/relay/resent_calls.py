@@ -15,9 +15,9 @@ from gateway.relay.replies import CallReply
 from gateway.sessions.session_loading import Resolved
 from session_store import StoreUnavailable
 from session_store.session import redact
+from transports.background_tasks import Tasks
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import Message, decode_id, decode_meta
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

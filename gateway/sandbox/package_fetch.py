@@ -25,16 +25,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.package_command import PackageCommand
+from gateway.sandbox.package_fetch_process import FetchFailed, run
 from gateway.sandbox.package_folder import FetchedPackage, remove
-from gateway.sandbox.package_run import FetchFailed, run
 from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.runtime_paths import BROWSERS
 from gateway.sandbox.untrusted_files import has_no_links, read_plain, write_new
+from transports.upstream.child_process import Command
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command
-from transports.upstream.walls.reach import shown
+from transports.upstream.walls.network_rules import shown
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
 from gateway.sandbox.package_command import PackageCommand, parse
 from gateway.sandbox.package_fetch import FetchRequest, NotForAll, PackageFetcher
+from gateway.sandbox.package_fetch_process import FetchFailed
 from gateway.sandbox.package_folder import FetchedPackage, PackageFolder, usable_root
-from gateway.sandbox.package_run import FetchFailed
 from gateway.sandbox.runtime_paths import runtime_paths
-from transports.tasks import Tasks, TasksClosed
+from transports.background_tasks import Tasks, TasksClosed
 from transports.upstream.stdio import INHERITED
 from transports.upstream_port import UpstreamUnavailable
 

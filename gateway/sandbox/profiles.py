@@ -11,14 +11,14 @@ from typing import Final
 
 from gateway.config.sandbox import Sandbox
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.named_paths import NamedPaths, named_paths
 from gateway.sandbox.package_command import parse, placed_commands
+from gateway.sandbox.paths_in_arguments import NamedPaths, named_paths
 from gateway.sandbox.runtime_paths import module_of, runtime_paths
 from gateway.sandbox.system_paths import OwnLink, followed, real, system_grants
 from gateway.sandbox.untrusted_files import read_plain
 from transports.upstream.stdio import HOME
 from transports.upstream.walls.resolved_paths import is_within
-from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Limits, Reach, Walls
 
 _OWN_FILES: Final[Mapping[str, tuple[str, str]]] = {
     "@modelcontextprotocol/server-memory": ("MEMORY_FILE_PATH", "{home}/memory.jsonl"),

@@ -19,8 +19,8 @@ from gateway.sandbox.packages import package_folder
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, opened, own_files, sandboxes_of
 from gateway.sandbox.system_paths import system_grants
 from transports.upstream.cgroup_delegation import OFF, Delegation, look
-from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.kernel_support import Kernel, probe
+from transports.upstream.walls.wall_specification import Walls
 
 _CONTROLLERS: Final = {"memory": "memory", "pids": "process", "cpu": "processor"}
 _ROOT: Final = str(Path(__file__).parents[2])
@@ -28,7 +28,7 @@ _PROBE: Final = """
 import json, sys
 from dataclasses import asdict
 sys.path.append(sys.argv[1])
-from transports.upstream.walls.kernel import probe
+from transports.upstream.walls.kernel_support import probe
 print(json.dumps(asdict(probe(namespaces=True))))
 """
 _PROBE_TIMEOUT_S: Final = 20.0

@@ -20,7 +20,7 @@ from gateway.sandbox.profiles import Enclosure, enclosure_of
 from session_store.connect import sqlite_path
 from session_store.sqlite import KEY_FILE_ENDING
 from transports.upstream.stdio import INHERITED
-from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.wall_specification import Walls
 
 logger = logging.getLogger(__name__)
 

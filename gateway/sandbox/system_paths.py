@@ -11,7 +11,7 @@ from glob import glob
 from pathlib import Path
 from typing import Final
 
-from transports.upstream.walls.spec import Grant
+from transports.upstream.walls.wall_specification import Grant
 
 _PROGRAMS: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"),

@@ -39,8 +39,8 @@ from session_store import Purpose, Task
 from transports.era import LEGACY, MODERN
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.http_sse import Addresses, HttpSse
-from transports.inbound.limits import BodyBudget, Limited
 from transports.inbound.streamable_http import StreamableHttp
+from transports.inbound.unauthenticated_limits import BodyBudget, Limited
 
 
 def build_http(

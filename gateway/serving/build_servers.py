@@ -20,12 +20,12 @@ from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
 from gateway.relay.policy_admission import Admission, VisibleServers
-from gateway.sandbox.gates import SandboxGates
 from gateway.sandbox.package_fetch import PackageFetcher
 from gateway.sandbox.packages import PackageInUse, Packages, fetched_with
 from gateway.sandbox.profiles import WallsOfFetches
 from gateway.sandbox.refusals import Refusals, SessionRefusals
 from gateway.sandbox.sandboxes_by_trust import TRUSTS, SandboxesByTrust, own_listeners, sandboxes_of
+from gateway.sandbox.system_call_gates import SandboxGates
 from gateway.serving.gateway_parts import Foundation, Servers, SessionParts
 from gateway.serving.url_paths import ALL, NOWHERE, path_of
 from gateway.serving.workers import worker_count

@@ -61,8 +61,8 @@ from gateway.version import __version__
 from session_store import Backend, KeyRing, backend_for
 from session_store.connect import BackendOptions
 from session_store.tokens import Purpose
-from transports.hops import gateway_name
 from transports.inbound.http import Guard
+from transports.via_header import gateway_name
 
 if TYPE_CHECKING:
     from gateway.admin.prometheus import PrometheusExporter

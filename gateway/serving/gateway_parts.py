@@ -68,8 +68,8 @@ from session_store import Backend, KeyRing, Session
 from session_store.tool_session import ToolSession
 from transports.inbound.http import Guard
 from transports.inbound.http_sse import HttpSse
-from transports.inbound.limits import Limits
 from transports.inbound.streamable_http import StreamableHttp
+from transports.inbound.unauthenticated_limits import Limits
 from transports.upstream.fork_server_client import ForkServer
 
 T = TypeVar("T")

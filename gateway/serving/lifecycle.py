@@ -20,7 +20,7 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.server_facts import ServerFacts
 from session_store import Backend, StoreError, StoreUnavailable
 from session_store.connect import shown, store_place
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

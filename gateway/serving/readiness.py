@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.cluster.ownership import Cluster
 from session_store import StoreError
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 
 class ServingState:

@@ -29,8 +29,8 @@ from gateway.serving.url_paths import ALL, path_of, served_paths
 from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT
+from transports.background_tasks import Tasks
 from transports.jsonrpc import Message
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from gateway.sessions.client_chosen_keys import checked_key
 from session_store import Session, StoreUnavailable, backend_for
 from session_store.tokens import Purpose, has_form_of_token
 from session_store.tool_session import SOCKET_VARIABLE
+from transports.background_tasks import Tasks
 from transports.inbound.in_process_client import InProcessClient
 from transports.inbound.stream_connection import StreamConnection
 from transports.inbound_port import Refused
-from transports.tasks import Tasks
 
 SESSION_TOKEN_VARIABLE: Final = "MCP_SESSION_TOKEN"
 STAC_VARIABLE: Final = "STAC_MCP_SESSION_ID"

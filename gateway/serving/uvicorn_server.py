@@ -35,12 +35,12 @@ from gateway.serving.workers import (
     url_of,
     worker_number,
 )
+from transports.background_tasks import Tasks
 from transports.inbound.connection_handover import MOST_MOVES, TAKEN
 from transports.inbound.connections import Connections
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http_connection import http_connections
-from transports.inbound.limits import room_for_connections
-from transports.tasks import Tasks
+from transports.inbound.unauthenticated_limits import room_for_connections
 
 logger = logging.getLogger(__name__)
 

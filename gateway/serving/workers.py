@@ -25,7 +25,7 @@ from gateway.serving.sibling_workers import Inboxes
 from gateway.serving.url_paths import ALL
 from session_store import backend_for
 from session_store.connect import shown
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

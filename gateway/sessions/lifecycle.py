@@ -15,8 +15,8 @@ from gateway.observability.audit import Audit
 from gateway.observability.observed_call import Counted
 from gateway.policy.quotas import PrincipalQuotas
 from session_store import Bus, Session, SessionStore, StoreUnavailable, TaskStore
+from transports.background_tasks import Tasks
 from transports.inbound_port import Refused
-from transports.tasks import Tasks
 from transports.work_steps import SCANNED_AT_ONCE, SENT_AT_ONCE, let_others_run, slices
 
 logger = logging.getLogger(__name__)

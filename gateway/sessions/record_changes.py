@@ -9,7 +9,7 @@ from gateway.calls.live_session import LiveSession
 from gateway.errors import record_full
 from session_store import Session, SessionStore, TimelineEntry
 from session_store.ports.sessions import SetField
-from transports.inbound.limits import Limited, Limits, Refusals
+from transports.inbound.unauthenticated_limits import Limited, Limits, Refusals
 from transports.inbound_port import Refused
 
 MAX_SUBSCRIPTIONS: Final = 1_000

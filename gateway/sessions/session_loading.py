@@ -22,9 +22,9 @@ from gateway.identity.request_context import RequestContext
 from gateway.observability.audit import Audit
 from session_store import Context, Session, SessionStore, StoreUnavailable
 from session_store.session import redact
+from transports.background_tasks import Tasks
 from transports.inbound_port import Request
 from transports.jsonrpc import Object, encode
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

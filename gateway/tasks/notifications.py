@@ -21,6 +21,7 @@ from gateway.tasks.gateway_tasks.task_table import topic_of
 from gateway.tasks.task_encoding import task_object
 from gateway.tasks.task_handles import TaskHandle
 from session_store import Bus, StoreUnavailable, TaskStore
+from transports.background_tasks import Tasks
 from transports.jsonrpc import (
     Message,
     Object,
@@ -30,7 +31,6 @@ from transports.jsonrpc import (
     parse,
     splice,
 )
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from gateway.calls.live_session import LiveSession
 from gateway.protocol.handshake import HandshakeRefused, discovery_for_all
 from gateway.upstreams.list_pages import GATEWAY_META
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts
+from transports.background_tasks import Tasks, TasksClosed
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.jsonrpc import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, encode, splice
-from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import LinkClosed, UpstreamUnavailable, is_about_content
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from gateway.upstreams.server_probe import Probe
 from gateway.upstreams.shared_conversations import SharedConversations
 from session_store import Context
 from session_store.redaction import output_scrubber
+from transports.upstream.child_process import Command
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 

@@ -11,7 +11,7 @@ from gateway.protocol.merged_lists import MOST_BYTES, MOST_TOOLS, has_more, is_r
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.result_cache import CacheKey, ResultCache
 from transports.era import Era
-from transports.inbound.limits import Limits
+from transports.inbound.unauthenticated_limits import Limits
 from transports.jsonrpc import encode
 
 GATEWAY_META: Final = {
@@ -33,7 +33,7 @@ def asked_by_gateway(method: str, params: Mapping[str, bytes]) -> CacheKey:
 
 def listed_items(method: str, page: Any) -> list[dict[str, Any]]:
     """Return the items of one page of the list `method`, without those that no client can request: their name or URI is
-    longer than `transports.inbound.limits.Limits` allows."""
+    longer than `transports.inbound.unauthenticated_limits.Limits` allows."""
     row = METHODS[method]
     most_chars = _LIMITS.name_chars if row.item_key == "name" else MOST_URI_CHARS
     return items_of(page, row.listed, row.item_key, most_chars=most_chars)

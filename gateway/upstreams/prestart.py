@@ -18,7 +18,7 @@ from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.link_options import PrestartedProcess
 from session_store import Context, Principal, Session
 from session_store.session import new_session_id, redact
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from gateway.sandbox.sandboxes_by_trust import SandboxesByTrust, opened
 from session_store.tool_session import SOCKET_VARIABLE
 from transports.inbound_port import Refused
 from transports.upstream.process_tree import parent
-from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.wall_specification import Walls
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from gateway.protocol.merged_lists import Names, Tools
 from gateway.protocol.methods import METHODS
 from gateway.upstreams.list_pages import all_items, cached_items, listed_items, with_files
 from gateway.upstreams.result_cache import ResultCache
+from transports.background_tasks import Tasks, TasksClosed
 from transports.jsonrpc import encode
-from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import UpstreamUnavailable
 
 AGAIN_S: Final = 5.0

@@ -22,9 +22,9 @@ from gateway.upstreams.list_pages import all_items
 from gateway.upstreams.result_cache import ResultCache
 from gateway.upstreams.server_facts import KnownFacts, ServerFacts, era_of
 from gateway.upstreams.shared_conversations import SharedConversations
+from transports.background_tasks import Tasks, TasksClosed
 from transports.era import Era
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION, error_code
-from transports.tasks import Tasks, TasksClosed
 from transports.upstream_port import LinkClosed, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from tests.support.gateway_process import DEMO, UNLIMITED, server
 from tests.support.mcp_clients import ACCEPT, messages
 from tests.support.redis_server import RunningRedis
 from transports.reply_queue import ReplyQueue
-from transports.upstream.process import Process
+from transports.upstream.child_process import Process
 from transports.upstream.stdio import StdioLink
 
 SESSIONS = {"idle": 100, "ended": 60}

@@ -46,7 +46,8 @@ def test_discover_is_answered_from_what_the_probe_found(demo: RunningGateway, ht
 def test_a_request_against_the_rules_is_refused_with_a_status_and_its_id(
     demo: RunningGateway, http: httpx.Client
 ) -> None:
-    """Headers that stand twice, and other methods and texts, are in tests/unit/transports/inbound/test_modern.py."""
+    """Headers that stand twice, and other methods and texts, are in
+    tests/unit/transports/inbound/test_modern_request_checks.py."""
     client, version = Modern(demo.url, http), "2099-01-01"
     good = modern_body("tools/call", {"name": "whoami"})
     unserved = client.tool("whoami", headers={"MCP-Protocol-Version": version}, meta={PV: version})

@@ -158,7 +158,7 @@ for module, absent in ABSENT.items():
 sys.platform = "darwin"
 for name in names:
     importlib.import_module(name)
-from transports.upstream.walls.kernel import probe
+from transports.upstream.walls.kernel_support import probe
 found = probe()
 print(len(names), found.landlock, bool(found.filters and found.gate and found.namespaces))
 """

@@ -20,7 +20,7 @@ from tests.support.gateway_process import PROBE, ROOT
 from tests.support.in_process_gateway import in_process_gateway
 from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.waiting import descendants, eventually
-from transports.upstream.walls.kernel import probe
+from transports.upstream.walls.kernel_support import probe
 
 KEYS = {"ada": "key-of-ada", "guest": "key-of-guest"}
 CLOSED = ("PermissionError", "FileNotFoundError")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from transports.upstream.child_process import Command, Process
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command, Process
 from transports.upstream.process_tree import parent
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)\n"

@@ -13,7 +13,7 @@ from tests.processes.children import Family, House, Recorder
 from tests.processes.places import KERNEL, WHO, Place
 from tests.support.walled import python_grants
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.sandbox.sandbox_checks import ask_kernel
 from tests.support.walled import USERS, Outcome, run_walled
-from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.wall_specification import Walls
 
 KERNEL: Final = ask_kernel()
 needs_walls: Final = pytest.mark.skipif(

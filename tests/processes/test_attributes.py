@@ -18,8 +18,8 @@ from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.gate_reports import RefusalQueue
 from transports.upstream.walls.inotify_calls import InotifyCalls
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
-from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.wall_specification import Grant
 
 pytestmark = needs_walls
 

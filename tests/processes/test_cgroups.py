@@ -22,9 +22,9 @@ from tests.requirements import requirement
 from tests.support.subtree import controllers_here, delegated, why_no_subtree
 from tests.support.walled import NOBODY, ROOT, USERS, Outcome, python_for, python_grants, run_walled
 from transports.upstream.cgroup_delegation import LEAF, LOCK_WITHIN_S, Delegation, look
+from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command, Process, ProcessFailed
-from transports.upstream.walls.spec import Limits, Reach, Walls
+from transports.upstream.walls.wall_specification import Limits, Reach, Walls
 
 pytestmark = [
     pytest.mark.anyio,
@@ -105,7 +105,7 @@ def test_where_a_child_cannot_be_born_in_a_group_it_moves_there_first(subtree: P
         "import os, sys\n"
         "from transports.upstream import cgroups\n"
         "from transports.upstream.cgroup_delegation import Delegation\n"
-        "from transports.upstream.walls.spec import Limits, Walls\n"
+        "from transports.upstream.walls.wall_specification import Limits, Walls\n"
         "cgroups.numbers = lambda: {'clone3': 100_000}\n"
         f"group = cgroups.Groups(Delegation(root={str(subtree)!r})).group(Walls(profile='x', grants=()))\n"
         "pid = group.fork()\n"

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.skipif(
 IN_PROCESS = """
 import ctypes, json, os, sys
 sys.path.append(sys.argv[1])
-from transports.upstream.walls import limits, seccomp
-limits.forbid_new_privileges()
+from transports.upstream.walls import resource_limits, seccomp
+resource_limits.forbid_new_privileges()
 seccomp.install(bytes.fromhex(sys.argv[2]), listener=False)
 libc = ctypes.CDLL(None, use_errno=True)
 for number, *arguments in json.loads(sys.argv[3]):

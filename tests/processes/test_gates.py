@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 import tests.support.connecting_program
-from gateway.sandbox.gates import SandboxGates
-from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.refusals import Refusals, SessionRefusals
+from gateway.sandbox.system_call_gates import SandboxGates
 from tests.processes.children import Recorder
 from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from tests.support.walled import ROOT, Outcome, python_for, python_grants, run_here
 from transports.upstream import fork_server_client
+from transports.upstream.child_process import Command
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command
-from transports.upstream.walls.kernel import probe
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.kernel_support import probe
+from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 pytestmark = pytest.mark.anyio
 PROGRAM = Path(tests.support.connecting_program.__file__).read_text(encoding="utf-8")
@@ -242,7 +242,7 @@ FAULT = f"""
 import sys
 sys.path.append({str(ROOT)!r})
 from transports.upstream import fork_server
-from transports.upstream.walls import gate
+from transports.upstream.walls import system_call_gate
 def fail(self):
     raise RuntimeError("a fault of the gate")
 {{patch}}

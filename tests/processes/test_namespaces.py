@@ -15,9 +15,9 @@ from gateway.sandbox.sandbox_checks import ask_kernel
 from tests.processes.children import DAEMON, Family, Recorder, parent_of, until
 from tests.requirements import requirement
 from tests.support.walled import python_grants
+from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command, ProcessFailed
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 KERNEL = ask_kernel()
 pytestmark = [

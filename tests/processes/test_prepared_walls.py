@@ -15,11 +15,11 @@ from tests.processes.children import Recorder, parent_of, until
 from tests.processes.places import needs_walls
 from tests.requirements import requirement
 from tests.support.walled import python_for, python_grants
+from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server import OOM_SCORE
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.prepared_walls import IDLE_S
-from transports.upstream.process import Command, Process, ProcessFailed
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 pytestmark = [pytest.mark.anyio, needs_walls, requirement("box.prepared")]
 

@@ -28,8 +28,8 @@ from tests.processes.children import (
     until,
 )
 from tests.requirements import requirement
+from transports.upstream.child_process import Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Process, ProcessFailed
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from tests.processes.places import KERNEL, TRY, WHO, Place, needs_walls
 from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 from tests.support.walled import USERS, python_for, python_grants, run_walled
-from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Limits, Reach, Walls
 
 pytestmark = needs_walls
 

@@ -10,10 +10,10 @@ import socket
 import sys
 from typing import Any
 
-from transports.upstream.walls import limits, seccomp
-from transports.upstream.walls.gate import Gate
-from transports.upstream.walls.spec import Reach, Walls
+from transports.upstream.walls import resource_limits, seccomp
+from transports.upstream.walls.system_call_gate import Gate
 from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, call, machine, numbers
+from transports.upstream.walls.wall_specification import Reach, Walls
 
 DUMPABLE = 4
 
@@ -24,7 +24,7 @@ def announce() -> int:
     of_datagrams = seccomp.Match(1, {socket.SOCK_DGRAM: notify}, seccomp.ALLOW, mask=0xF)
     made = seccomp.Match(0, dict.fromkeys((socket.AF_INET, socket.AF_INET6), of_datagrams), seccomp.ALLOW)
     told: dict[int, seccomp.Decision] = {calls["connect"]: notify, calls["listen"]: notify, calls["socket"]: made}
-    limits.forbid_new_privileges()
+    resource_limits.forbid_new_privileges()
     listener = seccomp.install(
         seccomp.assemble(AUDIT_ARCH[machine()], told, last=LAST, beyond=seccomp.ALLOW), listener=True
     )
@@ -42,7 +42,7 @@ def main(channel: int, reach: str, uid: int, command: list[str]) -> int:
     server = os.fork()
     if server == 0:
         listener = announce()
-        limits.drop_capabilities()  # the gate has none either, and looks into no process that has more
+        resource_limits.drop_capabilities()  # the gate has none either, and looks into no process that has more
         socket.send_fds(theirs, [b"l"], [listener])
         os.closerange(3, 1_024)
         os.execvp(command[0], command)

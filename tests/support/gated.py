@@ -18,7 +18,7 @@ import dns.message
 import dns.rrset
 import pytest
 
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.wall_specification import Reach
 
 ROOT = Path(__file__).parent.parent.parent
 

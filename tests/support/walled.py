@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command, ProcessFailed
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 ROOT: Final = Path(__file__).parents[2]
 NOBODY: Final = 65_534

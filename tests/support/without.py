@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, f"{sys.path[0]}/../..")
 
-from transports.upstream.walls import limits, seccomp
+from transports.upstream.walls import resource_limits, seccomp
 from transports.upstream.walls.system_calls import AUDIT_ARCH, LAST, machine, numbers
 
 
@@ -22,7 +22,7 @@ def main() -> None:
         "gate": ("process_vm_readv", errno.EPERM),
     }[missing]
     refused = {numbers()[name]: seccomp.refuse(error)}
-    limits.forbid_new_privileges()
+    resource_limits.forbid_new_privileges()
     seccomp.install(seccomp.assemble(AUDIT_ARCH[machine()], refused, last=LAST, beyond=seccomp.ALLOW), listener=False)
     os.execv(command[0], command)
 

@@ -15,9 +15,9 @@ from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.scripted_http_server import running_http_probe
 from tests.toys.echo_upstream import EchoUpstream
 from transports.testing import ForgetfulUpstreamContract, UnreachableUpstreamContract, UpstreamContract
+from transports.upstream.child_process import Command
 from transports.upstream.fork_server_client import ForkServer
 from transports.upstream.in_process import InProcessUpstream
-from transports.upstream.process import Command
 from transports.upstream.stdio import StdioUpstream
 from transports.upstream.streamable_http import HttpUpstream
 from transports.upstream_port import Upstream

@@ -15,9 +15,9 @@ import msgspec
 
 from transports.inbound.event_stream import KEEPALIVE_S, Stream
 from transports.inbound.http import Send, send_json, send_status
-from transports.inbound.limits import MAX_ID_CHARS, Limited, Limits, Refusals
-from transports.inbound.modern import VERSION_KEY, names_version
-from transports.inbound.posts import BATCHES, LengthChecks
+from transports.inbound.modern_request_checks import VERSION_KEY, names_version
+from transports.inbound.post_parsing import BATCHES, LengthChecks
+from transports.inbound.unauthenticated_limits import MAX_ID_CHARS, Limited, Limits, Refusals
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.json_limits import REQUEST_PARTS, has_more_parts
 from transports.jsonrpc import (

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
-from transports.inbound.limits import Limited, Limits, Refusals, network_of
+from transports.inbound.unauthenticated_limits import Limited, Limits, Refusals, network_of
 
 logger = logging.getLogger(__name__)
 

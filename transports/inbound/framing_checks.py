@@ -8,7 +8,7 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from transports.inbound.limits import Limited
+from transports.inbound.unauthenticated_limits import Limited
 from transports.inbound_port import HeaderList
 
 _REASONS: Final = {

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from transports.inbound.connections import Connections, CycleTransport, Leaving, Phase, disconnect, drop, reset
 from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.http import Receive, Scope, Send
-from transports.inbound.limits import Limited
+from transports.inbound.unauthenticated_limits import Limited
 
 _errors = logging.getLogger("uvicorn.error.h11")
 _errors.setLevel(logging.ERROR)  # else any client could fill the log with offers to upgrade

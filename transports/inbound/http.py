@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from transports.hops import MOST, PASSED, gateways_in
-from transports.inbound.limits import MAX_LABEL_CHARS, SMALL_BODY_BYTES, HeldBody, Limits, client_network
+from transports.inbound.unauthenticated_limits import (
+    MAX_LABEL_CHARS,
+    SMALL_BODY_BYTES,
+    HeldBody,
+    Limits,
+    client_network,
+)
 from transports.inbound_port import HeaderList, Refused
 from transports.jsonrpc import INVALID_REQUEST, encode_error
+from transports.via_header import MOST, PASSED, gateways_in
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -18,8 +18,8 @@ from transports.inbound.connections import Connections, CycleTransport, Leaving,
 from transports.inbound.framing_checks import BadRequest, plain_target
 from transports.inbound.h11_connection import H11Connection
 from transports.inbound.head_cache import ConnectionMemory
-from transports.inbound.limits import Limited
 from transports.inbound.repeated_requests import RepeatedRequests
+from transports.inbound.unauthenticated_limits import Limited
 
 _PROGRESS_BITS: Final = 16
 """The step in which a body makes progress: 2 ** 16 bytes (64 KiB)."""

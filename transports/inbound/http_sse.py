@@ -17,6 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 from itsdangerous import BadSignature, Signer
 
+from transports.background_tasks import first_of
 from transports.era import Era
 from transports.inbound.event_stream import KEEPALIVE_S, Stream, until_disconnect
 from transports.inbound.http import Guard, Receive, Scope, Send, peer_of, read_body, send_refusal, send_status
@@ -26,7 +27,6 @@ from transports.inbound_port import Carried, Handler, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from transports.reply_queue import Frame, ReplyQueue
 from transports.sse import COMMENT, encode_event
-from transports.tasks import first_of
 
 
 class Addresses:

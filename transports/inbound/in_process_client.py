@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextvars import Context
 from typing import Any, Final
 
+from transports.background_tasks import Tasks
 from transports.sse import EventDecoder
-from transports.tasks import Tasks
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _MAX_EVENT_BYTES: Final = 1 << 30

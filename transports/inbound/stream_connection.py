@@ -12,9 +12,10 @@ from typing import Final
 
 import msgspec
 
+from transports.background_tasks import Tasks
 from transports.era import NAME_SOURCES, SESSIONLESS
 from transports.inbound.in_process_client import InProcessClient, Reply
-from transports.inbound.modern import VERSION_KEY, names_version
+from transports.inbound.modern_request_checks import VERSION_KEY, names_version
 from transports.inbound_port import Refused
 from transports.json_limits import REQUEST_PARTS
 from transports.jsonrpc import (
@@ -34,7 +35,6 @@ from transports.jsonrpc import (
     splice,
 )
 from transports.mirrored_headers import encode_value
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -27,10 +27,19 @@ from transports.inbound.http import (
     send_refusal,
     send_status,
 )
-from transports.inbound.limits import MAX_LABEL_CHARS, BodyBudget, HeldBody, Limits, Refusals
-from transports.inbound.modern import VERSION_HEADER, status_of
-from transports.inbound.posts import BATCHES, Head, LengthChecks, Posts, check_post, check_version, is_batch, preflight
+from transports.inbound.modern_request_checks import VERSION_HEADER, status_of
+from transports.inbound.post_parsing import (
+    BATCHES,
+    Head,
+    LengthChecks,
+    Posts,
+    check_post,
+    check_version,
+    is_batch,
+    preflight,
+)
 from transports.inbound.started_post import RepeatedHead, StartedPost
+from transports.inbound.unauthenticated_limits import MAX_LABEL_CHARS, BodyBudget, HeldBody, Limits, Refusals
 from transports.inbound_port import Answer, Forwarder, Handler, OwnedByPeer, PeerAnswer, Refused, Request
 from transports.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, InvalidMessage, Message, encode
 from transports.reply_queue import Frame

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from transports.inbound.connections import Connections
 from transports.inbound.http_connection import HttpConnection
-from transports.inbound.limits import Limits, Refusals
+from transports.inbound.unauthenticated_limits import Limits, Refusals
 
 PEER_PID: Final = "peer_pid"
 """Key of `scope["state"]`: the process id of the client, if the system reports it."""

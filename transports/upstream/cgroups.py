@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Final
 
 from transports.upstream.cgroup_delegation import Delegation, write, writes_alone
-from transports.upstream.walls.build import WallsFailed
-from transports.upstream.walls.spec import Limits, Walls
+from transports.upstream.walls.build_walls import WallsFailed
 from transports.upstream.walls.system_calls import closing_fd, fork_by
+from transports.upstream.walls.wall_specification import Limits, Walls
 
 _FOLDER: Final = "mcp-servers."
 _PERIOD_US: Final = 100_000

@@ -5,18 +5,19 @@ modules only, and knows nothing of asyncio, MCP or the gateway. DELEGATION is JS
 
 The *fork server* is the program as started. On the Unix stream socket FD it receives one request (`prepared_walls.py`)
 per server, with four descriptors: a control socket, and the server's stdin, stdout and stderr. A fifth is the channel
-of the server's gate (`walls/gate.py`). For each request it forks a *reaper*. Kind `n`: the reaper is the first process
-of namespaces where that is possible (`walls/namespaces.py`). Kind `m`: it has mounts of its own where that is possible.
-`w` is another server with walls, `s` one without.
+of the server's gate (`walls/system_call_gate.py`). For each request it forks a *reaper*. Kind `n`: the reaper is the
+first process of namespaces where that is possible (`walls/namespaces.py`). Kind `m`: it has mounts of its own where
+that is possible. `w` is another server with walls, `s` one without.
 
 A *reaper* (`reaper.py`) looks after one server. On its control socket it reads one specification: a 4-byte big-endian
 length and the JSON object `{"argv": [...], "env": {...}, "cwd": "..." | null, "walls": {...} | null}`. If the request
-names a prototype, `walls` (`walls/spec.py`) has only what the prototype lacks. The reaper starts the server behind the
-walls, and answers in JSON lines. `{"started": pid, "lacks": sentence, "prepared": bool}` also says why the server has
-no namespaces or mounts, if it should have some, and whether its walls were prepared. A failure is `{"failed": sentence,
-"prepared": bool}`. Later comes `{"exited": code, "why": sentence}`: the exit code, or minus the signal number, and why
-the kernel ended the server, if known. After the specification the reaper obeys single bytes: `T` sends SIGTERM to the
-server and all its descendants, `K` kills them all. If the gateway is gone, the end of the control socket acts as `K`.
+names a prototype, `walls` (`walls/wall_specification.py`) has only what the prototype lacks. The reaper starts the
+server behind the walls, and answers in JSON lines. `{"started": pid, "lacks": sentence, "prepared": bool}` also says
+why the server has no namespaces or mounts, if it should have some, and whether its walls were prepared. A failure is
+`{"failed": sentence, "prepared": bool}`. Later comes `{"exited": code, "why": sentence}`: the exit code, or minus the
+signal number, and why the kernel ended the server, if known. After the specification the reaper obeys single bytes: `T`
+sends SIGTERM to the server and all its descendants, `K` kills them all. If the gateway is gone, the end of the control
+socket acts as `K`.
 
 No process survives, because a reaper is a *child subreaper*: a descendant that loses its parent (setsid, double forks,
 `sh -c`, npx) becomes a child of the reaper. The reaper kills what is below itself until the kernel says that it has no
@@ -42,12 +43,12 @@ sys.path.append(os.path.abspath(__file__ + "/../../.."))  # where `transports` i
 
 from transports.upstream.cgroup_delegation import Delegation
 from transports.upstream.cgroups import Groups
+from transports.upstream.forked_server import note_signals
 from transports.upstream.prepared_walls import ANNOUNCES, REQUEST, Prepared, Prototypes, close_all_but
 from transports.upstream.process_tree import LOOK_MS, RESCAN_MS, StartCounter, Wakeups, below, children, kill, prctl
 from transports.upstream.reaper import Reaper
-from transports.upstream.server_process import note_signals
-from transports.upstream.walls.build import prepare
-from transports.upstream.walls.kernel import probe
+from transports.upstream.walls.build_walls import prepare
+from transports.upstream.walls.kernel_support import probe
 from transports.upstream.walls.namespaces import fork_apart, own_mounts
 
 _PR_SET_DUMPABLE: Final = 4

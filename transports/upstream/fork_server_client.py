@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from transports.upstream.cgroup_delegation import OFF, Delegation, take
+from transports.upstream.child_process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
 from transports.upstream.prepared_walls import REQUEST, Announced
-from transports.upstream.process import KILL_TIMEOUT_S, REAPER_LOST, Command, LineSink, Process, ProcessFailed
-from transports.upstream.walls import limits
-from transports.upstream.walls.spec import Reach, Walls
+from transports.upstream.walls import resource_limits
+from transports.upstream.walls.wall_specification import Reach, Walls
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ _PROGRAM: Final = (sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).
 
 
 class Gates(Protocol):
-    """Serve the gates of walled processes (`walls/gate.py`) on the gateway's side: resolve names, and receive
-    refusals."""
+    """Serve the gates of walled processes (`walls/system_call_gate.py`) on the gateway's side: resolve names, and
+    receive refusals."""
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Serve the channel of a gate until its end, and own the socket. `fields` returns the fields of log lines about
@@ -208,7 +208,7 @@ class ForkServer:
             try:
                 while True:
                     try:
-                        with limits.raised_files():
+                        with resource_limits.raised_files():
                             number = self._announced.number(requests, prototype)
                             socket.send_fds(requests, [REQUEST.pack(kind, number)], fds)
                         return

@@ -16,7 +16,7 @@ import msgspec
 
 from transports.jsonrpc import InvalidMessage, Message, parse
 from transports.sse import EventDecoder, TooLarge
-from transports.upstream.non_messages import LineBudget, log_line, meant_by
+from transports.upstream.non_message_lines import LineBudget, log_line, meant_by
 from transports.upstream_port import STANDALONE, LinkEvents, is_about_content
 
 LEAST_S: Final = 0.1

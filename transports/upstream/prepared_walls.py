@@ -19,9 +19,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, NamedTuple
 
-from transports.upstream.walls.build import ruleset_for
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.build_walls import ruleset_for
 from transports.upstream.walls.system_calls import closing_fd
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 REQUEST: Final = struct.Struct("=cI")
 ANNOUNCES: Final = b"p"

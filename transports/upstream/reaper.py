@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from transports.upstream.cgroups import Group, Groups
+from transports.upstream.forked_server import LaunchReports, become_server, report_failure
 from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import HAS_PROC, RESCAN_MS, Wakeups, below, count, kill, prctl
-from transports.upstream.server_process import LaunchReports, become_server, report_failure
-from transports.upstream.walls.build import WallsFailed, arrange
-from transports.upstream.walls.gate import Gate
+from transports.upstream.walls.build_walls import WallsFailed, arrange
 from transports.upstream.walls.namespaces import is_apart
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.system_call_gate import Gate
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 _LAST_REFUSALS_S: Final = 1.0
 

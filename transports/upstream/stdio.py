@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Any, Final
 
 from transports.jsonrpc import InvalidMessage, parse
+from transports.upstream.child_process import Command, Process, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.non_messages import LineBudget, answered_by, log_line, meant_by
-from transports.upstream.process import Command, Process, ProcessFailed
+from transports.upstream.non_message_lines import LineBudget, answered_by, log_line, meant_by
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

@@ -15,15 +15,15 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
+from transports.background_tasks import Tasks
 from transports.era import NAME_SOURCES, SESSIONLESS
-from transports.hops import via_of
 from transports.jsonrpc import Message, Object, decode_exact, decode_id, encode, encode_request, parse
 from transports.mirrored_headers import argument_headers, encode_value, unknown_headers
 from transports.sse import TooLarge
-from transports.tasks import Tasks
 from transports.upstream.http_replies import ReplyReader, StreamPlace, error_text, pause_s, redirect_target, skim
-from transports.upstream.non_messages import LineBudget
+from transports.upstream.non_message_lines import LineBudget
 from transports.upstream_port import ConnectOptions, LinkClosed, LinkEvents, is_about_content
+from transports.via_header import via_of
 
 logger = logging.getLogger(__name__)
 

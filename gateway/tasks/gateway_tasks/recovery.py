@@ -28,8 +28,8 @@ from gateway.tasks.gateway_tasks.task_table import TaskTable, log_fields_of
 from session_store import Context, Principal, Session, SessionStore, StoreUnavailable, Task
 from session_store.ports.tasks import ids_of
 from session_store.session import redact
+from transports.background_tasks import Tasks
 from transports.jsonrpc import encode
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

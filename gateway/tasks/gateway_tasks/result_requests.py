@@ -34,10 +34,10 @@ from gateway.tasks.gateway_tasks.task_table import TaskTable, topic_of
 from gateway.tasks.task_encoding import legacy_outcome
 from gateway.tasks.task_handles import TaskHandle
 from session_store import Bus, StoreUnavailable, Task
-from transports.inbound.limits import SMALL_BODY_BYTES, BodyBudget
+from transports.background_tasks import Tasks
+from transports.inbound.unauthenticated_limits import SMALL_BODY_BYTES, BodyBudget
 from transports.inbound_port import Refused
 from transports.jsonrpc import INTERNAL_ERROR, Message, Object, encode
-from transports.tasks import Tasks
 from transports.work_steps import let_others_run
 
 logger = logging.getLogger(__name__)

@@ -34,10 +34,10 @@ from gateway.tasks.gateway_tasks.task_table import TaskTable, log_fields_of
 from gateway.tasks.relay_interfaces import CallIntake, Endpoint
 from gateway.tasks.task_handles import TaskHandles
 from session_store import Session, Task
+from transports.background_tasks import Tasks
 from transports.era import LEGACY, Era
 from transports.inbound_port import Request
 from transports.reply_queue import ReplyQueue
-from transports.tasks import Tasks
 from transports.upstream_port import UpstreamUnavailable
 
 logger = logging.getLogger(__name__)

@@ -31,10 +31,10 @@ from gateway.tasks.gateway_tasks.task_states import (
 )
 from session_store import Task
 from session_store.session import redact
+from transports.background_tasks import Tasks
 from transports.inbound_port import Answer
 from transports.jsonrpc import INTERNAL_ERROR, InvalidMessage, Message, Object, encode, error_code, parse, splice
 from transports.reply_queue import Frame
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

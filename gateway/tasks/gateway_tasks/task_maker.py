@@ -26,10 +26,10 @@ from gateway.tasks.task_encoding import created_result
 from gateway.tasks.task_handles import TaskHandles
 from session_store import StoreError, Task
 from session_store.session import new_task_id
+from transports.background_tasks import Tasks
 from transports.era import MODERN
 from transports.inbound_port import Answer, HeaderList, Refused, Request
 from transports.reply_queue import Frame
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from gateway.errors import error_of
 from session_store import StoreFull, StoreUnavailable, Task, TaskStore
+from transports.background_tasks import Tasks
 from transports.jsonrpc import INTERNAL_ERROR, encode
-from transports.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from gateway.tasks.gateway_tasks.task_record import TaskRecord
 from gateway.tasks.gateway_tasks.task_states import may_run_again
 from session_store import Bus, StoreUnavailable, Task, TaskStore
 from session_store.session import redact
-from transports.tasks import Tasks
+from transports.background_tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.attack.fuzz.transport import loop
 from transports.era import Era
 from transports.inbound.batch import Batches, BatchResponse
-from transports.inbound.limits import Limits
-from transports.inbound.posts import LengthChecks
+from transports.inbound.post_parsing import LengthChecks
+from transports.inbound.unauthenticated_limits import Limits
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import (
     INVALID_REQUEST,

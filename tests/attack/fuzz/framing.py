@@ -23,7 +23,7 @@ from tests.attack.fuzz.transport import RecordingTransport, loop
 from transports.inbound.connections import Connections
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http_connection import HttpConnection, http_connections
-from transports.inbound.limits import Limits
+from transports.inbound.unauthenticated_limits import Limits
 from transports.reply_queue import Frame, ReplyQueue
 
 BEHAVIOURS: Final = ("reads", "slow", "early")

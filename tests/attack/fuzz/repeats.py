@@ -22,8 +22,8 @@ from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import ConnectionMemory
 from transports.inbound.http import Guard
 from transports.inbound.http_connection import HttpConnection
-from transports.inbound.limits import BodyBudget, Limits
 from transports.inbound.streamable_http import StreamableHttp
+from transports.inbound.unauthenticated_limits import BodyBudget, Limits
 from transports.inbound_port import Handler, OwnedByPeer, Refused, Request
 from transports.reply_queue import Frame, ReplyQueue
 

@@ -15,7 +15,7 @@ from gateway.sessions.token_carriers import GATEWAY_HEADER, LEGACY_HEADER, NEW
 from session_store import ANONYMOUS
 from tests.requirements import requirement
 from transports.era import LEGACY, MODERN
-from transports.inbound.modern import VERSION_HEADER
+from transports.inbound.modern_request_checks import VERSION_HEADER
 
 pytestmark = [pytest.mark.anyio, requirement("ops.try-tools")]
 

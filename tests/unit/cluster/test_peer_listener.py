@@ -22,9 +22,9 @@ from tests.unit.calls.parts import until
 from transports.inbound import event_stream
 from transports.inbound.event_stream import Stream
 from transports.inbound.http import Guard
-from transports.inbound.limits import Limits, Refusals
-from transports.inbound.posts import LengthChecks
-from transports.inbound.posts import Posts as RealPosts
+from transports.inbound.post_parsing import LengthChecks
+from transports.inbound.post_parsing import Posts as RealPosts
+from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, OwnedByPeer, Refused, Request
 from transports.peer_channel import PeerCall, PeerChannel, PeerConnectionLost, open_channel
 from transports.peer_frames import SMALL_BYTES

@@ -9,7 +9,7 @@ import pytest
 from gateway.observability.process_memory import MachineMemory
 from gateway.policy.server_memory import ASSUMED_BYTES, GROWN_S, READ_AT_ONCE, ServerMemory, ServerProcess
 from tests.requirements import requirement
-from transports.inbound.limits import Limited, Refusals
+from transports.inbound.unauthenticated_limits import Limited, Refusals
 from transports.inbound_port import Refused
 
 pytestmark = pytest.mark.anyio

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.package_fetch import places_of, registries_of
 from tests.requirements import requirement
-from transports.upstream.walls.reach import destination
+from transports.upstream.walls.network_rules import destination
 
 pytestmark = [pytest.mark.anyio, requirement("box.package-registries")]
 

@@ -13,7 +13,7 @@ from gateway.config.upstreams import UpstreamSettings
 from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of, without_withheld
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 SECRETS = ("/etc/shadow", "/etc/ssh", "/etc/ssl/private", "/etc/kubernetes", str(Path.home() / ".ssh"))
 

@@ -25,8 +25,8 @@ from gateway.sandbox.system_paths import system_grants
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make
 from transports.upstream.cgroup_delegation import Delegation
-from transports.upstream.walls.kernel import Kernel
-from transports.upstream.walls.spec import Grant, Walls
+from transports.upstream.walls.kernel_support import Kernel
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 OLD = Kernel(landlock=0, filters="no filters", gate="no gate", namespaces="no namespaces", mounts="no mounts")
 BESIDE = {f"sessions.db{ending}" for ending in ("-wal", "-shm", "-journal")}

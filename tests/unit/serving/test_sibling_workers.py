@@ -16,7 +16,7 @@ from gateway.serving.uvicorn_server import HandedConnections
 from tests.requirements import requirement
 from transports.inbound.connection_handover import MOST_MOVES
 from transports.inbound.connections import Connections
-from transports.inbound.limits import Limits
+from transports.inbound.unauthenticated_limits import Limits
 
 pytestmark = [pytest.mark.anyio, requirement("rep.workers")]
 

@@ -12,7 +12,7 @@ from gateway.sandbox.sandbox_checks import server_sandboxes
 from gateway.serving.gateway import Gateway
 from gateway.serving.startup_greeting import Greeting, farewell, greeting_of, link_for, local_gateway
 from tests.requirements import requirement
-from transports.upstream.walls.kernel import Kernel
+from transports.upstream.walls.kernel_support import Kernel
 
 OLD = Kernel(landlock=0, filters="it has none", gate="it has none", namespaces="it has none", mounts="it has none")
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")

@@ -46,7 +46,7 @@ from tests.support.fake_upstream import FakeLink, a_live
 from tests.unit.upstreams.parts import returning
 from transports.era import LEGACY, Era
 from transports.inbound_port import Refused
-from transports.upstream.walls.spec import Walls
+from transports.upstream.walls.wall_specification import Walls
 from transports.upstream_port import ConnectOptions, LinkEvents, UpstreamUnavailable
 
 pytestmark = pytest.mark.anyio

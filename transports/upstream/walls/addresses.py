@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from transports.upstream.walls.reach import Address, unwrapped
+from transports.upstream.walls.network_rules import Address, unwrapped
 
 INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 

@@ -24,8 +24,8 @@ from transports.upstream.walls.intercepted_calls import (
     signed,
 )
 from transports.upstream.walls.resolved_paths import as_meant, is_within
-from transports.upstream.walls.spec import Grant
 from transports.upstream.walls.system_calls import call, closing_fd, numbers
+from transports.upstream.walls.wall_specification import Grant
 
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _IN_DONT_FOLLOW: Final = 0x0200_0000

@@ -12,8 +12,8 @@ from typing import Final
 from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, read_path, signed
 from transports.upstream.walls.resolved_paths import is_within, without_links
-from transports.upstream.walls.spec import Grant, Walls
 from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.wall_specification import Grant, Walls
 
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _O_PATH, _O_TMPFILE = 0x20_0000, 0x40_0000

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Final
 
 from transports.upstream.walls.resolved_paths import open_path
-from transports.upstream.walls.spec import MODES, Grant
 from transports.upstream.walls.system_calls import call
+from transports.upstream.walls.wall_specification import MODES, Grant
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 6, 1 << 7, 1 << 8

@@ -32,11 +32,11 @@ from transports.upstream.walls.addresses import (
 )
 from transports.upstream.walls.gate_reports import Refused
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener, duplicate, read_memory
+from transports.upstream.walls.network_rules import Address, ReachRules, kind_of, shown, unwrapped
 from transports.upstream.walls.pending_connections import PendingConnections, connect
-from transports.upstream.walls.reach import Address, ReachRules, kind_of, shown, unwrapped
 from transports.upstream.walls.resolved_paths import is_within, open_path, resolved
-from transports.upstream.walls.spec import Reach
 from transports.upstream.walls.system_calls import closing_fd, numbers
+from transports.upstream.walls.wall_specification import Reach
 
 DNS_PORT: Final = 53
 _FAMILY: Final = struct.Struct("=H")

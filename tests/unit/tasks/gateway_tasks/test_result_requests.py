@@ -21,7 +21,7 @@ from tests.requirements import requirement
 from tests.support.fake_upstream import answer_of
 from tests.unit.calls.parts import Server, turns
 from tests.unit.tasks.parts import Replica, Store, end_of_call, handle_of, one_that_runs
-from transports.inbound.limits import BodyBudget
+from transports.inbound.unauthenticated_limits import BodyBudget
 from transports.jsonrpc import encode
 from transports.reply_queue import ReplyQueue
 

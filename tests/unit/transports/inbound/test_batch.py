@@ -14,8 +14,8 @@ from tests.requirements import requirement
 from transports.era import Era
 from transports.inbound import batch
 from transports.inbound.batch import Batches, BatchResponse
-from transports.inbound.limits import Limits
-from transports.inbound.posts import LengthChecks
+from transports.inbound.post_parsing import LengthChecks
+from transports.inbound.unauthenticated_limits import Limits
 from transports.inbound_port import OwnedByPeer, Refused, Request
 
 pytestmark = [pytest.mark.anyio, requirement("spec.batch")]

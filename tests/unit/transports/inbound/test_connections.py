@@ -7,7 +7,7 @@ import pytest
 
 from tests.requirements import requirement
 from transports.inbound.connections import Connections, Phase
-from transports.inbound.limits import Limited, Limits
+from transports.inbound.unauthenticated_limits import Limited, Limits
 
 pytestmark = [pytest.mark.anyio, requirement("wall.before-auth")]
 

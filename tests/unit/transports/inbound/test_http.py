@@ -6,9 +6,9 @@ from contextvars import copy_context
 import pytest
 
 from tests.requirements import requirement
-from transports.hops import MOST, gateway_name, via_of
 from transports.inbound.http import Guard, header_map
 from transports.inbound_port import Refused
+from transports.via_header import MOST, gateway_name, via_of
 
 ONE, OTHER, THIRD = (gateway_name(digit * 16) for digit in "abc")
 

@@ -13,10 +13,10 @@ from tests.requirements import requirement
 from transports.inbound.event_stream import StreamTimes
 from transports.inbound.head_cache import REPEATS, ConnectionMemory
 from transports.inbound.http import Guard
-from transports.inbound.limits import Limits, Refusals
-from transports.inbound.posts import LengthChecks, Posts
+from transports.inbound.post_parsing import LengthChecks, Posts
 from transports.inbound.repeated_requests import RepeatedRequests
 from transports.inbound.started_post import RepeatedHead, StartedPost
+from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound_port import Answer, AnsweringConnection, CallInFlight, CallValues, Request
 from transports.reply_queue import Frame, ReplyQueue
 

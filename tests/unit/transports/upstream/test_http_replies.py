@@ -8,7 +8,7 @@ from transports.jsonrpc import Message, encode_request, parse
 from transports.sse import TooLarge
 from transports.testing import RecordedEvents
 from transports.upstream.http_replies import LEAST_S, MOST_S, ReplyReader, StreamPlace, pause_s
-from transports.upstream.non_messages import LineBudget
+from transports.upstream.non_message_lines import LineBudget
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ from transports.upstream.prepared_walls import (
     Prototypes,
     close_all_but,
 )
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 pytestmark = requirement("box.prepared")
 

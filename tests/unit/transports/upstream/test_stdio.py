@@ -9,9 +9,9 @@ import pytest
 from session_store.redaction import output_scrubber
 from tests.requirements import requirement
 from transports.testing import RecordedEvents
+from transports.upstream.child_process import Command, Process
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.non_messages import MOST_KINDS, LineBudget
-from transports.upstream.process import Command, Process
+from transports.upstream.non_message_lines import MOST_KINDS, LineBudget
 from transports.upstream.stdio import StdioLink, StdioUpstream
 from transports.upstream_port import ConnectOptions, UpstreamUnavailable
 

@@ -12,9 +12,9 @@ import pytest
 from tests.requirements import requirement
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
+from transports.upstream.walls.network_rules import ReachRules
 from transports.upstream.walls.pending_connections import PendingConnections
-from transports.upstream.walls.reach import ReachRules
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.wall_specification import Reach
 
 pytestmark = requirement("box.network")
 

@@ -8,8 +8,7 @@ import pytest
 
 from transports.era import LEGACY, MODERN
 from transports.inbound.http import Guard, header_map
-from transports.inbound.limits import Limits, Refusals
-from transports.inbound.posts import (
+from transports.inbound.post_parsing import (
     Head,
     LengthChecks,
     Posts,
@@ -19,6 +18,7 @@ from transports.inbound.posts import (
     is_batch,
     preflight,
 )
+from transports.inbound.unauthenticated_limits import Limits, Refusals
 from transports.inbound_port import Refused, Request
 from transports.jsonrpc import HEADER_MISMATCH, INVALID_REQUEST, PARSE_ERROR, InvalidMessage
 

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Final, TypeAlias
 
 from gateway.sandbox.dns_messages import MAX_QUERY_BYTES, Outcome, Query, load, read_query
-from gateway.sandbox.lookups import Lookups
-from transports.upstream.walls.reach import NameRules
-from transports.upstream.walls.spec import Reach
+from gateway.sandbox.host_name_lookups import Lookups
+from transports.upstream.walls.network_rules import NameRules
+from transports.upstream.walls.wall_specification import Reach
 
 MAX_STREAMS: Final = 32
 MAX_AT_ONCE: Final = 4

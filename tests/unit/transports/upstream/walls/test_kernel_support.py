@@ -7,9 +7,9 @@ import pytest
 
 from tests.requirements import requirement
 from transports.upstream.walls import namespaces
-from transports.upstream.walls.build import WallsFailed, arrange
-from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Limits, Reach, Walls
+from transports.upstream.walls.build_walls import WallsFailed, arrange
+from transports.upstream.walls.kernel_support import Kernel, probe
+from transports.upstream.walls.wall_specification import Limits, Reach, Walls
 
 NEW = Kernel(landlock=7, filters="", gate="", namespaces="", mounts="")
 PLAIN = Walls(profile="standard", grants=())
@@ -45,7 +45,9 @@ def test_each_missing_part_has_its_sentence() -> None:
 
 @requirement("box.system")
 def test_what_is_required_and_cannot_hold_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.upstream.walls.build.probe", lambda namespaces=False: replace(NEW, landlock=0))
+    monkeypatch.setattr(
+        "transports.upstream.walls.build_walls.probe", lambda namespaces=False: replace(NEW, landlock=0)
+    )
     arrange(PLAIN)
     with pytest.raises(
         WallsFailed, match=r"'standard' is required, but cannot be enforced here\. Files are not closed"

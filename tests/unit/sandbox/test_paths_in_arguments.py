@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sandbox.named_paths import NamedPaths, named_paths
+from gateway.sandbox.paths_in_arguments import NamedPaths, named_paths
 from gateway.sandbox.system_paths import OwnLink, followed, is_broad, system_grants
 from tests.requirements import requirement
 from tests.unit.sandbox.parts import make

@@ -10,11 +10,11 @@ from time import monotonic
 import dns.message
 import pytest
 
-from gateway.sandbox.gates import SandboxGates
-from gateway.sandbox.lookups import MAX_THREADS, Lookups
+from gateway.sandbox.host_name_lookups import MAX_THREADS, Lookups
 from gateway.sandbox.refusals import Refusals, SessionRefusals
+from gateway.sandbox.system_call_gates import SandboxGates
 from tests.requirements import requirement
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.wall_specification import Reach
 
 pytestmark = pytest.mark.anyio
 

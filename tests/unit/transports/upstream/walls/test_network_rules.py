@@ -5,8 +5,16 @@ import ipaddress
 import pytest
 
 from tests.requirements import requirement
-from transports.upstream.walls.reach import MAX_LEARNT, NameRules, ReachRules, destination, kind_of, shown, unwrapped
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.network_rules import (
+    MAX_LEARNT,
+    NameRules,
+    ReachRules,
+    destination,
+    kind_of,
+    shown,
+    unwrapped,
+)
+from transports.upstream.walls.wall_specification import Reach
 
 pytestmark = requirement("box.network")
 

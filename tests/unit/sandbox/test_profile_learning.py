@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.sandbox.learning import Learnt, learnt, united
+from gateway.sandbox.profile_learning import Learnt, learnt, united
 from tests.requirements import requirement
-from transports.upstream.walls.spec import Grant
+from transports.upstream.walls.wall_specification import Grant
 
 pytestmark = requirement("box.learn")
 

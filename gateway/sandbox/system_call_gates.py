@@ -1,5 +1,6 @@
-"""Serve the gates of sandboxed processes: threads that decide their system calls (`transports/upstream/walls/gate.py`).
-Over one channel for each gate, resolve names for the process, and receive reports of what it touched or was refused."""
+"""Serve the gates of sandboxed processes: threads that decide their system calls
+(`transports/upstream/walls/system_call_gate.py`). Over one channel for each gate, resolve names for the process, and
+receive reports of what it touched or was refused."""
 
 import asyncio
 import json
@@ -11,11 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.sandbox.lookups import Lookups
+from gateway.sandbox.dns_resolver import SessionResolver
+from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.refusals import ProcessRefusals, Refusal, Refusals
-from gateway.sandbox.resolver import SessionResolver
-from transports.tasks import Tasks
-from transports.upstream.walls.spec import Reach
+from transports.background_tasks import Tasks
+from transports.upstream.walls.wall_specification import Reach
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from transports.upstream.process_tree import below, is_below, parent
-from transports.upstream.walls import landlock, limits
+from transports.upstream.walls import landlock, resource_limits
 from transports.upstream.walls.addresses import is_local
 from transports.upstream.walls.file_calls import FileCalls
 from transports.upstream.walls.file_watch import FileWatch, watches
@@ -29,11 +29,11 @@ from transports.upstream.walls.gate_reports import RefusalQueue, Refused, Touche
 from transports.upstream.walls.inotify_calls import InotifyCalls
 from transports.upstream.walls.intercepted_calls import InterceptedCall, Listener
 from transports.upstream.walls.network_calls import NetworkCalls
+from transports.upstream.walls.network_rules import ReachRules
 from transports.upstream.walls.pending_connections import PendingConnections
-from transports.upstream.walls.reach import ReachRules
 from transports.upstream.walls.seccomp import OTHERS, SIGNALS
-from transports.upstream.walls.spec import Reach, Walls
 from transports.upstream.walls.system_calls import numbers
+from transports.upstream.walls.wall_specification import Reach, Walls
 
 _ANNOUNCED: Final = ("bind", "connect", "listen", "socket")
 """The system calls that the filter announces if the walls have a `Reach`. socket(2) is announced for Internet
@@ -115,7 +115,7 @@ class Gate:
 
     def _run(self) -> None:
         try:
-            limits.drop_capabilities()  # of this thread: what the process may not do is not done for it either
+            resource_limits.drop_capabilities()  # of this thread: what the process may not do is not done for it either
             while self._turn():
                 pass
         except BaseException:
@@ -180,7 +180,7 @@ class Gate:
     def _send_client(self, client: socket.socket) -> int:
         """Send the gateway the socket of a program that asks a resolver. Return an errno, or 0."""
         try:
-            with limits.raised_files():
+            with resource_limits.raised_files():
                 socket.send_fds(self._channel, [b'{"resolve": true}'], [client.fileno()])
         except BlockingIOError:  # the gateway has enough of them
             return errno.ECONNREFUSED

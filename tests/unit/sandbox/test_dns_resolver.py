@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 import dns.message
 import pytest
 
-from gateway.sandbox.lookups import Lookups
-from gateway.sandbox.resolver import BURST, MAX_STREAMS, REACHABLE_S, SessionResolver
+from gateway.sandbox.dns_resolver import BURST, MAX_STREAMS, REACHABLE_S, SessionResolver
+from gateway.sandbox.host_name_lookups import Lookups
 from tests.requirements import requirement
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.wall_specification import Reach
 
 pytestmark = [pytest.mark.anyio, requirement("box.names")]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from transports.jsonrpc import Object
-from transports.upstream.lines import EXCERPT_BYTES
+from transports.upstream.line_splitter import EXCERPT_BYTES
 
 _OWN_KEYS: Final = frozenset({"jsonrpc", "id", "result", "error"})
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from transports.upstream.walls.spec import Grant, Limits, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Limits, Reach, Walls
 
 FULL = Walls(
     profile="strict",

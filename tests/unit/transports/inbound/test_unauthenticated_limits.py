@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tests.requirements import requirement
-from transports.inbound.limits import client_network, room_for_connections
+from transports.inbound.unauthenticated_limits import client_network, room_for_connections
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from session_store.redaction import output_scrubber
+from transports.upstream.child_process import Command, ProcessFailed
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command, ProcessFailed
 
 _SHOWN_CHARS: Final = 300
 _SHOWN_LINES: Final = 3

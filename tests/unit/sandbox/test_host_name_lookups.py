@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gateway.sandbox import lookups
-from gateway.sandbox.lookups import MAX_THREADS, MAX_WAITING, Found, Lookups, LookupTurns, addresses_of
+from gateway.sandbox import host_name_lookups
+from gateway.sandbox.host_name_lookups import MAX_THREADS, MAX_WAITING, Found, Lookups, LookupTurns, addresses_of
 from tests.requirements import requirement
 from tests.support.waiting import eventually
 
@@ -143,8 +143,8 @@ def test_a_name_that_another_asks_for_too_has_the_turn_of_the_better_one() -> No
 def test_names_that_nobody_wants_leave_and_lines_are_bounded() -> None:
     turns = LookupTurns(threads=1, reserved=1)
     assert turns.ask("a", "a") and begun(turns) == ["a"] and not turns.give_up("a")
-    assert all(turns.ask(f"a{n}", "a") for n in range(lookups.MAX_WAITING))
+    assert all(turns.ask(f"a{n}", "a") for n in range(host_name_lookups.MAX_WAITING))
     assert not turns.ask("more", "a")
     assert turns.give_up("a3") and not turns.give_up("a3") and turns.ask("more", "a")
-    assert all(turns.ask(f"first{n}", n) for n in range(lookups.MAX_FIRST))
+    assert all(turns.ask(f"first{n}", n) for n in range(host_name_lookups.MAX_FIRST))
     assert not turns.ask("first", "f")

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 from transports.upstream.cgroups import Group
 from transports.upstream.prepared_walls import Prepared
 from transports.upstream.process_tree import prctl
-from transports.upstream.walls.build import WallsFailed, build
+from transports.upstream.walls.build_walls import WallsFailed, build
 from transports.upstream.walls.intercepted_calls import duplicate_from, open_process
 from transports.upstream.walls.system_calls import dumpable
 

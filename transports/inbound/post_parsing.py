@@ -10,7 +10,15 @@ import msgspec
 
 from transports.era import HANDSHAKE_VERSIONS, LEGACY, MODERN, MODERN_VERSIONS, Era
 from transports.inbound.http import Guard, Scope, peer_of
-from transports.inbound.limits import (
+from transports.inbound.modern_request_checks import (
+    VERSION_HEADER,
+    VERSION_KEY,
+    check_notification,
+    check_param_headers,
+    check_request,
+    names_version,
+)
+from transports.inbound.unauthenticated_limits import (
     MAX_CURSOR_BYTES,
     MAX_FILTER_BYTES,
     MAX_ID_CHARS,
@@ -18,14 +26,6 @@ from transports.inbound.limits import (
     Limited,
     Limits,
     Refusals,
-)
-from transports.inbound.modern import (
-    VERSION_HEADER,
-    VERSION_KEY,
-    check_notification,
-    check_param_headers,
-    check_request,
-    names_version,
 )
 from transports.inbound_port import FastPathOffer, HandlerCache, HeaderList, Refused, Request
 from transports.json_limits import REQUEST_PARTS

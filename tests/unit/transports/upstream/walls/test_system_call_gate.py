@@ -18,7 +18,7 @@ import tests.support.connecting_program
 from tests.requirements import requirement
 from tests.support.gated import Gateway, gated, python_for
 from transports.upstream.walls.pending_connections import MAX_WAITING
-from transports.upstream.walls.spec import Reach
+from transports.upstream.walls.wall_specification import Reach
 
 pytestmark = requirement("box.network")
 

@@ -4,7 +4,7 @@ import time
 
 from tests.processes.children import Recorder
 from tests.requirements import requirement
-from transports.upstream.lines import LineSplitter, StderrTail
+from transports.upstream.line_splitter import LineSplitter, StderrTail
 
 
 @requirement("proc.noise")

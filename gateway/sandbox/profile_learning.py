@@ -16,17 +16,17 @@ from typing import Any, Final
 
 from gateway.config.sandbox import LIMITS, Sandbox
 from gateway.config.upstreams import UpstreamSettings
-from gateway.sandbox.gates import SandboxGates
-from gateway.sandbox.lookups import Lookups, addresses_of
+from gateway.sandbox.host_name_lookups import Lookups, addresses_of
 from gateway.sandbox.profiles import Enclosure, OwnFolder, enclosure_of
 from gateway.sandbox.refusals import Refusals, SessionRefusals
+from gateway.sandbox.system_call_gates import SandboxGates
 from gateway.sandbox.system_paths import is_broad
+from transports.upstream.child_process import Command, LineSink, Process
 from transports.upstream.fork_server_client import ForkServer
-from transports.upstream.process import Command, LineSink, Process
 from transports.upstream.stdio import HOME, INHERITED
-from transports.upstream.walls.reach import kind_of
+from transports.upstream.walls.network_rules import kind_of
 from transports.upstream.walls.resolved_paths import is_within
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 _MANY: Final = 4
 """The number of needed files in a folder from which the whole folder is granted."""

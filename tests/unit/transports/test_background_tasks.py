@@ -1,4 +1,4 @@
-"""`transports.tasks`: background tasks of one owner."""
+"""`transports.background_tasks`: background tasks of one owner."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from transports.tasks import Tasks, TasksClosed, first_of
+from transports.background_tasks import Tasks, TasksClosed, first_of
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,7 @@ async def test_close_gives_tasks_time_to_end() -> None:
 async def test_a_task_that_ignores_its_cancellation_does_not_hold_close(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transports.tasks.CANCEL_S", 0.02)
+    monkeypatch.setattr("transports.background_tasks.CANCEL_S", 0.02)
     tasks, may_end = Tasks("test"), asyncio.Event()
 
     async def stubborn() -> None:

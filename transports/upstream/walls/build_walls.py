@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
-from transports.upstream.walls import landlock, limits, namespaces, seccomp
+from transports.upstream.walls import landlock, namespaces, resource_limits, seccomp
 from transports.upstream.walls.file_watch import watches
-from transports.upstream.walls.kernel import Kernel, probe
-from transports.upstream.walls.spec import Grant, Reach, Walls
+from transports.upstream.walls.kernel_support import Kernel, probe
+from transports.upstream.walls.wall_specification import Grant, Reach, Walls
 
 
 class WallsFailed(Exception):
@@ -89,12 +89,12 @@ def build(
     kernel = probe()
     step = "limits"
     try:  # a context manager for each step would take longer than the limits
-        limits.limit(walls.limits)
+        resource_limits.limit(walls.limits)
         step = "network"
         has_left = apart and _leave_network(walls, kernel)
         step = "limits"
-        limits.forbid_new_privileges()
-        limits.drop_capabilities()
+        resource_limits.forbid_new_privileges()
+        resource_limits.drop_capabilities()
         step = "files"
         if kernel.landlock:
             rules = ruleset_for(walls) if ruleset is None else ruleset

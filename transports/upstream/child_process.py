@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from transports.upstream.lines import LineSplitter, StderrTail
-from transports.upstream.walls.spec import Walls
+from transports.upstream.line_splitter import LineSplitter, StderrTail
+from transports.upstream.walls.wall_specification import Walls
 
 _CHUNK_BYTES: Final = 65_536
 """The most bytes of one read: the default size of a pipe. One read in each turn of the event loop keeps a noisy child
