@@ -13,12 +13,18 @@ GIVE_UP_S = 60.0
 
 
 def eventually(condition: Callable[[], bool], within_s: float = GIVE_UP_S) -> bool:
-    """Poll a condition until it is true. Returns False if it is not within `within_s` seconds."""
+    """Poll a condition until it is true. Returns False if it is not within `within_s` seconds.
+
+    What takes long to ask, such as a list of all processes, is asked less often: it takes time from what it waits for.
+    """
     deadline = time.monotonic() + within_s
+    begun = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        asked = time.monotonic()
+        if asked > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, 3 * (asked - begun)), 0.1))
+        begun = time.monotonic()
     return True
 
 
