@@ -79,12 +79,12 @@ class Rest:
         return endpoint
 
     async def _while_signed_in(self, request: Request, parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        """Yield the parts of a stream until its operator signs out, or an error ends it. Requests with a key are not
-        checked again, because keys do not change while this process runs."""
+        """Yield the parts of a stream until its operator signs out, or loses the key that it was opened with, or an
+        error ends it."""
         checked = monotonic()
-        with contextlib.suppress(OperatorError, StoreUnavailable):
+        with contextlib.suppress(OperatorError, StoreUnavailable, TooManyAttempts):
             async for part in parts:
-                if "authorization" not in request.headers and monotonic() - checked >= _CHECKED_EVERY_S:
+                if monotonic() - checked >= _CHECKED_EVERY_S:
                     if await self.access.operator(request) is None:
                         return
                     checked = monotonic()
