@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
-from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, step
+from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, Loss, step
 from gateway.calls.open_call_counts import Usage
 from gateway.calls.questions_to_client import Questions
 from gateway.calls.session_event_streams import LostStreams, Outbox
@@ -358,7 +358,12 @@ class LiveSession(Usage):
         server, and its first result reports the change. Calls in flight fail with `reason`."""
         for key in [key for key, held in self.conversations.items() if held is conversation]:
             del self.conversations[key]
-        self._replaced = (self._replaced or set()) | {conversation.name}
+        same = [held for held in self.conversations.values() if held.name == conversation.name]
+        others = [held for held in same if held.deadlines is not conversation.deadlines]
+        for held in others:  # the new server speaks another era, or the client has declared more
+            held.users.notify(self, Loss.CONFIGURED)
+        if not others:
+            self._replaced = (self._replaced or set()) | {conversation.name}
         self.changed()
         await conversation.close(reason)
 

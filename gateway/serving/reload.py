@@ -101,6 +101,8 @@ class Reload:
         made = servers.make(fresh, sandboxes)
         try:
             await self._ask(made, new)
+            if not self._parts.foundation.state.is_running:
+                raise ConfigurationError("the gateway stops")
         except BaseException:
             await asyncio.gather(*(each.close() for each in made.values()))
             raise
@@ -158,6 +160,7 @@ class Reload:
         former = {name: before[name] for name in (*found.changed, *found.removed)}
         for name, upstream in former.items():
             self._parts.servers.late.forget_server(name)
+            self._parts.servers.prestarted.forget_server(name)
             self._parts.servers.former.add(upstream, made.get(name), new.gateway.limits.former_server_s)
         if former:
             self._parts.resolution.prestart.drop()

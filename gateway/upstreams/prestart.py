@@ -72,6 +72,14 @@ class PrestartedProcesses:
         if prestarted is not None:
             self.close_soon(prestarted)
 
+    def forget_server(self, server: str) -> None:
+        """Close the unused processes of a server whose configuration has changed."""
+        for session_id, prestarted in [*self._given.items()]:
+            if (process := prestarted.processes.pop(server, None)) is not None:
+                self._tasks.spawn(process.close())
+            if not prestarted.processes:
+                del self._given[session_id]
+
     def close_soon(self, prestarted: _PrestartedSet) -> None:
         """Close a prestarted set in the background."""
         self._tasks.spawn(prestarted.close())
