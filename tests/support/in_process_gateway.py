@@ -4,6 +4,7 @@ For tests that assert nothing of a process: no signal, id, memory, exit code or 
 as they reach the command `run`, which is tested with `running_gateway`.
 """
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway import Gateway, create_app
-from gateway.config.settings import GatewaySettings, load
+from gateway.config.difference import Difference
+from gateway.config.settings import GatewaySettings, Settings, load
 from gateway.observability.logs import configure_logging
 from gateway.serving.startup_greeting import Welcome
 from gateway.serving.uvicorn_server import opened
 from session_store import KeyRing
 from tests.support.gateway_process import DEMO, server, with_patience
-from tests.support.waiting import eventually
+from tests.support.waiting import GIVE_UP_S, eventually
 
 READY_WITHIN_S: Final = 60.0
 RING: Final = KeyRing(["k" * 40])
@@ -30,15 +32,20 @@ RING: Final = KeyRing(["k" * 40])
 class InProcessGateway:
     """A gateway in this process, its URL and what it has logged."""
 
-    def __init__(self, gateway: Gateway, url: str, log: "_Log") -> None:
+    def __init__(self, gateway: Gateway, url: str, log: "_Log", loop: asyncio.AbstractEventLoop) -> None:
         self.gateway = gateway
         self.url = url
         self._log = log
+        self._loop = loop
 
     @property
     def base(self) -> str:
         """The URL without the path."""
         return self.url.removesuffix("/mcp")
+
+    def reload(self, settings: Settings) -> Difference:
+        """Give the gateway another configuration."""
+        return asyncio.run_coroutine_threadsafe(self.gateway.reload(settings), self._loop).result(GIVE_UP_S)
 
     def stderr(self) -> str:
         """What the gateway has logged so far, as the command writes it to stderr."""
@@ -71,17 +78,21 @@ def in_process_gateway(
         with log.taken(alone=True):
             gateway = Gateway(settings, ring=ring)
         stack.enter_context(log.taken(alone=False))
-        ready = list[str]()
+        ready = list[tuple[str, asyncio.AbstractEventLoop]]()
+
+        def serves(url: str) -> None:
+            ready.append((url, asyncio.get_running_loop()))
+
         app = create_app(settings, gateway=gateway)
         # Not uvloop: libuv would end this process where a descriptor of its loop is gone.
-        opening = opened(gateway, app, ready.append, welcome=Welcome(), loop="asyncio")
+        opening = opened(gateway, app, serves, welcome=Welcome(), loop="asyncio")
         serving, listener = stack.enter_context(opening)
         log.thread = threading.Thread(target=serving.run, kwargs={"sockets": [listener]}, daemon=True)
         log.thread.start()
         try:
             assert eventually(lambda: ready != [] or not log.thread.is_alive(), READY_WITHIN_S)
             assert ready, f"the gateway did not start:\n{''.join(log.written)}"
-            yield InProcessGateway(gateway, ready[0], log)
+            yield InProcessGateway(gateway, ready[0][0], log, ready[0][1])
         finally:
             serving.should_exit = True
             log.thread.join(30)
