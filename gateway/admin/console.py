@@ -55,7 +55,7 @@ _WITH_IMAGES: Final = {
 }
 """The Content-Security-Policy of pages that show images from servers. Otherwise it is that of the other pages."""
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+RouteHandler = Callable[[Request], Awaitable[Response]]
 _HOME, _SIGN_IN = "/admin", "/admin/sign-in"
 _STORE_IS_AWAY: Final = "The session store does not answer. Try again."
 
@@ -92,7 +92,7 @@ class Console:
             *shown,
         ]
 
-    def _explained(self, endpoint: Endpoint) -> Endpoint:
+    def _explained(self, endpoint: RouteHandler) -> RouteHandler:
         """Wrap an endpoint: check the Host header first, and answer failures of authentication as plain text."""
 
         async def explained(request: Request) -> Response:
@@ -131,7 +131,7 @@ class Console:
 
     # -- pages
 
-    def _page(self, name: str, page: ConsolePage) -> Endpoint:
+    def _page(self, name: str, page: ConsolePage) -> RouteHandler:
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
             if operator is None:
@@ -149,7 +149,7 @@ class Console:
 
         return endpoint
 
-    def _live(self, name: str, page: ConsolePage) -> Endpoint:
+    def _live(self, name: str, page: ConsolePage) -> RouteHandler:
         async def endpoint(request: Request) -> Response:
             operator = await self._access.operator(request)
             if operator is None:
@@ -200,7 +200,7 @@ class Console:
 
     # -- actions
 
-    def _action(self, name: str, page: ConsolePage, action: Action) -> Endpoint:
+    def _action(self, name: str, page: ConsolePage, action: Action) -> RouteHandler:
         """Return the endpoint to which a form is posted. It redirects to the path that `action` returns. If `action`
         returns variables, it renders the page with them; reloading this page sends the form again."""
 

@@ -34,8 +34,7 @@ from session_store import Principal
 from transports.background_tasks import Tasks
 from transports.inbound.http import Receive, Scope, Send
 from transports.inbound.post_parsing import Head, Posts, is_batch
-from transports.inbound.started_post import Endpoint as Beginning
-from transports.inbound.started_post import RepeatedHead, StartedPost
+from transports.inbound.started_post import PostServer, RepeatedHead, StartedPost
 from transports.inbound_port import Answer, CallInFlight, HandlerCache, HeaderList, OwnedByPeer, Refused, Request
 from transports.peer_frames import SMALL_BYTES
 from transports.peer_server import Call, CallLeft, PeerServer, Rules
@@ -48,7 +47,7 @@ _MOST_WITH_PATHS: Final = 2_048
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Endpoint(Beginning, Protocol):
+class PostApp(PostServer, Protocol):
     """An endpoint that serves POSTs, as an ASGI app or on arrival without ASGI."""
 
     posts: Posts
@@ -65,7 +64,7 @@ class PeerListener:
         self,
         replica: str,
         envelopes: Envelopes,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, PostApp],
         *,
         refused: Callable[[], None],
         hold: Callable[[str], bool],
@@ -139,7 +138,7 @@ class DefinedHead:
 
     __slots__ = ("_principal", "endpoint", "has_come", "head", "repeated", "shared")
 
-    def __init__(self, shared: SharedFacts, endpoint: Endpoint | None) -> None:
+    def __init__(self, shared: SharedFacts, endpoint: PostApp | None) -> None:
         self.shared = shared
         self.endpoint = endpoint
         self.head: Head | None = None
@@ -206,7 +205,7 @@ class ForwardedPost:
         call: Call,
         facts: CallFacts,
         known: DefinedHead,
-        endpoint: Endpoint,
+        endpoint: PostApp,
         tasks: Tasks,
         learn: Callable[[RepeatedHead, StartedPost], None],
     ) -> None:

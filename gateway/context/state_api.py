@@ -102,10 +102,10 @@ def state_api(allowing: Allowing) -> Starlette:
     )
 
 
-Endpoint = Callable[[Request, StateAccess], Awaitable[Response]]
+RouteHandler = Callable[[Request, StateAccess], Awaitable[Response]]
 
 
-def _guarded(allowing: Allowing, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(allowing: Allowing, endpoint: RouteHandler) -> Callable[[Request], Awaitable[Response]]:
     async def checked(request: Request) -> Response:
         try:
             return await endpoint(request, await allowing(request))

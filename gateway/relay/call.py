@@ -64,7 +64,7 @@ from gateway.protocol.methods import LISTS, METHODS, NO_REQUESTS
 from gateway.protocol.params import meta_of
 from gateway.protocol.reserved_meta import without_reserved
 from gateway.protocol.result_translation import tool_error
-from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.fast_path import CallDecision, FastPaths
 from gateway.relay.frame_template import Prepared
 from gateway.relay.policy_admission import AdmittedTool, CallTarget
@@ -283,7 +283,7 @@ class Intake:
     def __init__(
         self,
         *,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, EndpointServers],
         events: EventWriter,
         limits: LimitSettings,
         rates: RateLimits,
@@ -526,7 +526,7 @@ class Intake:
 # -- which server
 
 
-async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
+async def relay(endpoint: EndpointServers, call: Call) -> CallTarget | None:
     """Send a call to its server, or answer it for all servers. Return the target if later calls of its tool can use it.
 
     Raises:
@@ -567,7 +567,7 @@ async def relay(endpoint: Endpoint, call: Call) -> CallTarget | None:
 
 
 async def _send(
-    endpoint: Endpoint, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
+    endpoint: EndpointServers, upstream: ConfiguredUpstream, call: Call, named: msgspec.Raw | None = None
 ) -> CallTarget | None:
     """Send a call to `upstream`, if policy admits it. First request the server's facts and lists that the decision
     needs. `named` is the server's own name of the tool, if the client uses another. Returns and raises as `relay`."""

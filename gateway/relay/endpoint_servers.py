@@ -34,7 +34,7 @@ from transports.upstream_port import LinkClosed, UpstreamUnavailable
 logger = logging.getLogger(__name__)
 
 
-class Endpoint:
+class EndpointServers:
     """Present the servers of one URL as one. A single server is relayed unchanged; several are merged
     (`merged_servers`). Answers that combine several servers do not wait for those that are slow (`late_servers`)."""
 

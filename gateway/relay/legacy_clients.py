@@ -35,7 +35,7 @@ from gateway.protocol.params import meta_of, text_of
 from gateway.protocol.reserved_meta import without_reserved, without_reserved_below, without_reserved_in
 from gateway.protocol.tasks import asks_for_task
 from gateway.relay.call import FoundSession, Intake
-from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
 from gateway.relay.replies import StreamReply
@@ -79,7 +79,7 @@ class LegacyHandshake:
         records: SessionRecords,
         lifecycle: SessionLifecycle,
         carriers: Carriers,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, EndpointServers],
         requested: RequestedTasks,
         announcements: Announcements,
     ) -> None:

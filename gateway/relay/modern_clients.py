@@ -32,7 +32,7 @@ from gateway.protocol.reserved_meta import without_reserved_below
 from gateway.protocol.subscription_filter import SUBSCRIPTION_ID
 from gateway.protocol.tasks import declares_tasks, is_task, names_tasks
 from gateway.relay.call import FoundSession, Intake
-from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import Notice
 from gateway.relay.late_servers import Asker
 from gateway.sessions.resolve import SessionResolver
@@ -139,7 +139,7 @@ class ModernClients:
         intake: Intake,
         resolver: SessionResolver,
         carriers: Carriers,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, EndpointServers],
         seal: RequestStateSeal,
         tasks: ModernTasks,
         result_meta: bool,
@@ -252,7 +252,7 @@ class ModernClients:
         answer_suspended(exchange, responses)
         return self._tasks.resumed(exchange, request, reply) if _takes_tasks(request) else reply
 
-    async def _discover(self, message: Message, endpoint: Endpoint, context: Context) -> Answer:
+    async def _discover(self, message: Message, endpoint: EndpointServers, context: Context) -> Answer:
         result = await endpoint.discover(context)
         if result is None:
             raise Refused(

@@ -15,7 +15,7 @@ from gateway.context.session_assertions import Assertions
 from gateway.policy.decisions import Policy
 from gateway.policy.tool_policy import ToolCalls
 from gateway.protocol.schemas import Schemas
-from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.extension_methods import ExtensionRelay
 from gateway.relay.late_servers import LateServers
 from gateway.relay.merged_servers import MergedServers
@@ -201,16 +201,16 @@ def _objects(base: Foundation, sessions: SessionParts, given: Mapping[str, Any])
 
 def _serving(
     base: Foundation, sessions: SessionParts, late: LateServers, policy: Policy, admission: Admission
-) -> Callable[[Sequence[ConfiguredUpstream]], Endpoint]:
+) -> Callable[[Sequence[ConfiguredUpstream]], EndpointServers]:
     """Return a function that makes the endpoint of some servers."""
     handles = ChildSessions(
         lifecycle=sessions.lifecycle, attacher=sessions.attacher, store=base.backend.sessions, clock=base.clock
     )
 
-    def serving(some: Sequence[ConfiguredUpstream]) -> Endpoint:
+    def serving(some: Sequence[ConfiguredUpstream]) -> EndpointServers:
         visible = VisibleServers(some, policy)
         merged = MergedServers(visible, admission, late)
-        return Endpoint(
+        return EndpointServers(
             visible,
             admission=admission,
             handles=handles,
@@ -226,8 +226,8 @@ def _endpoints(
     base: Foundation,
     upstreams: Sequence[ConfiguredUpstream],
     policy: Policy,
-    serving: Callable[[Sequence[ConfiguredUpstream]], Endpoint],
-) -> dict[str, Endpoint]:
+    serving: Callable[[Sequence[ConfiguredUpstream]], EndpointServers],
+) -> dict[str, EndpointServers]:
     """Return the endpoints by path: one for all servers, and one for each server alone."""
     found = {ALL: serving(upstreams)} | {path_of(one.name): serving([one]) for one in upstreams}
     # Unless everyone may see every server, unknown and hidden servers are answered alike.

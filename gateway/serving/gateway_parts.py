@@ -38,7 +38,7 @@ from gateway.policy.rate_limits import RateLimits
 from gateway.policy.server_memory import ServerMemory
 from gateway.policy.tool_policy import ToolCalls
 from gateway.relay.call import Intake, Senders
-from gateway.relay.endpoint_servers import Endpoint
+from gateway.relay.endpoint_servers import EndpointServers
 from gateway.relay.late_servers import LateServers
 from gateway.relay.policy_admission import Admission
 from gateway.relay.requests_to_self import InternalRequests
@@ -175,9 +175,9 @@ class Servers:
     tool_calls: ToolCalls
     admission: Admission
     late: LateServers
-    serving: Callable[[Sequence[ConfiguredUpstream]], Endpoint]
+    serving: Callable[[Sequence[ConfiguredUpstream]], EndpointServers]
     """Makes the endpoint of some servers."""
-    endpoints: dict[str, Endpoint]
+    endpoints: dict[str, EndpointServers]
     """The servers and policy behind each path."""
 
 

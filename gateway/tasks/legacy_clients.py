@@ -24,7 +24,7 @@ from gateway.protocol.params import text_of
 from gateway.sessions.resolve import SessionResolver
 from gateway.sessions.session_loading import Resolved
 from gateway.tasks.gateway_tasks.task_requests import session_of
-from gateway.tasks.relay_interfaces import CallIntake, Endpoint
+from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.requested_tasks import RequestedTasks
 from gateway.tasks.task_handles import TaskHandle
@@ -55,7 +55,7 @@ class LegacyTasks:
         relayed: RelayedTasks,
         intake: CallIntake,
         resolver: SessionResolver,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, TaskServers],
         requested: RequestedTasks,
     ) -> None:
         self.requested = requested

@@ -18,7 +18,7 @@ from gateway.tasks.errors import tasks_not_declared
 from gateway.tasks.gateway_tasks.task_exchange import TaskExchange
 from gateway.tasks.gateway_tasks.task_maker import TaskMaker
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks, session_of
-from gateway.tasks.relay_interfaces import Endpoint
+from gateway.tasks.relay_interfaces import TaskServers
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.subscriptions import TaskListening
 from gateway.tasks.task_encoding import declaring_tasks
@@ -39,7 +39,7 @@ class ModernTasks:
         made: MadeTasks,
         maker: TaskMaker | None,
         resolver: SessionResolver,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, TaskServers],
         listening: TaskListening,
     ) -> None:
         self.listening = listening

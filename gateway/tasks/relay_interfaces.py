@@ -58,8 +58,8 @@ class CallIntake(Protocol):
         Raises `Refused`: 429, too many calls are in flight."""
 
 
-class Endpoint(Protocol):
-    """The servers behind one URL of the gateway (`gateway.relay.endpoint_servers.Endpoint`)."""
+class TaskServers(Protocol):
+    """The servers behind one URL of the gateway (`gateway.relay.endpoint_servers.EndpointServers`)."""
 
     def servers(self, context: Context) -> Mapping[str, ConfiguredUpstream]:
         """Return the servers of the endpoint that a session with this context sees, by name."""

@@ -27,7 +27,7 @@ from gateway.protocol.capabilities import caller_of_meta
 from gateway.protocol.tasks import TaskState, own_id, state_of, with_tasks
 from gateway.sessions.session_loading import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared, unreadable_task
-from gateway.tasks.relay_interfaces import CallIntake, Endpoint
+from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.task_handles import TaskHandle, TaskHandles
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from session_store.session import redact
@@ -221,7 +221,7 @@ class RelayedTasks:
     """Gives handles to the tasks of servers, and sends clients' requests about these tasks to the servers."""
 
     def __init__(
-        self, handles: TaskHandles, calls: CallIntake, endpoints: Mapping[str, Endpoint], *, result_meta: bool
+        self, handles: TaskHandles, calls: CallIntake, endpoints: Mapping[str, TaskServers], *, result_meta: bool
     ) -> None:
         self.known = KnownTasks()
         self.handles = handles

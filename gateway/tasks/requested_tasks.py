@@ -25,7 +25,7 @@ from gateway.tasks.gateway_tasks.result_requests import ResultCalls
 from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange
 from gateway.tasks.gateway_tasks.task_maker import TaskMaker
 from gateway.tasks.gateway_tasks.task_requests import MadeTasks
-from gateway.tasks.relay_interfaces import CallIntake, Endpoint
+from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.task_encoding import VERSION, created_legacy_result, declaring_legacy_tasks, legacy_task
 from gateway.tasks.task_handles import TaskHandle, TaskHandles
 from session_store import Task
@@ -59,7 +59,7 @@ class RequestedTasks:
         results: ResultCalls,
         handles: TaskHandles,
         intake: CallIntake,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, TaskServers],
     ) -> None:
         self._settings = settings
         self._maker = maker

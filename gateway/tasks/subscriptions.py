@@ -27,7 +27,7 @@ from gateway.sessions.session_loading import Resolved
 from gateway.tasks.errors import UnknownTask, tasks_not_declared
 from gateway.tasks.gateway_tasks.task_requests import found_session
 from gateway.tasks.notifications import TaskNotices, TaskStream, task_notification
-from gateway.tasks.relay_interfaces import CallIntake, Endpoint
+from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.relayed_tasks import RelayedTasks
 from gateway.tasks.task_handles import TaskHandle
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
@@ -141,7 +141,7 @@ class TaskListening:
         notices: TaskNotices,
         intake: CallIntake,
         resolver: SessionResolver,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, TaskServers],
     ) -> None:
         self._relayed = relayed
         self._notices = notices

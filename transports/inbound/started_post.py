@@ -31,7 +31,7 @@ from transports.jsonrpc import Message, is_one_value
 from transports.reply_queue import Frame
 
 
-class Endpoint(Protocol):
+class PostServer(Protocol):
     """The part of an endpoint (`transports.inbound.streamable_http.StreamableHttp`) that serves started POSTs."""
 
     async def finish(self, started: "StartedPost", scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -59,7 +59,7 @@ _CREDIT_BACK_S: Final = 10.0
 
 class RepeatedHead:
     """Serve the POSTs that repeat one head, which the endpoint has checked once. `shared` are headers of each response.
-    `times` are those of event streams (`Endpoint.times_of`), set with the first fast path."""
+    `times` are those of event streams (`PostServer.times_of`), set with the first fast path."""
 
     __slots__ = (
         "__weakref__",
@@ -74,7 +74,7 @@ class RepeatedHead:
         "times",
     )
 
-    def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, shared: HeaderList) -> None:
+    def __init__(self, endpoint: PostServer, posts: Posts, head: Head, shared: HeaderList) -> None:
         self._endpoint = endpoint
         self._posts = posts
         self.head = head
@@ -143,7 +143,7 @@ class RepeatedHead:
         return StartedPost.of(self._endpoint, body, request, become, self.shared)
 
     @classmethod
-    def of(cls, endpoint: Endpoint, posts: Posts, head: Head) -> "RepeatedHead":
+    def of(cls, endpoint: PostServer, posts: Posts, head: Head) -> "RepeatedHead":
         """Return a `RepeatedHead` for the head of a POST that was served."""
         # Another request has another length.
         headers = {name: value for name, value in head.headers.items() if name != "content-length"}
@@ -187,7 +187,7 @@ class StartedPost:
         *("answer", "body", "quiet_at"),
     )
 
-    def __init__(self, endpoint: Endpoint, posts: Posts, head: Head, body: bytes, shared: HeaderList) -> None:
+    def __init__(self, endpoint: PostServer, posts: Posts, head: Head, body: bytes, shared: HeaderList) -> None:
         self._endpoint = endpoint
         self._shared = shared
         self.body = body
@@ -263,7 +263,7 @@ class StartedPost:
     @classmethod
     def of(
         cls,
-        endpoint: Endpoint,
+        endpoint: PostServer,
         body: bytes,
         request: Request,
         become: Callable[[Request], Answer],

@@ -31,7 +31,7 @@ from gateway.tasks.gateway_tasks.stored_call import FollowedCall, RecordedAnswer
 from gateway.tasks.gateway_tasks.task_exchange import RequestedExchange, TaskExchange, fail_unsent
 from gateway.tasks.gateway_tasks.task_states import TaskEvent, after, message_of
 from gateway.tasks.gateway_tasks.task_table import TaskTable, log_fields_of
-from gateway.tasks.relay_interfaces import CallIntake, Endpoint
+from gateway.tasks.relay_interfaces import CallIntake, TaskServers
 from gateway.tasks.task_handles import TaskHandles
 from session_store import Session, Task
 from transports.background_tasks import Tasks
@@ -54,7 +54,7 @@ class TaskContinuation:
         attacher: SessionAttacher,
         *,
         calls: CallIntake,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, TaskServers],
         handles: TaskHandles,
     ) -> None:
         self._table = table

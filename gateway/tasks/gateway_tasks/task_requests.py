@@ -23,7 +23,7 @@ from gateway.tasks.gateway_tasks.quotas import TaskQuotas
 from gateway.tasks.gateway_tasks.recovery import TaskRecovery
 from gateway.tasks.gateway_tasks.running_task import RunningTask
 from gateway.tasks.gateway_tasks.task_table import TaskTable
-from gateway.tasks.relay_interfaces import Endpoint
+from gateway.tasks.relay_interfaces import TaskServers
 from gateway.tasks.task_encoding import ACKNOWLEDGEMENT, task_result
 from gateway.tasks.task_handles import TaskHandle
 from session_store import Session, SessionStore, StoreUnavailable, Task
@@ -53,7 +53,7 @@ class TaskVisibility:
     """Decides if a request may see a task: its credential must allow calls of the task's tool. `endpoints` are by URL
     path."""
 
-    def __init__(self, rules: ContextRules, endpoints: Mapping[str, Endpoint], policy: Policy) -> None:
+    def __init__(self, rules: ContextRules, endpoints: Mapping[str, TaskServers], policy: Policy) -> None:
         self._rules = rules
         self._endpoints = endpoints
         self._policy = policy
