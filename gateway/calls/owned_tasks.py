@@ -52,7 +52,7 @@ class OwnedTask:
         call.when_done(no_more)
 
     def named(self, params: Object) -> Object:
-        """Return params that name the task by its handle. If the client does not know the task, remove its name."""
+        """Return params that name the task by its id for the client (its handle), or by none if it has no such id."""
         return with_related(params, self.handle) if self.handle else without_related(params)
 
     @property

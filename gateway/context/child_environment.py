@@ -62,7 +62,7 @@ class ChildEnvironment:
         return variables | await self._secrets.fill(configured, session.principal)
 
     def overriding(self, session: Session) -> frozenset[str]:
-        """Return the variables of `of` that win over the server's own `env`."""
+        """Return the variables of the server's own `env` whose values other settings replace for the session."""
         configured, own = self._configured(session), own_setting(self._server)
         return frozenset(name for name in self._own if configured[name][1] != own)
 

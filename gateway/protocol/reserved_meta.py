@@ -73,7 +73,7 @@ def _is_reserved(key: str) -> bool:
 
 
 def may_name_reserved(body: bytes) -> bool:
-    """Return False if a body certainly has none of the gateway's reserved keys. This is a quick test of its bytes."""
+    """Return True unless the bytes of a body prove, without decoding, that it has no `_meta` key of the gateway."""
     return b"\\u00" in body or _WRITTEN in body.lower()
 
 

@@ -159,7 +159,7 @@ class _Config(uvicorn.Config):
 
 
 class _Beside(uvicorn.Server):
-    """A second server in the process, which leaves signals to the first one."""
+    """Serve a further listener in this process. Signals are left to the main server."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -55,7 +55,7 @@ MAX_LISTENED: Final = 64
 
 
 class TaskSubscriptions:
-    """Owns the subscriptions at servers for one client's stream. They end with the stream."""
+    """Subscribe to tasks at their servers for one `subscriptions/listen` stream of a client, until the stream ends."""
 
     def __init__(self, stream: TaskStream, relayed: RelayedTasks) -> None:
         self._stream = stream

@@ -175,7 +175,7 @@ class LineSink(Protocol):
         ...
 
     def oversized(self, head: bytes, tail: bytes) -> None:
-        """Handle the first and last 512 bytes of a line that exceeded the limit; the rest is lost."""
+        """Receive a line that was longer than the limit: its first and last 512 bytes. The rest is lost."""
         ...
 
     def exited(self, code: int | None) -> None:

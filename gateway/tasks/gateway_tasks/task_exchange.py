@@ -202,7 +202,7 @@ class TaskExchange(Exchange):
         client."""
 
     def forget_work(self) -> None:
-        """Drop the reference to the task, because it has ended."""
+        """Drop the references of the call to its task, after the task has ended."""
         self.work = None
         if isinstance(self.replies, TaskSink):
             self.replies.detach()
