@@ -83,7 +83,8 @@ _PANELS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "tasks": ("tasks:app", "List and cancel tasks: calls that go on after their clients have left."),
         "reload": (
             "replicas_top_tail:reload",
-            "Have all replicas of a running gateway load their configuration again.",
+            "Have all replicas of a running gateway load their configuration again. Exit status 1 if one of them "
+            "refuses it: nothing has changed there.",
         ),
         "replicas": ("replicas_top_tail:app", "List replicas, drain them and admit them again."),
     },
