@@ -186,6 +186,8 @@ def add(
     except ConfigurationError as error:
         raise error_exit(str(error)) from None
     _out.print(f"{config}: {name} {'added' if added else 'was there already'}")
+    if added:
+        _out.print("A gateway that runs with this file loads it by itself.")
     _out.print(f"Next: mcp-session-gateway run{_given(config)}")
 
 
