@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Set
 from time import monotonic, time
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from gateway.calls.conversation import Conversation
 from gateway.calls.exchange import Exchange
 from gateway.calls.lifecycles import GONE, LIVE, LiveEvent, LiveState, Loss, step
@@ -317,7 +319,14 @@ class LiveSession(Usage):
             self._questions.closed(conversation)
 
     def replace_record(self, session: Session, *, is_read: bool = False) -> None:
-        """Replace the cached record of the session. `is_read`: it was read from the store just now."""
+        """Replace the cached record of the session. `is_read`: it was read from the store just now.
+
+        A live session belongs to one claim. A record with another epoch does not replace the cached one: another
+        replica has owned the session, and its processes know more than those here. Then no owner is known, so that the
+        next call reads the record itself.
+        """
+        if session.epoch != self.session.epoch:
+            session, is_read, self.read_at = replace(self.session, owner=""), False, 0.0
         if session is not self.session and not session.is_but_used(self.session):
             self.changed()
         self.session = session
@@ -394,15 +403,7 @@ class LiveSession(Usage):
         """
         self._step(LiveEvent.END if over else LiveEvent.HAND_OVER)
         reason = "the session has ended" if over else "the gateway stops"
-        for exchange in {*self.exchanges, *self.suspended.values()}:
-            if exchange.conversation is not None and taken_over:
-                exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
-            elif exchange.conversation is not None:
-                exchange.conversation.cancel(exchange, reason)
-            elif exchange.is_subscription:  # of several servers, or of a legacy one
-                exchange.fail(CANCELLED, f"Cancelled: {reason}")
-        if self._questions is not None:
-            self._questions.end(reason)
+        self._end_calls(reason, taken_over=taken_over)
         # Later, because calls that were answered in this turn record something in the next one.
         asyncio.get_running_loop().call_soon(self._end_paths)
         conversations = self.every_conversation()
@@ -415,6 +416,23 @@ class LiveSession(Usage):
                 await self._events.drop(self.session.id)
         else:
             await self.leave_events()
+
+    def lose(self) -> None:
+        """End the calls in flight with an unknown outcome, at once: another replica has owned the session since they
+        began. The caller must close the session."""
+        self.hand_over()
+        self._end_calls("", taken_over=True)
+
+    def _end_calls(self, reason: str, *, taken_over: bool) -> None:
+        for exchange in {*self.exchanges, *self.suspended.values()}:
+            if exchange.conversation is not None and taken_over:
+                exchange.conversation.fail(exchange, OUTCOME_UNKNOWN, _TAKEN_OVER)
+            elif exchange.conversation is not None:
+                exchange.conversation.cancel(exchange, reason)
+            elif exchange.is_subscription:  # of several servers, or of a legacy one
+                exchange.fail(CANCELLED, f"Cancelled: {reason}")
+        if self._questions is not None:
+            self._questions.end(reason)
 
     async def leave_events(self) -> None:
         """Write all recorded events to the store, for the process that serves the session next."""

@@ -6,6 +6,7 @@ answer.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections import Counter
@@ -18,7 +19,7 @@ from cachetools import TTLCache
 
 from gateway.cluster.lease_validity import LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
-from session_store import Bus, Directory, Principal, Session, SessionStore
+from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.inbound_port import OwnedByPeer
 
 __all__ = ["BEAT", "LEASE_S", "Cluster", "Forwarded", "Route", "RouteMemory"]
@@ -129,6 +130,7 @@ class Cluster:
         """Set when a peer has claimed a session while this replica's lease was valid: peers may not reach it."""
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
+        self._claimed: TTLCache[str, int] = TTLCache(_MOST_CONTESTED, LEASE_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
@@ -146,15 +148,26 @@ class Cluster:
             if told != session_id and session_id in self._told:
                 del self._told[session_id]  # this loss was handled; what is live here now began after it
                 continue
-            logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
-            self.lose(session_id)
             if lived:
                 self._taken[session_id] = None
                 self.doubted.set()
+            if not await self._has_claimed_again(session_id):
+                logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
+                self.lose(session_id)
         if began - self._listed_at >= LEASE_S:
             listed = await self._directory.replicas()
             self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
             self._listed_at = began
+
+    async def _has_claimed_again(self, session_id: str) -> bool:
+        """Return True if the store names this replica's last claim of a session, although another replica had claimed
+        the session: that was before. What is live here now began with the last claim, and must not end."""
+        epoch = self._claimed.get(session_id)
+        found = None
+        if epoch is not None:
+            with contextlib.suppress(StoreUnavailable):  # then it counts as lost: the other sessions must be closed too
+                found = await self._sessions.peek(session_id)
+        return found is not None and (found.owner, found.epoch) == (self.replica, epoch)
 
     async def log_refusing(self) -> None:
         """Log each replica whose address refused a connection, but whose lease is still valid after a while: it
@@ -214,6 +227,7 @@ class Cluster:
         epoch = await self._directory.claim(session.id, self.replica, epoch=session.epoch)
         if epoch is not None:
             self._told.pop(session.id, None)
+            self._claimed[session.id] = epoch
             self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)

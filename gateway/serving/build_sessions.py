@@ -79,6 +79,7 @@ def build_sessions(base: Foundation) -> SessionParts:
             rules=rules,
             announcements=announcements,
             audit=base.audit,
+            end_former=lifecycle.end_former,
         ),
         closed=closed,
         tools=tools,

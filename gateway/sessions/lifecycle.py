@@ -124,6 +124,14 @@ class SessionLifecycle:
         """Close a session that another replica has taken over. The outcome of its calls in flight is unknown."""
         self._close_soon(session_id, over=False, taken_over=True)
 
+    def end_former(self, live: LiveSession) -> None:
+        """Close what is live of a session from before another replica owned it. The outcome of its calls in flight is
+        unknown. What begins here now gets new processes, and may start them before the old ones have ended."""
+        live.lose()
+        self._live.remove(live.session.id)
+        self._on_close(live)
+        self._tasks.spawn(live.close(over=False, taken_over=True))
+
     async def close(self, session_id: str, *, over: bool = True, taken_over: bool = False) -> None:
         """Release all resources of a session on this replica. For the arguments, see `LiveSession.close`."""
         live = self._live.remove(session_id)

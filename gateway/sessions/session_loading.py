@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -48,7 +49,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionAttacher:
-    """Makes this replica the owner of stored sessions, and builds a `LiveSession` for each."""
+    """Makes this replica the owner of stored sessions, and builds a `LiveSession` for each.
+
+    `end_former` closes a live session from before another replica owned the session: the other's processes have served
+    calls since, of which the processes here know nothing.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class SessionAttacher:
         rules: ContextRules,
         announcements: Announcements,
         audit: Audit,
+        end_former: Callable[[LiveSession], None],
     ) -> None:
         self._store = store
         self._live = live
@@ -67,6 +73,7 @@ class SessionAttacher:
         self._rules = rules
         self._announcements = announcements
         self._audit = audit
+        self._end_former = end_former
         self._refreshing = Tasks("cached records")
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -77,7 +84,7 @@ class SessionAttacher:
             OwnedByPeer: another replica owns the session.
         """
         live = self._live.get(session.id)
-        if live is None or not live.recovered or session.owner != self._replica:
+        if live is None or not live.recovered or session.owner != self._replica or _is_before(live, session):
             live = await self._attach_again(session, granted)
         else:
             _use_read(live, session)
@@ -88,9 +95,12 @@ class SessionAttacher:
         return Resolved(live=live, context=context)  # the session may have another one from another request by now
 
     async def _attach_again(self, session: Session, granted: CredentialClaims | None) -> LiveSession:
-        unowned, was_owned = not session.owner, session.owner == self._replica != ""
+        unowned, was_owned, epoch = not session.owner, session.owner == self._replica != "", session.epoch
         if self._cluster is not None:
             session = await self._cluster.own(session, session.principal, granted)
+        former = self._live.get(session.id)
+        if former is not None and _is_before(former, session, claimed=session.epoch != epoch):
+            self._end_former(former)
         is_new = self._live.get(session.id) is None
         was_released = is_new and unowned and self._cluster is not None
         # Owned by this process but not live in it: it had lost the session, and a store failover has undone that loss.
@@ -214,10 +224,18 @@ class SessionAttacher:
         """Load a session that this replica has claimed from a dead owner. If several requests find the owner dead at
         once, only the first call has an effect."""
         live = self._live.get(session.id)
-        if live is not None and (live.session.owner, live.session.epoch) == (session.owner, session.epoch):
+        if live is not None and live.session.epoch == session.epoch:
             return
+        if live is not None:
+            self._end_former(live)
         self._live.of(session, new_process="takeover")
         self._audit.record("resumed", session=session, reason="taken over from a replica that does not answer")
+
+
+def _is_before(live: LiveSession, session: Session, *, claimed: bool = False) -> bool:
+    """Return True if what is live here began before a later claim of the session. `session`: the record as read from
+    the store, which may be older than the claim of `live`; or as just claimed by this replica (`claimed`)."""
+    return live.session.epoch != session.epoch and (claimed or session.version >= live.session.version)
 
 
 def _use_read(live: LiveSession, session: Session) -> None:

@@ -276,7 +276,9 @@ class Ownership(RuleBasedStateMachine):
     def serve(self, n: int, session: Session) -> None:
         assert session.owner == self.replicas[n].replica
         assert self.epochs.setdefault(session.epoch, n) == n, "an epoch has one owner"
-        self.held[n].setdefault(session.id, Live(session, self.claims)).session = session
+        live = self.held[n].get(session.id)
+        if live is None or live.session.epoch != session.epoch:  # what was live before another owner has ended
+            self.held[n][session.id] = Live(session, self.claims)
 
     @rule(n=WHO)
     def answer(self, n: int) -> None:

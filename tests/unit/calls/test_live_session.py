@@ -103,6 +103,20 @@ async def test_calls_of_a_former_context_end_with_their_session_and_with_what_it
     assert (await answer_of(call))["error"]["code"] == OUTCOME_UNKNOWN and upstream.conversation.link is None
 
 
+@requirement("rep.takeover", "rep.honest")
+async def test_calls_of_a_session_that_another_replica_has_owned_since_end_at_once() -> None:
+    live, upstream = a_live(Events()), FakeUpstream()
+    call = a_call(live)
+    live.conversations["busy", Era.MODERN, b""] = upstream.conversation
+    live.exchange_begins(call)
+    await upstream.conversation.start(call, {}, {})
+    live.lose()
+    assert call.is_over and live.ended, "no answer of its process can come before this"
+    assert (await answer_of(call))["error"]["code"] == OUTCOME_UNKNOWN
+    await live.close(over=False, taken_over=True)
+    assert live.is_elsewhere and upstream.conversation.link is None
+
+
 # -- what changes for whoever decides on calls
 
 

@@ -182,3 +182,94 @@ async def test_a_session_that_several_requests_take_over_at_once_is_told_of_once
     await last.audit.flush()
     told = [event for event in await last.backend.audit.recent(9) if event.event == "resumed"]
     assert [event.reason for event in told] == ["taken over from a replica that does not answer"]
+
+
+class Regained:
+    """A session that the replica `first` has live, and that `last` has claimed, served and released since. `first` has
+    not been told of it."""
+
+    def __init__(self) -> None:
+        self.first, self.last = replicas(clustered=True)
+
+    async def made(self, *, released: bool = True) -> "Regained":
+        self.live = (await self.first.resume_or_open(request())).live
+        assert self.last.cluster is not None
+        taken = await self.last.cluster.take(self.live.session, leased=False)
+        assert taken is not None
+        self.last.attacher.take_over(taken)
+        if released:
+            await self.last.cluster.release(taken)
+        return self
+
+    async def record(self) -> Session:
+        found: Session | None = await self.first.store.peek(self.live.session.id)
+        assert found is not None
+        return found
+
+    async def ended(self) -> None:
+        """What `first` had of before has ended, and it has something new."""
+        await self.first.lifecycle.settled()
+        now = self.first.live.get(self.live.session.id)
+        assert self.live.ended and self.live.is_elsewhere and self.first.closed == [self.live]
+        assert now is not None and not now.ended and now.session.epoch == (await self.record()).epoch
+
+
+@requirement("rep.takeover", "rep.honest")
+@pytest.mark.parametrize("then", ["released", "dead", "lost answer"])
+async def test_processes_from_before_another_owner_serve_no_call(then: str) -> None:
+    case = await Regained().made(released=then != "dead")
+    first, cluster = case.first, case.first.cluster
+    assert cluster is not None
+    if then == "dead":
+        claimed = await cluster.take(await case.record(), leased=False)
+        assert claimed is not None
+        first.attacher.take_over(claimed)
+        first.attacher.take_over(claimed)  # for another request
+    elif then == "lost answer":  # the claim was made, and the store's answer did not come
+        await first.backend.directory.claim(case.live.session.id, cluster.replica, epoch=(await case.record()).epoch)
+    token = first.token_of(case.live)
+    resolved = await first.require(request(mcp_session_id=token))
+    reason = "drain" if then == "released" else "takeover"
+    assert resolved.live is not case.live and resolved.live.new_process == reason
+    await case.ended()
+    assert (await first.require(request(mcp_session_id=token))).live is resolved.live
+
+
+@requirement("rep.takeover")
+async def test_an_old_read_does_not_end_what_began_after_it() -> None:
+    case = await Regained().made()
+    old = case.live.session
+    now = (await case.first.attacher.attach(await case.record(), None)).live
+    assert now is not case.live
+    assert (await case.first.attacher.attach(old, None)).live is now
+    assert (await case.first.attacher.attach(await case.record(), None)).live is now and not now.ended
+
+
+@requirement("rep.takeover")
+async def test_a_write_that_returns_another_claim_does_not_hide_it() -> None:
+    case = await Regained().made()
+    first, cluster = case.first, case.first.cluster
+    assert cluster is not None
+    await first.backend.directory.claim(case.live.session.id, cluster.replica, epoch=(await case.record()).epoch)
+    await first.records.update(case.live, log_level="error")
+    assert case.live.session.owner == "" and case.live.read_at == 0.0
+    await first.attacher.refresh(case.live)
+    found = await first.require(request(mcp_session_id=first.token_of(case.live)))
+    assert found.live is not case.live and found.live.session.log_level == "error"
+    await case.ended()
+
+
+@requirement("rep.takeover")
+async def test_news_of_a_claim_from_before_does_not_end_what_has_begun_since() -> None:
+    case = await Regained().made()
+    first, cluster = case.first, case.first.cluster
+    assert cluster is not None
+    now = (await first.attacher.attach(await case.record(), None)).live
+    await cluster.beat()
+    await case.ended()
+    assert first.live.get(now.session.id) is now and not cluster.may_have_lost(now.session.id)
+    taken = await case.last.cluster.claim(now.session) if case.last.cluster else None
+    assert taken is not None
+    await cluster.beat()
+    await first.lifecycle.settled()
+    assert now.ended and first.live.ids() == []
