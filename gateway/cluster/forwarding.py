@@ -242,7 +242,7 @@ class Forwarder:
                     )
                 raise unreachable()
             self._cluster.refused_by(session.owner, refused_at)
-        claimed = await self._cluster.take(session, leased=outcome is Outcome.CUT_OFF)
+        claimed = await self._cluster.take(session, may_run=outcome is not Outcome.GONE)
         if claimed is not None and claimed.owner == self._cluster.replica:
             self._take_over(claimed)
 

@@ -29,12 +29,13 @@ class Outcome(enum.Enum):
     MOVED = enum.auto()
     """The peer does not serve the session, or no longer does."""
     GONE = enum.auto()
-    """The peer has died: its sessions may be claimed."""
+    """The peer has died, because its address refuses connections: its sessions may be claimed."""
     CUT_OFF = enum.auto()
     """The peer runs, but the two replicas do not reach each other. Its sessions may be claimed, but served only once
     the peer knows of the claim."""
     SILENT = enum.auto()
-    """The peer does not answer, and does not renew its lease: its sessions may be claimed."""
+    """The peer does not answer, and has not renewed its lease: its sessions may be claimed. It may go on, and renew
+    its lease, at any moment."""
     UNREACHABLE = enum.auto()
     """The peer's state is unknown, and the client has waited long enough: the client gets 503."""
     LOST = enum.auto()
@@ -52,8 +53,8 @@ DECISIONS: Final[Mapping[tuple[Lease, bool], Outcome | None]] = {
     (Lease.RENEWED, True): Outcome.CUT_OFF,
     (Lease.OLD, False): Outcome.SILENT,
     (Lease.OLD, True): Outcome.SILENT,
-    (Lease.EXPIRED, False): Outcome.GONE,
-    (Lease.EXPIRED, True): Outcome.GONE,
+    (Lease.EXPIRED, False): Outcome.SILENT,
+    (Lease.EXPIRED, True): Outcome.SILENT,
     (Lease.UNKNOWN, False): None,
     (Lease.UNKNOWN, True): Outcome.UNREACHABLE,
 }

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from cachetools import TTLCache
 
-from gateway.cluster.lease_validity import LEASE_S, OwnLease
+from gateway.cluster.lease_validity import DOUBT_S, LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
 from transports.inbound_port import OwnedByPeer
@@ -97,6 +97,14 @@ class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
     started: Callable[[], Awaitable[None]]
 
 
+class _Former(msgspec.Struct):
+    """The owner from which this replica has claimed a session, or has tried to, although that owner may run. `until`:
+    when its lease has ended unless it has read of the claim (monotonic clock); None: it may not be told yet."""
+
+    owner: str
+    until: float | None = None
+
+
 class Cluster:
     """Represent this replica among the replicas that share its store.
 
@@ -131,6 +139,7 @@ class Cluster:
         self._taken: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._told: TTLCache[str, None] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._claimed: TTLCache[str, int] = TTLCache(_MOST_CONTESTED, LEASE_S, timer=lambda: monotonic())
+        self._formers: TTLCache[str, _Former] = TTLCache(_MOST_CONTESTED, _CONTESTED_S, timer=lambda: monotonic())
         self._refusing: dict[str, tuple[str, float]] = {}
         self._released: set[str] = set()
         self._known: dict[str, tuple[float, tuple[str | None, bool]]] = {}
@@ -206,10 +215,12 @@ class Cluster:
     # -- owning
 
     async def own(self, session: Session, principal: Principal, granted: CredentialClaims | None) -> Session:
-        """Return the session, after claiming it if it has no owner. An ended session is returned unclaimed.
+        """Return the session, after claiming it if it has no owner. An ended session is returned unclaimed. If it was
+        claimed from an owner that runs, first wait until that one answers no client any more, as `take` does.
 
         Raises:
             OwnedByPeer: another replica owns the session, or must own it: this one drains, or others do not reach it.
+            StoreUnavailable: the store does not answer.
         """
         while session.owner != self.replica:
             if session.owner or self.is_leaving or not self.is_reachable:
@@ -217,9 +228,11 @@ class Cluster:
             claimed = await self.claim(session)
             if claimed is None:
                 return session  # it has ended: the next access to the store finds that
+            self._formers.pop(session.id, None)  # it was released since
             session = claimed
         if session.id in self._released:
             raise OwnedByPeer(Route(session, principal, granted))  # read before this replica released it
+        await self._until_no_other_serves(session.id)
         return session
 
     async def claim(self, session: Session) -> Session | None:
@@ -228,6 +241,7 @@ class Cluster:
         if epoch is not None:
             self._told.pop(session.id, None)
             self._claimed[session.id] = epoch
+            self._released.discard(session.id)  # its later owner is gone, and nobody else would serve it
             self._claims["copied" if await self._directory.copied(session.id) else "not copied"] += 1
             return msgspec.structs.replace(session, owner=self.replica, epoch=epoch)
         return await self._sessions.peek(session.id)
@@ -267,21 +281,53 @@ class Cluster:
         if session_id in self._taken:
             self._taken.pop(session_id, None)
 
-    async def take(self, session: Session, *, leased: bool) -> Session | None:
+    async def take(self, session: Session, *, may_run: bool) -> Session | None:
         """Claim a session from an unreachable owner. Return the session with its present owner; None if it has ended.
 
-        An owner with a valid lease (`leased`) still answers the clients that reach it. So wait until a heartbeat of the
-        owner has acknowledged the claim, or until its lease has expired.
+        An owner that runs (`may_run`: it has not refused a connection) may still answer the clients that reach it. It
+        may also have renewed its lease just before the claim. So wait until it answers none: it has read of the claim,
+        or its lease is still old, or has ended. Other requests for the session wait, too (`own`): they find this
+        replica as its owner, also if the store's answer to this claim is lost.
         """
+        former = _Former(session.owner)
+        if may_run:
+            self._formers[session.id] = former
         claimed = await self.claim(session)
-        if leased and claimed is not None and claimed.owner == self.replica:
-            until = monotonic() + LEASE_S
-            while monotonic() < until:
-                await self.ask_to_beat(session.owner)  # again: the last beat may have been just before this claim
-                if await self._directory.acknowledged(session.owner, session.id):
-                    break
-                await asyncio.sleep(_ASKED_EACH_S)
+        if claimed is None or claimed.owner != self.replica:
+            if self._formers.get(session.id) is former:
+                del self._formers[session.id]
+            return claimed
+        if may_run:
+            if claimed.epoch == self._claimed.get(session.id):
+                former.until = monotonic() + LEASE_S  # it was told within the claim
+            self._formers[session.id] = former  # again, if another request has ended its own wait meanwhile
+        await self._until_no_other_serves(session.id)
         return claimed
+
+    def awaits_former(self, session_id: str) -> bool:
+        """Return True if this replica has claimed the session from an owner that may still answer clients."""
+        return session_id in self._formers
+
+    async def _until_no_other_serves(self, session_id: str) -> None:
+        while (former := self._formers.get(session_id)) is not None:
+            if former.until is None:
+                await self._directory.tell_lost(former.owner, [session_id])
+                former.until = monotonic() + LEASE_S
+            if await self._answers_none(former.owner, former.until, session_id):
+                self._formers.pop(session_id, None)
+                return
+            await self.ask_to_beat(former.owner)  # again: the last beat may have been just before the claim
+            await asyncio.sleep(_ASKED_EACH_S)
+
+    async def _answers_none(self, owner: str, until: float, session_id: str) -> bool:
+        """Return True if the former owner of a session has read of the claim, or would ask the store before it answers
+        a client: its lease has ended (at `until` at the latest), or is old."""
+        if monotonic() >= until or await self._directory.acknowledged(owner, session_id):
+            return True
+        age_s = await self.lease_age(owner)
+        if age_s is None:
+            return self.lease.trusts_expired
+        return age_s >= DOUBT_S and self.lease.doubt(owner)
 
     async def release(self, session: Session) -> None:
         """Clear the owner of a session in the store, because this replica drains. The next replica that gets a request

@@ -163,14 +163,14 @@ async def test_what_was_taken_is_contested_until_the_other_has_answered_or_its_l
         cluster.advertise(f"{cluster.replica}:1")
         await cluster.beat()
     mine = await one.own(session, session.principal, None)
-    theirs = await other.take(mine, leased=False)
+    theirs = await other.take(mine, may_run=False)
     assert theirs is not None and theirs.owner == other.replica
     assert not one.doubted.is_set()
     assert await one.is_contested(theirs) and lost == [session.id] and one.doubted.is_set()
     one.owner_answered(session.id)
     assert not await one.is_contested(theirs), "it has been found since: when it refuses now, it has died"
     # One that slept through its lease was taken over for good reason.
-    back = await one.take(theirs, leased=False)
+    back = await one.take(theirs, may_run=False)
     assert back is not None
     clock.pass_time(LEASE_S + 1)
     await other.beat()

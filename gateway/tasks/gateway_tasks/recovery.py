@@ -200,12 +200,14 @@ class TaskRecovery:
         if task is None or task.is_over or self._table.get(name) is not None:
             return True
         session = await self._sessions.peek(session_id)
+        if session is not None and self._cluster is not None and self._cluster.awaits_former(session.id):
+            return False  # a former owner may still run it
         if session is not None and not self.is_here(session):
             if session.owner in alive:
                 return session.epoch == task.epoch  # otherwise the session's owner decides, in its own sweep
             if task.upstream_id or may_run_again(task):
                 assert self._cluster is not None
-                session = await self._cluster.claim(session)
+                session = await self._cluster.take(session, may_run=True)
                 if session is not None and not self.is_here(session):
                     return False
                 if session is not None:

@@ -1,13 +1,20 @@
 """Who owns a session, as the store says it, and which replicas may become its owner. What interleaves: the model of
 `tests/cluster/test_ownership.py`."""
 
+import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from gateway.cluster import lease_validity as lease_module
+from gateway.cluster import ownership as module
+from gateway.cluster.lease_validity import DOUBT_S, LEASE_S
+from gateway.cluster.membership import BEAT_S
 from gateway.cluster.ownership import Cluster
-from session_store import MemoryBackend, Session
+from session_store import MemoryBackend, Session, StoreUnavailable
 from session_store.testing import ALICE, FakeClock, a_session
 from tests.requirements import requirement
 from transports.inbound_port import OwnedByPeer
@@ -56,3 +63,150 @@ async def test_a_replica_that_has_released_a_session_does_not_serve_an_old_recor
         await one.own(owned, ALICE, None)
     released = await other._sessions.peek(owned.id)
     assert released is not None and (await other.own(released, ALICE, None)).owner == other.replica
+
+
+async def test_a_session_that_comes_back_to_a_replica_which_has_released_it_is_served() -> None:
+    one, other, session = await replicas()
+    owned = await one.own(session, ALICE, None)
+    one.start_leaving()
+    one.mark_released(owned)
+    await one.release(owned)
+    elsewhere = await other.own(replace(owned, owner=""), ALICE, None)
+    back = await one.take(elsewhere, may_run=False)  # the other has died, and this one drains
+    assert back is not None and (await one.own(back, ALICE, None)) is back
+
+
+# -- claims from owners that run
+
+
+class Taking:
+    """`other` claims the session of `one`, whose lease is valid. Time passes only while `other` waits: then `meanwhile`
+    runs, after each tenth of a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        self.began = self.clock()
+        self.waits = 0
+        self.beaten = 0.0
+        self.meanwhile: Callable[[], Any] = lambda: None
+        self.patch = monkeypatch
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=self.passes, Event=asyncio.Event))
+        for each in (module, lease_module):
+            monkeypatch.setattr(each, "monotonic", self.clock)
+
+    async def passes(self, seconds: float) -> None:
+        self.waits += 1
+        self.clock.pass_time(seconds)
+        await self.other_beats()
+        if (some := self.meanwhile()) is not None:
+            await some
+
+    async def other_beats(self) -> None:
+        if self.clock() - self.beaten >= BEAT_S:
+            self.beaten = self.clock()
+            await self.other.beat()
+
+    async def ready(self) -> "Taking":
+        backend = self.backend = MemoryBackend(clock=self.clock)
+        self.lost: list[str] = []
+        shared = (backend.directory, backend.sessions, backend.bus)
+        self.one = Cluster(*shared, taken_over=self.lost.append)
+        self.other = Cluster(*shared, taken_over=lambda _: None)
+        record = a_session(self.clock, principal=ALICE, owner=self.one.replica, epoch=1, idle_ttl_s=1e9, max_age_s=1e9)
+        self.session = await backend.sessions.create(record)
+        self.beaten = 0.0
+        for _ in range(round(2 * LEASE_S / BEAT_S) + 1):
+            await self.one.beat()
+            await self.other_beats()
+            self.clock.pass_time(BEAT_S)
+        await self.one.beat()
+        self.began = self.clock()
+        return self
+
+    async def request(self) -> Session:
+        """Another request, which reads the session's record at `other`."""
+        found = await self.backend.sessions.peek(self.session.id)
+        assert found is not None
+        return await self.other.own(found, ALICE, None)
+
+    @property
+    def took_s(self) -> float:
+        return self.clock() - self.began
+
+
+@pytest.fixture
+async def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
+    return await Taking(monkeypatch).ready()
+
+
+@requirement("rep.takeover")
+@pytest.mark.parametrize("is_second", [False, True])
+async def test_no_request_is_served_before_the_former_owner_has_read_of_the_claim(
+    taking: Taking, is_second: bool
+) -> None:
+    if is_second:  # it comes while the first one waits, which then has gone
+        claiming = asyncio.CancelledError
+
+        def stop() -> None:
+            taking.meanwhile = lambda: None
+            raise claiming
+
+        taking.meanwhile = stop
+        with pytest.raises(claiming):
+            await taking.other.take(taking.session, may_run=True)
+    assert taking.lost == [] and taking.one.is_fresh, "it serves the clients that reach it"
+    taking.meanwhile = lambda: taking.one.beat() if taking.waits > 5 else None
+    served = await (taking.request() if is_second else taking.other.take(taking.session, may_run=True))
+    assert served is not None and served.owner == taking.other.replica
+    assert taking.lost == [taking.session.id] and not taking.other.awaits_former(taking.session.id)
+    waits = taking.waits
+    assert (await taking.request()).epoch == served.epoch and taking.waits == waits, "and then at once"
+
+
+@requirement("rep.takeover")
+async def test_a_claim_of_which_the_store_did_not_say_that_it_was_made_is_told_of_and_waited_for(
+    taking: Taking,
+) -> None:
+    claim, directory = taking.backend.directory.claim, taking.backend.directory
+
+    async def unanswered(*arguments: Any, **named: Any) -> int:
+        with taking.patch.context() as patch:
+            patch.setattr(directory, "tell_lost", lambda *_: asyncio.sleep(0))
+            await claim(*arguments, **named)
+        raise StoreUnavailable("away")
+
+    taking.patch.setattr(directory, "claim", unanswered)
+    with pytest.raises(StoreUnavailable):
+        await taking.other.take(taking.session, may_run=True)
+    taking.patch.setattr(directory, "claim", claim)
+    assert await directory.acknowledged(taking.one.replica, taking.session.id), "nothing was told"
+    taking.meanwhile = lambda: taking.one.beat() if taking.waits > 5 else None
+    served = await taking.request()
+    assert served.owner == taking.other.replica and taking.lost == [taking.session.id]
+
+
+@requirement("rep.takeover")
+@pytest.mark.parametrize(
+    ("then", "within_s"),
+    [("leaves", 0.5), ("is paused", DOUBT_S + 0.5), ("is paused, and this one is new", LEASE_S + 0.2)],
+)
+async def test_what_was_claimed_is_served_once_its_former_owner_answers_no_client(
+    taking: Taking, then: str, within_s: float
+) -> None:
+    if then == "leaves":
+        taking.meanwhile = taking.one.leave
+    elif "new" in then:
+        taking.other.lease.not_renewed()
+        await taking.other.beat()
+    served = await taking.other.take(taking.session, may_run=True)
+    assert served is not None and served.owner == taking.other.replica
+    assert taking.took_s <= within_s and taking.lost == []
+    assert not taking.one.is_fresh or then == "leaves"
+
+
+@requirement("rep.takeover")
+async def test_a_session_that_a_third_has_claimed_is_not_waited_for(taking: Taking) -> None:
+    await taking.backend.directory.claim(taking.session.id, "third", epoch=taking.session.epoch)
+    found = await taking.other.take(taking.session, may_run=True)
+    assert found is not None and found.owner == "third" and taking.waits == 0
+    assert not taking.other.awaits_former(taking.session.id)

@@ -249,7 +249,7 @@ async def test_what_is_not_known_gives_503(cluster: Cluster, call: Call, started
 @pytest.mark.parametrize(
     ("cluster", "quiet_for_s", "outcome"),
     [
-        (Cluster(False), 1.5, Outcome.GONE),
+        (Cluster(False), 1.5, Outcome.SILENT),
         (Cluster(), LEASE_S, Outcome.CUT_OFF),
         (Cluster(), 1.0, Outcome.ANSWERED),
         (Cluster(0.3), 1.0, Outcome.CUT_OFF),
@@ -267,7 +267,7 @@ async def test_a_peer_that_timed_out_is_judged_by_its_lease(
 
 @requirement("rep.quick")
 @pytest.mark.parametrize(
-    ("leased", "outcome"), [(0.0, Outcome.CUT_OFF), (DOUBT_S, Outcome.SILENT), (False, Outcome.GONE)]
+    ("leased", "outcome"), [(0.0, Outcome.CUT_OFF), (DOUBT_S, Outcome.SILENT), (False, Outcome.SILENT)]
 )
 async def test_the_lease_of_a_silent_peer_decides_while_another_try_hangs(leased: float, outcome: Outcome) -> None:
     cluster = Cluster()  # as it was after the first time-out
@@ -290,7 +290,7 @@ async def test_a_peer_that_is_reached_after_all_answers() -> None:
 
 @requirement("rep.quick", "rep.behind-address")
 async def test_an_address_that_closes_connections_asks_the_lease_and_proves_no_beat() -> None:
-    assert await Asked(Cluster(False), *CLOSING).outcome() is Outcome.GONE
+    assert await Asked(Cluster(False), *CLOSING).outcome() is Outcome.SILENT
     cluster = Cluster(0.0)
     for next_try in (ANSWER, Hanging(cluster, then=ANSWER, seconds=0.9)):
         assert await Asked(cluster, *CLOSING, next_try).outcome() is Outcome.ANSWERED, "its sidecar may be starting"
@@ -299,7 +299,7 @@ async def test_an_address_that_closes_connections_asks_the_lease_and_proves_no_b
 async def test_requests_that_time_out_together_look_at_the_lease_once() -> None:
     cluster = Cluster(False)
     asked = Asked(cluster, *(TIMED_OUT for _ in range(50)))
-    assert {*await asyncio.gather(*(asked.outcome() for _ in range(50)))} == {Outcome.GONE}
+    assert {*await asyncio.gather(*(asked.outcome() for _ in range(50)))} == {Outcome.SILENT}
     assert cluster.looks == 1
 
 
@@ -351,7 +351,9 @@ async def test_the_sessions_of_a_peer_with_other_keys_are_not_claimed_while_it_r
     with pytest.raises(Refused) as refused:
         await Asked(Cluster(), PeerOtherKeys()).outcome()
     assert refused.value.status == 503
-    assert await Asked(Cluster(False), PeerOtherKeys()).outcome() is Outcome.GONE, "another gateway has its address now"
+    assert await Asked(Cluster(False), PeerOtherKeys()).outcome() is Outcome.SILENT, (
+        "another gateway has its address now"
+    )
 
 
 # -- the channels
