@@ -44,7 +44,8 @@ class Ends:
     def ask(self, method: str, headers: dict[str, str], body: bytes = b"", peer: str = "") -> Answered:
         if b"explode" in body:
             raise RuntimeError("nobody foresaw this")
-        return Answered(json.loads(body)["id"], headers.get("mcp-name"))
+        number = 0 if method == "DELETE" else json.loads(body)["id"]  # a DELETE ends the session, and has no body
+        return Answered(number, headers.get("mcp-name"))
 
     async def write(self, data: bytes) -> None:
         self.got.append(json.loads(data))
