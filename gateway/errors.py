@@ -145,10 +145,11 @@ class StartRefused(UpstreamUnavailable):
         self.refused = refused
 
 
-def left_out(server: str) -> Refused:
-    """Refuse a request that needs a server without a usable configuration. The fault itself is for operators."""
-    why = "its configuration has a fault, which the gateway's log names"
-    message = f"server {server!r} is left out: {why}. The same request fails again until the fault is corrected"
+def left_out(*servers: str) -> Refused:
+    """Refuse a request that needs servers without a usable configuration. The faults themselves are for operators."""
+    named, each = ", ".join(map(repr, servers)), len(servers) == 1
+    who = f"server {named} is left out: its configuration has" if each else f"servers {named} are left out: each has"
+    message = f"{who} a fault, which the gateway's log names. The same request fails again until it is corrected"
     return Refused(200, UPSTREAM_UNAVAILABLE, message, reason="server_left_out")
 
 

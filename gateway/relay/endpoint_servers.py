@@ -92,10 +92,9 @@ class EndpointServers:
         results = [result for name in servers if (result := greeted.answers.get(name) or known.get(name)) is not None]
         if not results and len(greeted.failures) == len(servers):
             if servers and all(server.is_left_out for server in servers.values()):
-                raise left_out(next(iter(servers)))
-            raise next(
-                iter(greeted.failures.values()), UpstreamUnavailable("no server here is available to this session")
-            )
+                raise left_out(*servers)
+            failures = [error for name, error in greeted.failures.items() if not servers[name].is_left_out]
+            raise next(iter(failures), UpstreamUnavailable("no server here is available to this session"))
         may_answer = sum(not server.is_left_out for server in servers.values())
         return merge_handshakes(results, __version__, incomplete=len(results) < may_answer)
 
@@ -133,16 +132,17 @@ class EndpointServers:
         facts = gathered.answers.values()
         found = [servers[name].discovery_for_clients(each) for name, each in gathered.answers.items()]
         results = [discovery for discovery in found if discovery is not None]
-        failure = next((f.failure for f in facts if f.failure), "") or next(map(str, gathered.failures.values()), "")
+        failures = {name: each.failure for name, each in gathered.answers.items() if each.failure}
+        failures |= {name: str(error) for name, error in gathered.failures.items()}
         is_any_starting = len(gathered.missing) > len(gathered.failures)
         is_any_starting |= any(servers[n].is_asked_in_sessions for n, f in gathered.answers.items() if f.failure)
         if results or is_any_starting:
             is_incomplete = is_any_starting or any(f.failure for f in facts)
             is_incomplete |= any(not servers[name].is_left_out for name in gathered.failures)
             return merge_discoveries(results, __version__, incomplete=is_incomplete, is_filtered=self.visible.differ)
-        if failure:
-            if all(server.is_left_out for server in servers.values()):
-                raise left_out(next(iter(servers)))
+        if servers and all(server.is_left_out for server in servers.values()):
+            raise left_out(*servers)
+        if failure := next((why for name, why in failures.items() if not servers[name].is_left_out), ""):
             raise Refused(
                 503, UPSTREAM_UNAVAILABLE, failure, reason="upstream_unavailable", headers={"Retry-After": "5"}
             )

@@ -277,6 +277,20 @@ def test_a_server_with_a_fault_is_left_out_and_the_others_are_served(tmp_path: P
         assert faults[0] in known["unset"] and faults[1] in known["code"]
 
 
+@requirement("ops.partial")
+def test_a_refusal_names_every_server_that_is_left_out_or_the_one_that_may_come_back(http: httpx.Client) -> None:
+    out = {name: {"in_process": f"nowhere:{name}"} for name in ("one", "two")}
+    with running_gateway(out) as gateway:
+        for refused in (Legacy(gateway.url, http).initialize(), Modern(gateway.url, http).send("server/discover")):
+            error = refused.json()["error"]
+            assert error["data"]["reason"] == "server_left_out"
+            assert error["message"].startswith("servers 'one', 'two' are left out: each has a fault"), error
+    with running_gateway({**out, "broken": {"command": "/does/not/exist"}}) as gateway:
+        for refused in (Legacy(gateway.url, http).initialize(), Modern(gateway.url, http).send("server/discover")):
+            error = refused.json()["error"]
+            assert error["data"]["reason"] == "upstream_unavailable" and "'broken'" in error["message"], error
+
+
 @requirement("ops.loop")
 def test_a_request_that_comes_back_is_refused(http: httpx.Client) -> None:
     """Under a name that the configuration does not know as the gateway's own."""
