@@ -19,6 +19,7 @@ from gateway.observability.escaped_text import as_json as to_json
 from gateway.observability.escaped_text import visible_line
 
 if TYPE_CHECKING:
+    from gateway.sandbox.packages import Packages
     from gateway.serving.gateway import Gateway
     from gateway.upstreams.configured_upstream import ConfiguredUpstream
 
@@ -27,6 +28,9 @@ _NAMED: Final = 3
 
 _FETCHED_WITHIN_S: Final = 600.0
 """The maximum time for fetching the packages of all servers."""
+
+_QUIET_S: Final = 3.0
+"""The time after which servers that have not answered are named, so that no wait is without a word."""
 
 _err = Terminal(stderr=True)
 
@@ -156,22 +160,44 @@ def _why_silent(upstream: "ConfiguredUpstream", package: str) -> str:
 
 
 async def until_fetched(
-    gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S
+    gateway: "Gateway", start_timeout_s: float, within_s: float = _FETCHED_WITHIN_S, quiet_s: float = _QUIET_S
 ) -> dict[str, str]:
     """Wait for packages that are being fetched, and for the answers of their servers. The fetches would end with this
     process, and begin anew in the next one. Return the packages that were not fetched in time, by server."""
     packages = gateway.parts.servers.packages
-    await asyncio.gather(*(upstream.facts() for upstream in gateway.upstreams))
+    told = await _answers(gateway, start_timeout_s, quiet_s)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while wanted := [upstream for upstream in gateway.upstreams if packages.fetching(upstream.name)]:
-                for upstream in wanted:
-                    _err.print_labelled("fetching", f"{packages.fetching(upstream.name)} for server {upstream.name}")
+                _say_what_is_fetched([upstream for upstream in wanted if upstream.name not in told], packages)
+                told = frozenset()
                 await packages.settled()
                 await asyncio.wait([upstream.start_probe() for upstream in wanted], timeout=start_timeout_s)
             return {}
     found = {upstream.name: packages.fetching(upstream.name) for upstream in gateway.upstreams}
     return {name: package for name, package in found.items() if package}
+
+
+async def _answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -> frozenset[str]:
+    """Wait until each server has answered or failed. Say which ones are late, and return their names if a package is
+    fetched for them."""
+    packages = gateway.parts.servers.packages
+    asked = {asyncio.create_task(upstream.facts()): upstream for upstream in gateway.upstreams}
+    late: list[ConfiguredUpstream] = []
+    if asked:
+        _, waiting = await asyncio.wait(asked, timeout=quiet_s)
+        late = [upstream for task, upstream in asked.items() if task in waiting]
+    fetched = [upstream for upstream in late if packages.fetching(upstream.name)]
+    _say_what_is_fetched(fetched, packages)
+    if silent := ", ".join(upstream.name for upstream in late if upstream not in fetched):
+        _err.print_labelled("waiting", f"for {silent}: at most {start_timeout_s:.0f} s")
+    await asyncio.gather(*asked)
+    return frozenset(upstream.name for upstream in fetched)
+
+
+def _say_what_is_fetched(upstreams: Iterable["ConfiguredUpstream"], packages: "Packages") -> None:
+    for upstream in upstreams:
+        _err.print_labelled("fetching", f"{packages.fetching(upstream.name)} for server {upstream.name}")
 
 
 async def _compared(settings: Settings) -> tuple[dict[str, str], list[str]]:

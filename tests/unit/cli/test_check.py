@@ -21,9 +21,12 @@ class Fetching:
         self.settings, self.is_left_out = Settings.model_validate({"mcpServers": {"notes": {"command": "x"}}}), False
         self.upstreams, self.parts = [self], SimpleNamespace(servers=SimpleNamespace(packages=self))
         self.state = ServerState("failing", "it is not started yet")
+        self.may_answer: asyncio.Event | None = None
 
     async def facts(self) -> None:
         """Ask as a client does."""
+        if self.may_answer is not None:
+            await self.may_answer.wait()
 
     def fetching(self, server: str) -> str:
         return f"package-of-{server}" if self.left else ""
@@ -49,6 +52,29 @@ async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFi
     endless = Fetching(ends=False)
     late = await until_fetched(cast(Any, endless), 1.0, 0.01)
     assert late == {"notes": "package-of-notes"}, "the wait is bounded"
+
+
+@pytest.mark.anyio
+@requirement("ops.check")
+@pytest.mark.parametrize(
+    ("is_fetched", "line"),
+    [(True, "fetching package-of-notes for server notes"), (False, "waiting for notes: at most 30 s")],
+)
+async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = Fetching(ends=True)
+    gateway.left, gateway.may_answer = int(is_fetched), asyncio.Event()
+    told, lines = asyncio.Event(), list[str]()
+
+    def printed(label: str, what: str) -> None:
+        lines.append(f"{label} {what}")
+        told.set()
+
+    monkeypatch.setattr("gateway.cli.check._err.print_labelled", printed)
+    waiting = asyncio.create_task(until_fetched(cast(Any, gateway), 30.0, quiet_s=0.0))
+    await asyncio.wait_for(told.wait(), 30)
+    gateway.may_answer.set()
+    assert await waiting == {}
+    assert lines == [line], "once, and before the server answers"
 
 
 @requirement("ops.check")
