@@ -1,6 +1,7 @@
 """The documents as a site: it builds without a warning, asks no other host, and draws its diagrams."""
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.requirements import requirement
 from tests.support.gateway_process import ROOT
 from tests.tools.programs import program
 
+ADDRESS = "https://docs.example.com/gateway/"
 PAGES = ("", "architecture/", "cli/", "clients/langchain-mcp-adapters/", "rest/", "servers/", "troubleshooting/")
 
 
@@ -29,7 +31,8 @@ class _Quiet(SimpleHTTPRequestHandler):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    env = {**os.environ, "SITE_URL": ADDRESS}
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
@@ -59,6 +62,22 @@ def test_pages_ask_no_other_host_and_nothing_is_missing(site: str, page: Page) -
     assert len(asked) > len(PAGES)
     assert [url for url in asked if not url.startswith((site, "data:", "blob:"))] == []
     assert missing == []
+
+
+@requirement("ops.site")
+def test_the_sitemap_has_the_address_of_each_page(site: str) -> None:
+    found = re.findall("<loc>(.*?)</loc>", httpx.get(f"{site}sitemap.xml").text)
+    assert {ADDRESS, f"{ADDRESS}start/", f"{ADDRESS}cli/"} <= {*found}
+    assert all(place.startswith(ADDRESS) for place in found)
+
+
+@requirement("ops.site")
+def test_the_first_screen_has_a_command_to_copy(site: str, page: Page) -> None:
+    page.set_viewport_size({"width": 1366, "height": 768})
+    page.goto(site, wait_until="networkidle")
+    first = page.locator("article pre code").first
+    place = first.bounding_box()
+    assert first.inner_text().strip() == "make run" and place is not None and place["y"] + place["height"] < 768
 
 
 @requirement("ops.site")
