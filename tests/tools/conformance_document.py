@@ -1,5 +1,6 @@
 """`python -m tests.tools.conformance_document`: writes docs/conformance.md from the table of statements."""
 
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Final
@@ -38,9 +39,16 @@ def written() -> str:
     lines += ["", "## Not met", ""]
     for reason, its in reasons.items():
         where = sorted({f"{row.revision} {row.page}" if row.page not in _TITLES else row.page for row in its})
-        lines.append(f"- {reason[0].upper()}{reason[1:]}. ({', '.join(where)})")
-        lines += [f"  - {says}" for says in dict.fromkeys(row.says for row in its)]
+        lines += _item(f"- {reason[0].upper()}{reason[1:]}. ({', '.join(where)})")
+        for says in dict.fromkeys(row.says for row in its):
+            lines += _item(f"  - {says}")
     return _HEAD + "\n".join(lines) + "\n"
+
+
+def _item(text: str) -> list[str]:
+    """Return the lines of an item of a list. Its later lines are indented as its text."""
+    later = " " * (text.index("- ") + 2)
+    return textwrap.wrap(text, 150, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

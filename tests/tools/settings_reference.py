@@ -6,6 +6,7 @@
 import ast
 import inspect
 import json
+import textwrap
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -93,6 +94,7 @@ def models() -> set[type[BaseModel]]:
 def _section(path: str, model: type[BaseModel]) -> list[str]:
     rows = [_row(name, model, name) for name in model.model_fields]
     intro = (inspect.getdoc(model) or "").partition("\n\n")[0].replace("\n", " ")
+    intro = textwrap.fill(intro, 200, break_long_words=False, break_on_hyphens=False)
     return [f"## `{path}`\n", f"{intro}\n", "| setting | kind | default | meaning |", "|---|---|---|---|", *rows, ""]
 
 
