@@ -190,7 +190,7 @@ async def _answers(gateway: "Gateway", start_timeout_s: float, quiet_s: float) -
     fetched = [upstream for upstream in late if packages.fetching(upstream.name)]
     _say_what_is_fetched(fetched, packages)
     if silent := ", ".join(upstream.name for upstream in late if upstream not in fetched):
-        _err.print_labelled("waiting", f"for {silent}: at most {start_timeout_s:.0f} s")
+        _err.print_labelled("waiting", f"for {silent}, which may take {start_timeout_s:.0f} s to answer")
     await asyncio.gather(*asked)
     return frozenset(upstream.name for upstream in fetched)
 

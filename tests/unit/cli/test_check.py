@@ -58,7 +58,7 @@ async def test_check_waits_for_a_package_and_says_which(capsys: pytest.CaptureFi
 @requirement("ops.check")
 @pytest.mark.parametrize(
     ("is_fetched", "line"),
-    [(True, "fetching package-of-notes for server notes"), (False, "waiting for notes: at most 30 s")],
+    [(True, "fetching package-of-notes for server notes"), (False, "waiting for notes, which may take 30 s to answer")],
 )
 async def test_check_names_servers_that_are_late(is_fetched: bool, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = Fetching(ends=True)
