@@ -100,7 +100,8 @@ def init(
 ) -> None:
     """Write a commented configuration, with the servers that clients on this machine have."""
     if (file.exists() or file.is_symlink()) and not force:
-        raise error_exit(f"{file} exists: add a server to it with `mcp-session-gateway add`, or give --force")
+        do = "add a server to it with `mcp-session-gateway add`, begin in another folder, or give --force"
+        raise error_exit(f"{file} exists: {do}")
     if file.suffix == ".toml":
         raise error_exit(f"{file}: init writes JSON with comments: give a name that ends with .json")
     found = FoundServers() if empty else found_servers(Path.cwd(), Path.home(), os.environ)

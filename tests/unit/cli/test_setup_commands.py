@@ -50,7 +50,8 @@ def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -
     assert "NOT_SET_ANYWHERE" in first.output, "what has to be mended is told"
     file = here / "mcp.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and f"// from {here / '.mcp.json'}" in file.read_text()
-    assert "exists" in refused("init")
+    told = refused("init")
+    assert "exists" in told and "begin in another folder" in told
     assert "comes with the gateway" in ran("init", "--force", "--empty").output
     assert [*load(file).settings.mcpServers] == ["demo"]
     for _ in range(2):
