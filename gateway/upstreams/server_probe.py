@@ -235,7 +235,7 @@ class Probe:
         """Record a failed probe, log it, and schedule the next one."""
         level = logging.WARNING if reason != self.failures.reason else logging.DEBUG
         told = with_output_tail(reason, output_tail)
-        logger.log(level, "server %s cannot be used: %s", self._name, told, extra={"server": self._name})
+        logger.log(level, "server %s cannot be used yet: %s", self._name, told, extra={"server": self._name})
         self.failures.fail(reason, self._clock())
         self._ask_later(self.failures.delay_s)
 

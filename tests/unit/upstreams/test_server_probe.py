@@ -88,6 +88,7 @@ async def test_an_error_that_nobody_foresaw_is_a_failed_attempt_and_the_next_one
     assert (await probe.facts()).failure == "the gateway could not ask it (RuntimeError)" and probe.failures.count == 1
     await probe.start()
     assert probe.failures.count == 2 and caplog.text.count("the probe of server demo failed") == 1
+    assert "server demo cannot be used yet: the gateway could not ask it" in caplog.text, "it is asked again"
     server.opening[Era.MODERN] = None
     await probe.start()
     assert (await probe.facts()).discover == DISCOVERED
