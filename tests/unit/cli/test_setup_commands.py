@@ -57,8 +57,8 @@ def test_init_writes_a_configuration_that_loads_and_add_extends_it(here: Path) -
     for _ in range(2):
         added = ran("add", "notes", "--env", "A=b=c", "--", "true", "-x", "--flag")
         assert added.exit_code == 0, added.output
-        told = "loads it by itself" in added.output
-        assert told is not ("was there already" in added.output), "only a change is loaded"
+        is_loaded = "loads it by itself" in added.output
+        assert is_loaded is not ("was there already" in added.output), "only a change is loaded"
     assert "was there already" in added.output
     assert ran("add", "far", "--url", "https://a.example/mcp", "--header", "X-Team: red").exit_code == 0
     servers = load(file).settings.mcpServers
