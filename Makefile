@@ -7,17 +7,12 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 # $(call pytest,WHICH,SUITES): the tests with that mark, first those that run side by side, then those that run alone.
-# Both parts run if the first fails, and only one with PART=beside or PART=alone. A part that no test is of has not
-# failed (5).
+# Both parts run if the first fails. A part that no test is of has not failed (5).
 WORKERS ?= 3
-PART := beside alone
-ifneq ($(filter-out beside alone,$(PART)),)
-$(error PART is beside or alone)
-endif
 pytest = failed=0; \
-	[ -z "$(filter beside,$(PART))" ] || $(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2) \
+	$(BIN)/python -m pytest -m "not alone $(if $(1),and $(1))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(2) \
 		|| [ $$? -eq 5 ] || failed=1; \
-	[ -z "$(filter alone,$(PART))" ] || $(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(or $(2),$$(grep -rl 'mark\.alone' tests --include='test_*.py')) \
+	$(BIN)/python -m pytest -m "alone $(if $(1),and $(1))" $(or $(2),$$(grep -rl 'mark\.alone' tests --include='test_*.py')) \
 		|| [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 

@@ -1,9 +1,6 @@
 """Workflows, issue forms and the compose file follow their published schemas. Workflows run existing make targets."""
 
-import os
 import re
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -110,31 +107,3 @@ def test_a_release_publishes_package_image_chart_and_site() -> None:
         and f"\nappVersion: {version}\n" in chart
     )
     assert f"\nversion: {version}\n" in chart, "the release asks for the same version"
-
-
-IN_CI = [
-    "check",
-    "conformance",
-    "test-below-tmp",
-    "test PART=beside",
-    "test-touched PART=beside",
-    "test PART=alone",
-    "test-touched PART=alone",
-    "fuzz",
-]
-
-
-@pytest.mark.parametrize("failing", ["", *IN_CI])
-def test_the_whole_run_runs_everything_and_loses_no_failure(failing: str, tmp_path: Path) -> None:
-    script, make = tmp_path / ".ci/run", tmp_path / "make"
-    script.parent.mkdir()
-    shutil.copy(ROOT / ".ci/run", script)
-    make.write_text('#!/bin/sh\nshift\necho "ran $*"\n[ "$*" != "$FAILING" ]\n', encoding="utf-8")
-    make.chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FAILING": failing}
-    ran = subprocess.run([script], env=env, capture_output=True, text=True, check=False, timeout=60)
-    begun = [line.removeprefix("ran ") for line in ran.stdout.splitlines() if line.startswith("ran ")]
-    assert ran.returncode == (1 if failing else 0), ran.stdout + ran.stderr
-    assert f"failed: make {failing}\n" in ran.stdout or not failing
-    assert sorted(begun) == sorted(IN_CI if failing != "check" else ["check"])
-    assert begun[-3:] == IN_CI[-3:] or failing == "check", "what measures has the machine to itself"
