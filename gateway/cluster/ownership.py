@@ -160,7 +160,7 @@ class Cluster:
             if lived:
                 self._taken[session_id] = None
                 self.doubted.set()
-            if not await self._has_claimed_again(session_id):
+            if told != session_id or not await self._has_claimed_again(session_id):
                 logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
                 self.lose(session_id)
         if began - self._listed_at >= LEASE_S:
@@ -170,7 +170,8 @@ class Cluster:
 
     async def _has_claimed_again(self, session_id: str) -> bool:
         """Return True if the store names this replica's last claim of a session, although another replica had claimed
-        the session: that was before. What is live here now began with the last claim, and must not end."""
+        the session: that was before. What is live here now began with the last claim, and must not end. It says nothing
+        of a claim that the store has forgotten: then the store names an earlier claim of this replica."""
         epoch = self._claimed.get(session_id)
         found = None
         if epoch is not None:
