@@ -61,7 +61,7 @@ SECOND_RING: Final[dict[str, tuple[str, ...]]] = {
     "tests/e2e/test_app_sessions.py": ("gateway/integrations/", "session_store/"),
     "tests/e2e/test_examples.py": ("examples/", "gateway/context/", "gateway/sandbox/"),
     "tests/e2e/test_idle_memory.py": ("gateway/sessions/", "gateway/calls/", "gateway/upstreams/", "transports/"),
-    "tests/e2e/test_reload_model.py::test_a_thousand": ("gateway/serving/", "gateway/config/", "gateway/policy/"),
+    "tests/e2e/test_reload_model.py::test_many": ("gateway/serving/", "gateway/config/", "gateway/policy/"),
     "tests/e2e/test_suspended_calls.py::test_calls_that_have_ended": ("gateway/bridge/", "gateway/calls/"),
     "tests/hosts": ("gateway/config/",),
     "tests/hostile/test_hostile.py": _SANDBOX,
