@@ -7,7 +7,9 @@ Last, the decisions that connections remember are made void, and clients are tol
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from gateway.config.auth import API_KEY_ISSUER
@@ -26,6 +28,7 @@ from gateway.serving.composition import environment_sources
 from gateway.serving.drain import COMPLETE
 from gateway.serving.gateway_parts import Parts
 from gateway.serving.url_paths import ALL, path_of, served_paths
+from gateway.serving.workers import has_terminal
 from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 10.0
 """The maximum seconds that a reload waits for the first answers of new servers."""
+
+_WATCH_EVERY_S: Final = 1.0
 
 _ENDED: Final = "the credential that opened this stream is not valid any more"
 
@@ -248,3 +253,78 @@ class Reload:
 def _lost_keys(old: GatewaySettings, new: GatewaySettings) -> set[str]:
     """Return the names of which an API key is not valid any more."""
     return {name for name, digests in old.api_keys.items() if set(digests) - set(new.api_keys.get(name, ()))}
+
+
+# -- when to reload
+
+
+def _state_of(file: Path | None) -> tuple[int, ...]:
+    """Return numbers that change with the content of a file, or with the target of a link to it; empty if there is no
+    file, as for a moment while it is replaced."""
+    if file is None:
+        return ()
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class ReloadTriggers:
+    """Load the configuration again for each SIGHUP, and when its file has changed. Signals during a reload cause one
+    more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second; None: no file.
+
+    A changed file is loaded once it has not changed for a second: some editors write it in pieces.
+    """
+
+    def __init__(self, reload: Callable[[], Awaitable[object]], file: Path | None) -> None:
+        self._reload_once = reload
+        self._file = file
+        self._loaded = _state_of(file)
+        self._had_terminal = has_terminal()
+        self._is_wanted = False
+        self._tasks = Tasks("reload")
+        signal.signal(signal.SIGHUP, self._too_early)  # the signal must not end the process until the loop runs
+
+    def _too_early(self, *_: object) -> None:
+        self._is_wanted = True
+
+    def start(self) -> None:
+        """Reload from now on, in the running event loop. Do so at once if the signal has come before."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
+        if self._file is not None:
+            self._tasks.spawn(self._watch())
+        if self._is_wanted:
+            self._start()
+
+    def _hung_up(self) -> None:
+        if self._had_terminal and not has_terminal():
+            logger.info("the terminal is closed")
+            signal.raise_signal(signal.SIGTERM)
+            return
+        self._start()
+
+    def _start(self) -> None:
+        self._is_wanted = True
+        self._tasks.start("reload", self._reload)
+
+    async def _watch(self) -> None:
+        """Look at the file each second."""
+        before = self._loaded
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            now = await asyncio.to_thread(_state_of, self._file)  # a folder in a network may not answer
+            if now and now == before and now != self._loaded:
+                self._start()
+            before = now
+
+    async def _reload(self) -> None:
+        while self._is_wanted:
+            self._is_wanted = False
+            self._loaded = await asyncio.to_thread(_state_of, self._file)  # before it is read: a later change counts
+            try:
+                await self._reload_once()
+            except ConfigurationError:
+                pass  # it is logged
+            except Exception:
+                logger.exception("the configuration could not be loaded again")

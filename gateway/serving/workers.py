@@ -1,12 +1,9 @@
 """Run several gateway processes (workers) on one port. Each is a replica like those on other machines.
 
-Each process loads its configuration again on SIGHUP, and when the file has changed. If the signal says that the
-terminal is gone, it stops instead.
+SIGHUP is passed on to all workers, which load the configuration again. If it says that the terminal is gone, they stop.
 """
 
-import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -15,8 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.config.settings import ConfigurationError, Settings
@@ -25,9 +21,6 @@ from gateway.serving.sibling_workers import Inboxes
 from gateway.serving.url_paths import ALL
 from session_store import backend_for
 from session_store.connect import shown
-from transports.background_tasks import Tasks
-
-logger = logging.getLogger(__name__)
 
 LISTENER: Final = "MCP_GATEWAY_WORKER_LISTENER"
 _NUMBER: Final = "MCP_GATEWAY_WORKER_NUMBER"
@@ -36,7 +29,6 @@ _READY: Final = "MCP_GATEWAY_WORKER_READY"
 _LIFELINE: Final = "MCP_GATEWAY_WORKER_LIFELINE"
 _AGAIN_S: Final = 0.5
 _READY_WITHIN_S: Final = 60.0
-_WATCH_EVERY_S: Final = 1.0
 SERVES: Final = b"s"
 IS_READY: Final = b"r"
 _REPORT: Final = struct.Struct("!Ic")
@@ -222,9 +214,6 @@ def announce(url: str, *, is_ready: bool = True) -> None:
     print(f"{'ready' if is_ready else 'serving'} {url}", file=sys.stderr, flush=True)  # noqa: T201  # the supervisor has no logging
 
 
-# -- reload, in a worker and in a gateway that is alone
-
-
 def has_terminal() -> bool:
     """Return True if this process has a terminal, whose end sends SIGHUP."""
     try:
@@ -232,75 +221,3 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def _state_of(file: Path | None) -> tuple[int, ...]:
-    """Return numbers that change with the content of a file, or with the target of a link to it; empty if there is no
-    file, as for a moment while it is replaced."""
-    if file is None:
-        return ()
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-class ReloadTriggers:
-    """Load the configuration again for each SIGHUP, and when its file has changed. Signals during a reload cause one
-    more. `reload` loads it once, or raises `ConfigurationError`. `file`: looked at each second; None: no file.
-
-    A changed file is loaded once it has not changed for a second: some editors write it in pieces.
-    """
-
-    def __init__(self, reload: Callable[[], Awaitable[object]], file: Path | None) -> None:
-        self._reload_once = reload
-        self._file = file
-        self._loaded = _state_of(file)
-        self._had_terminal = has_terminal()
-        self._is_wanted = False
-        self._tasks = Tasks("reload")
-        signal.signal(signal.SIGHUP, self._too_early)  # the signal must not end the process until the loop runs
-
-    def _too_early(self, *_: object) -> None:
-        self._is_wanted = True
-
-    def start(self) -> None:
-        """Reload from now on, in the running event loop. Do so at once if the signal has come before."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up)
-        if self._file is not None:
-            self._tasks.spawn(self._watch())
-        if self._is_wanted:
-            self._start()
-
-    def _hung_up(self) -> None:
-        if self._had_terminal and not has_terminal():
-            logger.info("the terminal is closed")
-            signal.raise_signal(signal.SIGTERM)
-            return
-        self._start()
-
-    def _start(self) -> None:
-        self._is_wanted = True
-        self._tasks.start("reload", self._reload)
-
-    async def _watch(self) -> None:
-        """Look at the file each second."""
-        before = self._loaded
-        while True:
-            await asyncio.sleep(_WATCH_EVERY_S)
-            now = await asyncio.to_thread(_state_of, self._file)  # a folder in a network may not answer
-            if now and now == before and now != self._loaded:
-                self._start()
-            before = now
-
-    async def _reload(self) -> None:
-        while self._is_wanted:
-            self._is_wanted = False
-            self._loaded = await asyncio.to_thread(_state_of, self._file)  # before it is read: a later change counts
-            try:
-                await self._reload_once()
-            except ConfigurationError:
-                pass  # it is logged
-            except Exception:
-                logger.exception("the configuration could not be loaded again")
