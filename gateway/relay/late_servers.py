@@ -299,12 +299,11 @@ class LateServers:
         """Notify the client of a session that all lists may have changed, because the configuration has. A modern
         client with one server has its subscription at that server, and gets the notification on its stream."""
         self._notify(live, {row.kind for row in CHANGES.values()})
-        if live.session.era == Era.MODERN:
-            for exchange in [each for each in live.exchanges if each.is_subscription]:
-                for change in CHANGES.values():
-                    if change.flag and exchange.listens_for(change.name):
-                        frame = splice(encode(with_subscription_id({}, exchange.client_id)))
-                        exchange.emit(encode_notification(change.name, frame))
+        for exchange in [each for each in live.exchanges if each.is_subscription]:
+            for change in CHANGES.values():
+                if change.flag and exchange.listens_for(change.name):
+                    frame = splice(encode(with_subscription_id({}, exchange.client_id)))
+                    exchange.emit(encode_notification(change.name, frame))
 
     def forget_server(self, name: str) -> None:
         """Stop the background tasks for a server whose configuration has changed. Requests start new ones."""
