@@ -23,6 +23,7 @@ from tests.support.mcp_clients import Legacy, tool_text
 from tests.support.stdio_client import Typed
 
 NAMES = {"PARACHUTE_WORKSPACE_ID": "workspace", "PARACHUTE_TRUST_LEVEL": "trust"}
+SHOWN = ("PARACHUTE_", "LAUNCHED_", "OWN_")
 
 
 @requirement("ctx.env-preserved", "pol.sandbox", "pol.trust")
@@ -32,7 +33,7 @@ def test_a_variable_that_the_operator_has_set_is_kept_and_a_launcher_is_for_sand
     own = server(
         PROBE,
         context_env=NAMES,
-        env={"PARACHUTE_TRUST_LEVEL": "operator's"},
+        env={"PARACHUTE_TRUST_LEVEL": "operator's", "OWN_TOKEN": "x"},
         sandbox=["env", "LAUNCHED_BY=launcher"],
     )
     options = {
@@ -44,9 +45,9 @@ def test_a_variable_that_the_operator_has_set_is_kept_and_a_launcher_is_for_sand
         def variables(key: str, name: str) -> dict[str, str]:
             client = Legacy(gateway.at(name), http, headers=bearer(key)).open()
             found: dict[str, str] = json.loads(tool_text(client.tool("env")))
-            return {name: value for name, value in found.items() if name.startswith(("PARACHUTE_", "LAUNCHED_"))}
+            return {name: value for name, value in found.items() if name.startswith(SHOWN)}
 
-        kept = {"PARACHUTE_WORKSPACE_ID": "", "PARACHUTE_TRUST_LEVEL": "operator's"}
+        kept = {"PARACHUTE_WORKSPACE_ID": "", "PARACHUTE_TRUST_LEVEL": "operator's", "OWN_TOKEN": "x"}
         assert variables("operator", "own") == kept, "a fact that is missing is an empty variable"
         assert variables("guest", "own") == kept | {"LAUNCHED_BY": "launcher"}
         assert variables("guest", "plain") == {"PARACHUTE_WORKSPACE_ID": "", "PARACHUTE_TRUST_LEVEL": "sandboxed"}

@@ -42,7 +42,7 @@ def test_a_child_is_told_its_session_by_default_names(probe: RunningGateway, htt
         "MCP_SESSION_ACCESS",
         "MCP_SESSION_FACTS",
     }
-    assert len(told["MCP_SESSION_ID"]) == 24 and told["MCP_SESSION_ID"] not in client.session[25:]
+    assert told["MCP_SESSION_ID"] == client.session.partition(".")[0] and len(told["MCP_SESSION_ID"]) == 24
     assert (told["MCP_SESSION_TRUST"], told["MCP_SESSION_PRINCIPAL"]) == ("direct", "anonymous")
     assert (told["MCP_SESSION_AGENT"], told["MCP_SESSION_PERMISSIONS"]) == ("my-host", "")
     assert len(told["MCP_SESSION_CORRELATION"]) == 32
@@ -64,7 +64,7 @@ def test_a_workspace_that_cannot_be_is_a_clear_error(probe: RunningGateway, http
 
 @requirement("ctx.unforgeable")
 def test_a_client_cannot_forge_its_context(probe: RunningGateway, http: httpx.Client) -> None:
-    forged = {
+    forged: dict[str, Any] = {
         CONTEXT: {"session_id": "forged", "trust": "root", "principal": "forged"},
         "io.github.mcp-session-gateway/anything": "forged",
         "mine": "kept",
@@ -72,7 +72,8 @@ def test_a_client_cannot_forge_its_context(probe: RunningGateway, http: httpx.Cl
     spoofed = {"X-Forwarded-User": "forged", "MCP-Session-Trust": "root", "X-MCP-Principal": "forged"}
     legacy = Legacy(probe.at("probe"), http, headers=spoofed).open(meta=forged)
     modern = Modern(probe.at("probe"), http, headers=spoofed)
-    for answer in (legacy.tool("meta", meta=forged), modern.tool("meta", meta=forged)):
+    arguments = {**forged, **forged[CONTEXT]}
+    for answer in (legacy.tool("meta", arguments, meta=forged), modern.tool("meta", arguments, meta=forged)):
         meta = json.loads(tool_text(answer))
         assert meta["mine"] == "kept" and "forged" not in json.dumps(meta)
         assert meta[CONTEXT]["principal"] == "anonymous" and meta[CONTEXT]["trust"] == "direct"

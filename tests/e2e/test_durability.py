@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -112,6 +113,7 @@ def test_what_happens_to_sessions_is_told_in_the_log_and_in_the_trail(store: str
     for kind, count in Counter(e["event"] for e in trail).items():
         what = "request refused" if kind == "refused" else f"session {kind}"
         assert logged.count(f'event="{what}"') == count
+    assert re.search(f'event="session created".* session={expiring.session[:8]} ', logged), logged
     assert expiring.session not in logged and expiring.session.partition(".")[0] not in logged
 
 
@@ -209,6 +211,17 @@ def test_idle_time_slides_and_its_end_takes_the_process(short: InProcessGateway,
     assert client.tool("pid").status_code == 404
 
 
+@pytest.mark.alone  # it uses a session within its time
+@requirement("life.ttl")
+def test_age_ends_a_session_that_is_never_idle(short: InProcessGateway, http: httpx.Client) -> None:
+    begun = time.monotonic()
+    client = Legacy(f"{short.base}/servers/probe/mcp", http).open()
+    child = process(client)
+    assert eventually(lambda: client.tool("pid").status_code == 404)
+    assert 3.9 < time.monotonic() - begun < 5.4, "by its age, and not because it was idle"
+    assert gone([child])
+
+
 @requirement("life.end")
 def test_delete_ends_a_session_at_once_and_twice_is_harmless(probe: RunningGateway, http: httpx.Client) -> None:
     client = Legacy(probe.at("probe"), http).open()
@@ -243,8 +256,7 @@ def test_an_anonymous_session_nobody_returns_to_goes_with_its_process(
 def test_the_store_is_bounded_and_an_evicted_session_takes_its_process(http: httpx.Client) -> None:
     with in_process_gateway({"p": server(PROBE)}, options={"session": {"max_sessions": 2}}) as gateway:
         first, second = Legacy(gateway.url, http).open(), Legacy(gateway.url, http).open()
-        child = process(first)
-        second.tool("pid")
+        child, evicted = process(first), process(second)
         # The store learns of uses once a second, for all sessions in no order, and of those that are so far apart.
         assert eventually(lambda: not any(live._was_used for live in gateway.gateway.parts.foundation.live))
         time.sleep(2 * CACHED_FOR_S)
@@ -252,4 +264,4 @@ def test_the_store_is_bounded_and_an_evicted_session_takes_its_process(http: htt
         third = Legacy(gateway.url, http).open()
         assert second.tool("pid").status_code == 404, "the least recently used one made room"
         assert first.tool("pid").status_code == third.tool("pid").status_code == 200
-        assert child.is_running()
+        assert gone([evicted]) and child.is_running()

@@ -71,7 +71,7 @@ def test_stacs_variables_and_state_are_the_sessions(http: httpx.Client) -> None:
         answer = two.tool("search", {"text": "dunes"})
         assert tool_text(answer) == "dunes: search 1 of agent-1 for anonymous"
         trace = result_of(answer)["_meta"]["io.github.mcp-session-gateway/trace"]
-        assert tool_text(two.tool("session")).startswith(trace["session"])
+        assert tool_text(two.tool("session")).startswith(trace["session"]) and len(trace["correlation_id"]) == 32
 
 
 @requirement("id.carriers", "id.reattach")

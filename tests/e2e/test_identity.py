@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.support.mcp_clients import (
     tool_text,
     without_id,
 )
+from tests.support.named_gateways import BRIEF, BRIEF_S
 from tests.support.redis_server import RunningRedis
 from tests.support.waiting import descendants, eventually
 
@@ -52,6 +54,7 @@ def test_a_modern_client_finds_its_session_by_header_meta_or_cookie(demo: Runnin
     first = client.tool("whoami")
     session = who(first)
     token = first.headers["mcp-gateway-session"]
+    assert client.tool("whoami", headers={"MCP-Gateway-Session": session}).status_code == 404, "an id is no token"
     assert session not in token.replace(".", "")[len(session) :] and token != session
     assert messages(first)[0]["result"]["_meta"][SESSION_KEY] == token
     carriers: list[Any] = [
@@ -78,11 +81,18 @@ def test_forged_expired_ended_and_foreign_tokens_are_answered_alike(keyed: Runni
     swapped = token[:-2] + ("A" if token[-2] != "A" else "B") + token[-1]
     ended = Legacy(keyed.at("demo"), http, headers=bearer(KEYS["bob"])).open()
     ended.delete()
+    brief = Legacy(keyed.at("demo"), http, headers=bearer(BRIEF))
+    brief.initialize()
+    time.sleep(2 * BRIEF_S)
     answers = [
         bob.tool("whoami", headers={"MCP-Gateway-Session": t}) for t in (swapped, token, "unknown", ended.session)
     ]
+    answers.append(brief.tool("whoami"))
     assert len({(a.status_code, str(without_id(a.json()["error"]))) for a in answers}) == 1
     assert answers[0].status_code == 404
+    for value in (swapped, token):
+        found = who(bob.tool("whoami", headers={"Cookie": f"mcp_session_id={value}"}))
+        assert not token.startswith(found), "such a cookie finds nothing"
 
 
 @requirement("id.purpose")
@@ -177,7 +187,9 @@ def test_no_token_credential_or_whole_id_in_logs_errors_or_health(http: httpx.Cl
     with in_process_gateway({"main": server(PROBE)}, options=options) as gateway:
         client = Modern(gateway.url, http, headers=bearer(KEYS["alice"]))
         env = json.loads(tool_text(first := client.tool("env", {"prefix": "MCP_SESSION"})))
-        secrets = [KEYS["alice"], first.headers["mcp-gateway-session"], cookie_of(first), env["MCP_SESSION_ID"]]
+        id_shown = env["MCP_SESSION_ID"][:8]
+        secrets = [KEYS["alice"], first.headers["mcp-gateway-session"], cookie_of(first), env["MCP_SESSION_ID"][:9]]
+        secrets.append(sha256(KEYS["alice"])[:16])
         answers = [
             client.tool("crash"),
             client.tool("whoami", headers={"MCP-Gateway-Session": secrets[1][:-3] + "AAA"}),
@@ -187,7 +199,7 @@ def test_no_token_credential_or_whole_id_in_logs_errors_or_health(http: httpx.Cl
         ]
         client.tool("pid")
     told = gateway.stderr() + "".join(a.text for a in answers)
-    assert env["MCP_SESSION_ID"][:8] in told, "sessions are named by their first 8 characters"
+    assert id_shown in told, "sessions are named by their first 8 characters"
     assert "wrong-key" not in told
     for secret in secrets:
         assert secret not in told

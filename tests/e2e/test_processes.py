@@ -79,7 +79,7 @@ def test_a_call_that_is_never_answered_ends_at_its_time(http: httpx.Client) -> N
         client = Legacy(gateway.url, http).open()
         error = error_of(client.tool("hang"))
         assert error["code"] == -32015 and "0.5 s" in error["message"]
-        assert client.tool("pid").status_code == 200
+        assert json.loads(tool_text(client.tool("cancelled"))), "its server is told, and serves the next call"
 
 
 @requirement("proc.gone")

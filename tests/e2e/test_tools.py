@@ -32,6 +32,7 @@ from tests.support.stdio_client import Typed
 
 OBJECT = {"in_process": "tests.support.session_tool:server"}
 TOO_LARGE = "the value of 'a' is 70002 bytes of JSON, more than 65536"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 SESSIONS = 20
 PROCESSES = 3
 """Sessions whose tool is a process of its own. Each of them takes a second of processor time to start."""
@@ -95,17 +96,18 @@ def test_a_tool_learns_the_times_the_credential_and_the_call_of_its_session(http
     with in_process_gateway(servers, options=options) as gateway:
         before = time.time()
         client = Legacy(gateway.url, http, headers=bearer("key")).open()
-        correlations = set()
-        for name in ("object", "child", "object"):
+        correlations = []
+        traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+        for name, meta in (("object", traced), ("child", {}), ("object", {})):
             created, active, idle_ttl_s, max_age_s, token_hash, correlation = json.loads(
-                tool_text(client.tool(f"{name}__times"))
+                tool_text(client.tool(f"{name}__times", meta=meta))
             )
             assert before - 1 <= created <= active <= time.time() + 1
             assert (idle_ttl_s, max_age_s) == (1_234, 86_400)
             assert token_hash == sha256("key")[:16]
             assert len(correlation) == 32
-            correlations.add(correlation)
-        assert len(correlations) == 3, "each call of an object in the process has its own"
+            correlations.append(correlation)
+        assert correlations[0] == TRACE and len(set(correlations)) == 3, "each call has its own, and none stays"
 
 
 @requirement("ctx.limits")

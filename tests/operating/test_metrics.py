@@ -81,8 +81,8 @@ def test_each_way_a_request_ends_is_counted(pair: Pair, ops: httpx.Client, http:
     counted = {name: value(scrape(gateway, ops), f"{ages}_{name}", event="ended") for name in ("count", "sum")}
     assert counted["count"] - value(before, f"{ages}_count", event="ended") == 1
     assert counted["sum"] > value(before, f"{ages}_sum", event="ended")
-    calls = [value(scrape, "mcp_gateway_session_calls_count") for scrape in (before, scrape(gateway, ops))]
-    assert calls[1] - calls[0] == 1
+    calls, after = "mcp_gateway_session_calls", scrape(gateway, ops)
+    assert [value(after, f"{calls}_{name}") - value(before, f"{calls}_{name}") for name in ("count", "sum")] == [1, 3]
     assert value(after, "mcp_gateway_store_up") == 1 and value(after, "mcp_gateway_replicas") >= 2
     assert value(after, "mcp_gateway_server_processes", server="demo") >= 1
 

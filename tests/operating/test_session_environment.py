@@ -66,6 +66,9 @@ def test_every_replica_tells_what_the_one_that_serves_the_session_has_injected(
 ) -> None:
     found = environment(pair[1], ops, session)
     assert found == environment(pair[0], ops, session) and found["held"]
+    assert (found["principal"], found["endpoint"]) == ("api-key:ann", "/mcp")
+    rows = ops.get(f"{pair[1].base}/admin/api/sessions").json()["sessions"]
+    assert [row["owner"] for row in rows if row["session"] == session] == [found["replica"]] != [""]
     files = found["servers"][0]
     variables = {one["name"]: one for one in files["variables"]}
     assert files["injected"] and files["pid"] and files["profile"] == "standard"

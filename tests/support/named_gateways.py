@@ -17,6 +17,10 @@ from tests.support.issuer import Issuer, running_issuer
 CLAIMS: Final = {"trust": "mcp.trust", "workspace": "team", "permissions": "may"}
 """Where a token of the issuer has the facts of a session."""
 
+BRIEF: Final = "brief-key"
+"""The key of a principal whose sessions at the gateway `keyed` expire after `BRIEF_S`."""
+BRIEF_S: Final = 0.3
+
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[RunningGateway]:
@@ -48,8 +52,13 @@ def probe() -> Iterator[RunningGateway]:
 @pytest.fixture(scope="session")
 def keyed() -> Iterator[RunningGateway]:
     """The demo server and the probe, for API keys; alice has two of them."""
-    keys = {"alice": [sha256(KEYS["alice"]), sha256(KEYS["alice-new"])], "bob": sha256(KEYS["bob"])}
-    with running_gateway({"demo": server(DEMO), "probe": server(PROBE)}, options={"api_keys": keys}) as gateway:
+    keys = {
+        "alice": [sha256(KEYS["alice"]), sha256(KEYS["alice-new"])],
+        "bob": sha256(KEYS["bob"]),
+        "brief": sha256(BRIEF),
+    }
+    options = {"api_keys": keys, "policy": {"rules": [{"principals": ["api-key:brief"], "idle_ttl_s": BRIEF_S}]}}
+    with running_gateway({"demo": server(DEMO), "probe": server(PROBE)}, options=options) as gateway:
         yield gateway
 
 

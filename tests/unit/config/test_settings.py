@@ -260,6 +260,7 @@ def test_calls_are_limited_unless_the_gateway_is_nobody_elses(more: dict[str, An
 def test_the_store_comes_from_a_file_or_from_a_setting_and_not_from_both(
     tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert load().settings.gateway.store == "memory://", "if nobody says anything"
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("redis://:hush@127.0.0.1:6379/0\n", encoding="utf-8")

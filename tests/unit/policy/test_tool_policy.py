@@ -137,7 +137,8 @@ def test_bound_arguments_come_from_the_session_for_the_tools_that_have_them() ->
     for pattern in ("drop", "*"):
         calls = tool_calls(**{pattern: ToolSettings(bind={"where": "workspace"})})
         assert bytes(checked(calls, "count", {"n": 1})["arguments"]) == b'{"n":1}'
-        assert bytes(checked(calls, "drop", {})["arguments"]) == b'{"where":"w"}'
+        for none in ({}, {"where": ""}, {"where": None}):
+            assert bytes(checked(calls, "drop", none)["arguments"]) == b'{"where":"w"}'
         with pytest.raises(Refused):
             checked(calls, "drop", ["not an object"])
     required = {"type": "object", "properties": {"where": {}, "n": {}}, "required": ["where", "n"]}
