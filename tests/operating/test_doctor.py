@@ -167,14 +167,15 @@ def test_planted_faults_are_found_with_what_to_do(
         doctor.tells(plant(doctor, demo, stack))
 
 
-@pytest.mark.alone  # the doctor warns of what takes long
 @requirement("ops.config")
 def test_where_nothing_is_wrong_nothing_is_found(doctor: Doctor) -> None:
     with running_topology({"demo": server(DEMO)}) as topology:
         doctor.gateway = {"store": topology.redis.url}
         doctor.arguments = ("--url", topology.url)
         ran = doctor.run("")
-    lines = ran.stdout.splitlines()
+    # Beside other work, the doctor may warn that a server takes long to start, with what to do about it.
+    slow = re.compile(r"warning +server demo: answers, .* takes [\d.]+ s to start.*\n.*warm.*\n")
+    lines = slow.sub("ok server demo\n", ran.stdout).splitlines()
     assert ran.returncode == 0 and not any("error" in line or "→" in line for line in lines), ran.stdout
     states = [line.partition(" ")[0] for line in lines]
     assert states.count("ok") >= 11 and "found through each of 8 connections" in ran.stdout
