@@ -133,6 +133,11 @@ class PrometheusExporter:
         yield GaugeMetricFamily(
             "mcp_gateway_draining", "1 while sessions are handed over", value=int(self._replica.is_draining)
         )
+        yield GaugeMetricFamily(
+            "mcp_gateway_configuration_outdated",
+            "1 while another replica has a newer configuration file",
+            value=int(self._replica.is_outdated),
+        )
         lag = self._replica.metrics.loop_lag_s
         yield GaugeMetricFamily("mcp_gateway_loop_lag_seconds", "Delay of the event loop in the last second", value=lag)
         stalls = self._replica.metrics.stalls

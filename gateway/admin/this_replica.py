@@ -177,6 +177,11 @@ class Replica:
     def is_draining(self) -> bool:
         return self._serving.is_draining
 
+    @property
+    def is_outdated(self) -> bool:
+        """Return True if another replica has a newer configuration file."""
+        return self._cluster is not None and self._cluster.configuration.is_outdated
+
     async def answer(self, what: str, args: Any) -> Any:
         """Answer a query of another replica: call the method that is registered for `what`.
 
@@ -211,6 +216,8 @@ class Replica:
             server_memory=dict(self.memory.by_server()),
             most_memory=self.memory.state().most,
             memory_short=self.memory.is_short,
+            configuration_epoch=0 if self._cluster is None else self._cluster.configuration.own,
+            outdated=self.is_outdated,
             calls=self.metrics.calls,
             failed=self.metrics.failed,
             forwarded=self.metrics.forwarded["answered"],

@@ -129,6 +129,8 @@ def replicas_table(replicas: list[ReplicaReport]) -> Table:
             table.add_row(one.replica, Text("no answer", style="red"), one.address)
             continue
         state = Text("draining") if one.draining else Text("ready") if one.ready else Text("not ready", style="red")
+        if one.outdated:
+            state.append(", older configuration", style="red")
         last = one.history[-1] if one.history else None
         calls, failed = (0, 0) if last is None else (last.calls, last.failed)
         p50, p99 = (0.0, 0.0) if last is None else (last.p50_s, last.p99_s)

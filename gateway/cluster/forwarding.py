@@ -218,7 +218,7 @@ class Forwarder:
             outcome = Outcome.CUT_OFF if leased else Outcome.GONE
         if outcome not in _NOT_REACHED:
             cluster.owner_answered(session.id)
-        elif cluster.is_reachable:
+        elif await cluster.may_claim():
             await self._claim(session, outcome, address if leased else None)
         elif not reply.has_started:
             return await self._hand_over(request, reply)
@@ -247,8 +247,8 @@ class Forwarder:
             self._take_over(claimed)
 
     async def _hand_over(self, request: ForwardedRequest, reply: RelayedReply) -> Outcome:
-        """Send a request to any other replica, which claims and serves its session. This replica may not: it drains, or
-        other replicas do not reach it. Raises `Refused`: 503, no other replica is reached."""
+        """Send a request to any other replica, which claims and serves its session. This replica may not: it drains,
+        others do not reach it, or have a newer configuration. Raises `Refused`: 503, no other replica is reached."""
         another = await self._cluster.another()
         if another is None:
             raise unreachable()

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from cachetools import TTLCache
 
+from gateway.cluster.configuration_epoch import ConfigurationEpoch
 from gateway.cluster.lease_validity import DOUBT_S, LEASE_S, OwnLease
 from gateway.identity.credential_claims import CredentialClaims
 from session_store import Bus, Directory, Principal, Session, SessionStore, StoreUnavailable
@@ -129,6 +130,7 @@ class Cluster:
         self._bus = bus
         self._taken_over = taken_over
         self.lease = OwnLease()
+        self.configuration = ConfigurationEpoch(directory, self.replica)
         self._listed_at = -LEASE_S
         self._asked_to_beat: dict[str, float] = {}  # the replica that was asked last, and when
         self.is_leaving = False
@@ -163,6 +165,7 @@ class Cluster:
             if told != session_id or not await self._has_claimed_again(session_id):
                 logger.warning("another replica has taken over a session", extra={"session": session_id[:8]})
                 self.lose(session_id)
+        await (self.configuration.drop() if self.is_leaving else self.configuration.renew())
         if began - self._listed_at >= LEASE_S:
             listed = await self._directory.replicas()
             self.lease.list_peers({name: at for name, at in listed.items() if name != self.replica})
@@ -209,8 +212,16 @@ class Cluster:
         self.is_leaving = False
         self._released.clear()
 
+    async def may_claim(self) -> bool:
+        """Return True if this replica may claim sessions: others reach it, and none has a newer configuration. Asks the
+        store, because another replica may have a newer one since the last renewal."""
+        if self.is_reachable and not self.is_leaving:
+            await self.configuration.renew()
+        return self.is_reachable and not self.configuration.is_outdated
+
     async def leave(self) -> None:
         """End the lease of this replica."""
+        await self.configuration.drop()
         await self._directory.end_lease(self.replica)
 
     # -- owning
@@ -220,11 +231,12 @@ class Cluster:
         claimed from an owner that runs, first wait until that one answers no client any more, as `take` does.
 
         Raises:
-            OwnedByPeer: another replica owns the session, or must own it: this one drains, or others do not reach it.
+            OwnedByPeer: another replica owns the session, or must own it: this one drains, others do not reach it, or
+                its configuration is older than theirs.
             StoreUnavailable: the store does not answer.
         """
         while session.owner != self.replica:
-            if session.owner or self.is_leaving or not self.is_reachable:
+            if session.owner or self.is_leaving or not await self.may_claim():
                 raise OwnedByPeer(Route(session, principal, granted))
             claimed = await self.claim(session)
             if claimed is None:
@@ -373,9 +385,12 @@ class Cluster:
         return set(await self._directory.replicas())
 
     async def another(self) -> tuple[str, str] | None:
-        """Return the name and address of a random other replica with a valid lease that can be reached; None if there
-        is none."""
+        """Return the name and address of a random other replica that may claim sessions of this one; None if there is
+        none. Replicas with the newest configuration come first; others may claim nothing of a newer one."""
         others = await self.others()
+        newest = [other for other in others if other[0] in self.configuration.holders]
+        if newest or self.configuration.is_outdated:
+            others = newest
         return secrets.choice(others) if others else None
 
     async def others(self) -> list[tuple[str, str]]:

@@ -4,10 +4,12 @@ A reload applies servers, policy, keys, secrets and a few limits. All other sett
 parts that live as long as the process. If they differ, they are named, and stay as they are.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 
 from gateway.config.configuration_errors import ConfigurationError
@@ -92,6 +94,32 @@ def _is_reloaded(path: str) -> bool:
 def _names_one_of(entry: UpstreamSettings, secrets: Iterable[str]) -> bool:
     values = (*entry.env.values(), *entry.headers.values())
     return any(f"${{secret:{name}}}" in value for name in secrets for value in values)
+
+
+def digest(settings: Settings) -> str:
+    """Return a digest of what the file says of servers, and of the settings that a reload applies; empty if there is no
+    file. Replicas may differ in the rest, and in the values of variables.
+
+    The file may have short secrets, and the digest is stored: so it is one that is slow to guess by.
+    """
+    origins = settings.gateway.origins
+    if origins is None or not origins.document:
+        return ""
+    gateway = origins.document.get("gateway")
+    reloaded = _reloaded_in(gateway) if isinstance(gateway, dict) else {}
+    text = msgspec.json.encode({**origins.document, "gateway": reloaded}, order="sorted")
+    return hashlib.scrypt(text, salt=b"mcp-session-gateway configuration", n=1 << 12, r=8, p=1, dklen=16).hex()
+
+
+def _reloaded_in(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the part of the settings `given` by a file that a reload applies."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if _is_reloaded(f"{path}{name}"):
+            found[name] = value
+        elif isinstance(value, dict) and not path:
+            found[name] = _reloaded_in(value, f"{name}.")
+    return found
 
 
 def applied(old: Settings, new: Settings) -> Settings:

@@ -156,8 +156,11 @@ class Origins:
         environment: Mapping[str, Any],
         overrides: Mapping[str, Any],
         servers: Mapping[str, str] | None = None,
+        document: Mapping[str, Any] | None = None,
     ) -> None:
         self._file = file
+        self.document = document or {}
+        """The file as it was read: no variable has its value in it."""
         self._places = (in_file, environment, overrides)
         self._servers = servers or {}
 
@@ -224,7 +227,8 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
     """
     misspelt, notes = unknown_variables(os.environ, model)
     place = Place(environ=os.environ, folder=(path or Path()).absolute().parent)
-    found = adapted({} if path is None else read_document(path), place)
+    read = {} if path is None else read_document(path)
+    found = adapted(read, place)
     faulty = {
         name: FaultyEntry(entry.given, tuple(f"{path}: {fault}" for fault in entry.faults))
         for name, entry in found.faulty.items()
@@ -235,7 +239,7 @@ def gathered(path: Path | None, overrides: dict[str, Any], model: type[BaseModel
     notes += tuple(Note(level=note.level, text=f"{path}: {note.text}") for note in found.findings.notes)
     document, environment = found.document, variables(model)
     gateway = document.get("gateway", {})
-    origins = Origins(str(path or ""), gateway, environment, overrides, found.places)
+    origins = Origins(str(path or ""), gateway, environment, overrides, found.places, read)
     if isinstance(gateway, dict):
         document = document | {"gateway": _with_store(_merge(_merge(gateway, environment), overrides), origins)}
     return Gathered(document=document, origins=origins, notes=notes, faulty=faulty)

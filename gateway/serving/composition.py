@@ -20,6 +20,7 @@ from gateway.calls.live_session import FrameWatches, LiveSessions
 from gateway.cluster.ownership import Cluster
 from gateway.config.addresses import is_loopback
 from gateway.config.auth import AuthSettings
+from gateway.config.difference import digest
 from gateway.config.secrets import key_ring
 from gateway.config.settings import ConfigurationError, Settings
 from gateway.context.session_facts import SessionFacts
@@ -130,6 +131,7 @@ def _foundation(settings: Settings, ring: KeyRing, clock: Callable[[], float], s
     if backend.is_shared:
         claims = metrics.counters["claims"]
         cluster = Cluster(backend.directory, backend.sessions, backend.bus, taken_over=taken_over.notify, claims=claims)
+        cluster.configuration.use(digest(settings))
     replica = "" if cluster is None else cluster.replica
     name = replica or secrets.token_hex(6)
     activity = Activity(backend, name, clock, lambda: live.count)

@@ -6,6 +6,7 @@ Last, the decisions that connections remember are made void, and clients are tol
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from typing import Final
 
 from gateway.config.auth import API_KEY_ISSUER
 from gateway.config.configuration_errors import ConfigurationError
-from gateway.config.difference import Difference, applied, difference
+from gateway.config.difference import Difference, applied, difference, digest
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.config.upstreams import UpstreamSettings
 from gateway.policy.decisions import Policy
@@ -32,6 +33,7 @@ from gateway.serving.workers import has_terminal
 from gateway.upstreams.configuration_review import compare
 from gateway.upstreams.configured_upstream import ConfiguredUpstream
 from gateway.upstreams.factory import OBJECT
+from session_store import StoreUnavailable
 from transports.background_tasks import Tasks
 from transports.jsonrpc import Message
 
@@ -97,6 +99,7 @@ class Reload:
         old, new = self._settings, applied(self._settings, settings)
         found = difference(old, settings)
         if found.is_empty:
+            await self._use_epoch(settings)
             return found
         servers = self._parts.servers
         fresh = {name: new.mcpServers[name] for name in (*found.added, *found.changed)}
@@ -106,6 +109,9 @@ class Reload:
         made = servers.make(fresh, sandboxes)
         try:
             await self._ask(made, new)
+            await self._use_epoch(
+                settings
+            )  # before it decides: no replica with an older one claims what it has decided
             if not self._parts.foundation.state.is_running:
                 raise ConfigurationError("the gateway stops")
         except BaseException:
@@ -113,6 +119,14 @@ class Reload:
             raise
         self._apply(old, new, found, made, sandboxes)
         return found
+
+    async def _use_epoch(self, settings: Settings) -> None:
+        """Tell the store which configuration this replica has from now on."""
+        cluster = self._parts.foundation.cluster
+        if cluster is not None:
+            cluster.configuration.use(await asyncio.to_thread(digest, settings))
+            with contextlib.suppress(StoreUnavailable):  # the next renewal of the lease tells it
+                await cluster.configuration.renew()
 
     def _sandboxes(self, fresh: Mapping[str, UpstreamSettings], new: Settings) -> dict[str, SandboxesByTrust]:
         """Return the sandboxes of new servers. Raises `ConfigurationError` as the start of a gateway does."""

@@ -9,7 +9,7 @@ from time import time
 from msgspec.structs import replace
 
 from session_store.embedded.sessions import EmbeddedSessionStore
-from session_store.ports.cluster import next_epoch
+from session_store.ports.cluster import ConfigurationEpochs, next_epoch
 from session_store.session import Session
 
 
@@ -42,6 +42,8 @@ class MemoryDirectory:
         self._clock = clock
         self._leases: dict[str, tuple[str, float]] = {}
         self._lost: defaultdict[str, list[str]] = defaultdict(list)
+        self._configurations: dict[str, int] = {}
+        self._held: dict[str, tuple[int, float]] = {}
 
     async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         self._leases[replica] = (address, self._clock() + lease_s)
@@ -49,6 +51,28 @@ class MemoryDirectory:
 
     async def end_lease(self, replica: str) -> None:
         self._leases.pop(replica, None)
+
+    async def hold_configuration(
+        self, replica: str, digest: str, *, epoch: int, is_edited: bool, hold_s: float
+    ) -> ConfigurationEpochs:
+        now = self._clock()
+        self._held = {name: held for name, held in self._held.items() if now < held[1] and name != replica}
+        newest = max((number for number, _ in self._held.values()), default=0)
+        last = max([epoch, *self._configurations.values()])
+        known = self._configurations.get(digest, 0)
+        if epoch and not known and not is_edited:
+            own = epoch
+        elif not (is_edited and epoch >= newest) and known and (known < newest or known == last):
+            own = known
+        else:
+            own = last + 1
+        self._configurations[digest] = own
+        self._held[replica] = (own, now + hold_s)
+        newest = max(newest, own)
+        return ConfigurationEpochs(own, newest, tuple(name for name, held in self._held.items() if held[0] == newest))
+
+    async def drop_configuration(self, replica: str) -> None:
+        self._held.pop(replica, None)
 
     async def address(self, replica: str) -> str | None:
         return (await self.replicas()).get(replica)

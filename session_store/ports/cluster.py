@@ -9,7 +9,7 @@ release is a count without a nonce.
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 
 class Bus(Protocol):
@@ -24,8 +24,30 @@ class Bus(Protocol):
         may have been missed."""
 
 
+class ConfigurationEpochs(NamedTuple):
+    """The number of a replica's configuration, the greatest number that any replica holds, and who holds that one."""
+
+    own: int
+    newest: int
+    holders: tuple[str, ...]
+
+
 class Directory(Protocol):
-    """Record which replicas are live, and which of them owns each session."""
+    """Record which replicas are live, which of them owns each session, and which configuration each has."""
+
+    async def hold_configuration(
+        self, replica: str, digest: str, *, epoch: int, is_edited: bool, hold_s: float
+    ) -> ConfigurationEpochs:
+        """Record for `hold_s` seconds that the replica has the configuration with this digest. Number configurations
+        in the order in which replicas first had them.
+
+        `epoch`: the number that the replica holds; 0: it has just started. `is_edited`: its configuration has changed
+        since. A configuration that is edited to an earlier one gets a new number, and so does an earlier one of which
+        no later one is held any more: nothing else is left. A number that the store has lost is recorded again.
+        """
+
+    async def drop_configuration(self, replica: str) -> None:
+        """Record that the replica holds no configuration any more."""
 
     async def renew_lease(self, replica: str, address: str, lease_s: float) -> list[str]:
         """Renew the replica's lease for `lease_s` seconds. Return the sessions that other replicas have claimed from it

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from redis.asyncio import Redis
 
-from session_store.ports.cluster import next_epoch
+from session_store.ports.cluster import ConfigurationEpochs, next_epoch
 from session_store.ports.errors import StoreUnavailable
 from session_store.record import to_field
 from session_store.redis import keys
@@ -71,6 +71,7 @@ class _Copies:
 
 
 _BEAT, _CLAIM, _RELEASE, _OWNERS = script("beat"), script("claim"), script("release"), script("owners")
+_HOLD_CONFIGURATION = script("hold_configuration")
 _CLAIMED_KEPT_S: Final = 600
 _ASKED_AT_ONCE: Final = 256
 _NAMES_KEPT_S: Final = 86_400
@@ -96,6 +97,16 @@ class RedisDirectory:
             await self._commands.run("EXPIRE", keys.REPLICAS, _NAMES_KEPT_S)
             self._named_at, self._named = monotonic(), (replica, address)
         return [session_id.decode() for session_id in lost]
+
+    async def hold_configuration(
+        self, replica: str, digest: str, *, epoch: int, is_edited: bool, hold_s: float
+    ) -> ConfigurationEpochs:
+        given = (self._sessions.now(), replica, digest, epoch, int(is_edited), hold_s, _NAMES_KEPT_S)
+        own, newest, *holders = await self._commands.call(_HOLD_CONFIGURATION, [keys.CONFIGURATIONS], *given)
+        return ConfigurationEpochs(own, newest, tuple(name.decode() for name in holders))
+
+    async def drop_configuration(self, replica: str) -> None:
+        await self._commands.run("HDEL", keys.CONFIGURATIONS, f"r:{replica}")
 
     async def end_lease(self, replica: str) -> None:
         await self._commands.run("DEL", keys.lease(replica))

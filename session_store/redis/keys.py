@@ -13,6 +13,9 @@ all."""
 
 REPLICAS: Final = "mcp:replicas"
 
+CONFIGURATIONS: Final = "mcp:configurations"
+"""The numbers of configurations, by digest, and the number that each replica holds, with the end of that hold."""
+
 TASKS: Final = "mcp:tasks"
 """The names of the newest tasks, by age. A hint for operators: some of these tasks may have expired."""
 

@@ -101,6 +101,34 @@ class BackendContract(SessionStoreContract):
         assert await directory.last_address("two") == "http://two"
         assert await directory.replicas() == {"two": "http://two"}
 
+    async def test_configurations_are_numbered_as_replicas_got_them(self, backend: Backend, clock: FakeClock) -> None:
+        had: dict[str, tuple[int, str]] = {}
+
+        async def hold(replica: str, digest: str) -> tuple[int, int, list[str]]:
+            epoch, before = had.get(replica, (0, digest))
+            found = await backend.directory.hold_configuration(
+                replica, digest, epoch=epoch, is_edited=digest != before, hold_s=60.0
+            )
+            had[replica] = (found.own, digest)
+            return found.own, found.newest, sorted(found.holders)
+
+        assert await hold("one", "a") == (1, 1, ["one"]) and await hold("two", "a") == (1, 1, ["one", "two"])
+        assert await hold("one", "b") == (2, 2, ["one"]) and await hold("two", "a") == (1, 2, ["one"])
+        del had["two"]
+        assert await hold("two", "a") == (1, 2, ["one"]), "a replica that starts again with the older file"
+        assert await hold("two", "b") == (2, 2, ["one", "two"])
+        assert await hold("one", "a") == (3, 3, ["one"]), "an edit to what was before is a new one"
+        assert await hold("two", "b") == (2, 3, ["one"]) and await hold("two", "a") == (3, 3, ["one", "two"])
+        assert await hold("two", "c") == (4, 4, ["two"])
+        await backend.directory.drop_configuration("two")
+        assert await hold("one", "a") == (5, 5, ["one"]), "the newer one is gone, nothing else is left"
+        had["three"] = (9, "d")
+        assert await hold("three", "d") == (9, 9, ["three"]), "the store had lost it"
+        clock.pass_time(59.0)
+        assert await hold("one", "a") == (5, 9, ["three"])
+        clock.pass_time(2.0)
+        assert await hold("one", "a") == (10, 10, ["one"]), "the newer one has been silent for a minute"
+
     async def test_a_rate_lets_so_many_through_at_once_and_then_one_by_one(
         self, backend: Backend, clock: FakeClock
     ) -> None:

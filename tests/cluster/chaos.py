@@ -11,12 +11,15 @@ that the load balancer had given to a paused gateway.
 import argparse
 import asyncio
 import contextlib
+import hashlib
+import json
 import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -31,7 +34,7 @@ from session_store.redis import keys
 from tests.cluster.load import Load, LoadSession, Outcome
 from tests.support.compose_topology import KEYS, running_balancer
 from tests.support.free_ports import free_port
-from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway
+from tests.support.gateway_process import UNLIMITED, RunningGateway, running_gateway, with_patience
 from tests.support.redis_server import RunningRedis, running_redis
 from tests.support.sentinels import Sentinels, running_sentinels
 from tests.support.tcp_relay import running_relay
@@ -69,11 +72,15 @@ class Arena:
         self.to_store = stack.enter_context(running_relay(port))
         self._apart = store.replace(f":{port}/", f":{self.to_store.port}/")
         self._advertised = [*self._internal[:CUT], self.relay.port]
+        self.more_servers: dict[str, Any] = {}
+        self.more_options: dict[str, Any] = {}
+        """What the configurations of gateways have that start, or load theirs again, from now on."""
         self.gateways = [self._start(n) for n in range(3)]
         self.url = stack.enter_context(balancer([f"127.0.0.1:{port}" for port in self.ports]))
         self.load = Load(self.url, SESSIONS)
 
-    def _start(self, n: int) -> RunningGateway:
+    def _configuration(self, n: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The servers of a gateway, and its options."""
         servers: dict[str, Any] = {
             "echo": {"command": str(self._echo), "env": {"ECHO_LOG": str(self.log)}},
             "state": {"in_process": "tests.support.session_tool:server"},
@@ -85,8 +92,27 @@ class Arena:
             "log_level": "warning",
             "policy": UNLIMITED,
         }
+        return servers | self.more_servers, options | self.more_options
+
+    def _start(self, n: int) -> RunningGateway:
+        servers, options = self._configuration(n)
         running = running_gateway(servers, options=options, env=KEYS, must_stop=False, port=self.ports[n])
         return self._stack.enter_context(running)
+
+    def reload(self, *, broken: bool = False) -> None:
+        """Have all gateways load their files again."""
+        for n, gateway in enumerate(self.gateways):
+            servers, options = self._configuration(n)
+            text = json.dumps({"mcpServers": servers, "gateway": with_patience(options)})
+            new = gateway.config.with_suffix(".new")
+            new.write_text(text[:-1] if broken else text, encoding="utf-8")
+            new.replace(gateway.config)
+            gateway.process.send_signal(signal.SIGHUP)
+
+    def children(self) -> set[int]:
+        """The processes of the server that no reload changes."""
+        found = subprocess.run(["pgrep", "-f", f"^{self._echo}"], capture_output=True, text=True, check=False)
+        return {int(pid) for pid in found.stdout.split()}
 
     async def replace(self, n: int) -> None:
         """Start a gateway where another one was, as an orchestrator does."""
@@ -195,6 +221,39 @@ async def rolled(arena: Arena) -> list[float]:
     return []
 
 
+async def rolled_with_another_file(arena: Arena) -> list[float]:
+    arena.more_options = {"policy": UNLIMITED | {"slow_s": 7.0}}
+    await rolled(arena)
+    told = "".join(gateway.stderr() for gateway in arena.gateways)
+    assert "is older than that of replica" not in told, "the last one to start has the same file as the others"
+    return []
+
+
+def reloaded(times: int, every_s: float = 1.0) -> Fault:
+    """The configuration of all gateways changes again and again; a broken file now and then."""
+
+    async def fault(arena: Arena) -> list[float]:
+        children = arena.children()
+        for n in range(times):
+            extra = {"command": sys.executable, "args": ["-m", "tests.support.probe_server"], "env": {"N": str(n // 4)}}
+            arena.more_servers = {"extra": extra} if n % 4 < 2 else {}
+            keys = {f"operator-{n % 3}": hashlib.sha256(str(n).encode()).hexdigest()}
+            arena.more_options = {"policy": UNLIMITED | {"slow_s": 5.0 + n % 2}, "admin": {"keys": keys}}
+            began = time.monotonic()
+            await asyncio.to_thread(arena.reload, broken=n % 7 == 6)
+            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
+        arena.more_servers = {}
+        await asyncio.to_thread(arena.reload)
+        await asyncio.sleep(2)
+        assert arena.children() == children, "a server that does not change keeps its processes"
+        for gateway in arena.gateways:
+            told = gateway.stderr()
+            assert "Traceback" not in told and "the configuration is not loaded, and nothing has changed" in told
+        return []
+
+    return fault
+
+
 def stopped(server: RunningRedis, for_s: float) -> Fault:
     async def fault(arena: Arena) -> list[float]:
         await asyncio.to_thread(server.stop)
@@ -268,6 +327,8 @@ async def chaos(only: str) -> dict[str, dict[str, Any]]:
             "pause an owner past its lease": paused,
             "an owner cut off from the others": cut_off,
             "rolling SIGTERM of all": rolled,
+            "rolling SIGTERM to another file": rolled_with_another_file,
+            "a reload each second for two minutes": reloaded(120),
             "Redis stopped for 3 s": stopped(server, 3),
             "Redis stopped for 20 s": stopped(server, 20),
         }

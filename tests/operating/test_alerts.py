@@ -52,6 +52,8 @@ SESSIONS, WITHOUT = "mcp_gateway_sessions", "mcp_gateway_sessions_without_worksp
         ("GatewayMemoryShort", {"mcp_gateway_memory_short": "0x9 1x11"}, True),
         ("GatewayMemoryShort", {"mcp_gateway_memory_short": "1x9 0x11"}, False),
         ("GatewaySessionsWithoutContext", {SESSIONS: "0x30", WITHOUT: "0x30"}, False),
+        ("GatewayConfigurationOutdated", {"mcp_gateway_configuration_outdated": "0x2 1x18"}, True),
+        ("GatewayConfigurationOutdated", {"mcp_gateway_configuration_outdated": "1x15 0x5"}, False),
     ],
 )
 def test_an_alert_fires_while_its_metrics_say_so_and_not_otherwise(

@@ -159,7 +159,9 @@ class TaskRecovery:
             StoreUnavailable: the store does not answer.
         """
         names, cluster = self._table.names, self._cluster
-        if cluster is not None and (cluster.is_leaving or not cluster.is_reachable or not cluster.lease.trusts_expired):
+        if cluster is not None and (
+            cluster.is_leaving or not cluster.lease.trusts_expired or not await cluster.may_claim()
+        ):
             return
         known = await names.replicas()
         if not known:

@@ -33,6 +33,10 @@ class Call:
 async def _nothing(*_: Any, **__: Any) -> None: ...
 
 
+async def _yes() -> bool:
+    return True
+
+
 NOBODY: Any = SimpleNamespace()
 
 
@@ -43,7 +47,7 @@ def a_scope() -> dict[str, Any]:
 def forwarder_of(address_of: Any, peers: Any) -> Forwarder:
     cluster: Any = SimpleNamespace(
         replica="me",
-        is_reachable=True,
+        may_claim=_yes,
         address_of=address_of,
         take=_nothing,
         beat=_nothing,

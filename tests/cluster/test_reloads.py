@@ -1,0 +1,65 @@
+"""Replicas whose configuration files differ for a while."""
+
+import json
+import signal
+from typing import Any
+
+import httpx
+import pytest
+
+from session_store.redis import keys
+from tests.cluster.chaos import loaded, phase, reloaded
+from tests.requirements import requirement
+from tests.support.gateway_process import PROBE, RunningGateway, replicas, server, with_patience
+from tests.support.mcp_clients import Legacy, restarted, tool_text
+from tests.support.redis_server import running_redis
+from tests.support.waiting import eventually
+
+pytestmark = requirement("live.reload")
+
+SERVERS = {"probe": server(PROBE)}
+
+
+def load_another(gateway: RunningGateway, store: str) -> None:
+    """Give a gateway the same other file as each other gateway that is given it."""
+    options = with_patience({"store": store, "policy": {"slow_s": 7.0}})
+    gateway.config.write_text(json.dumps({"mcpServers": SERVERS, "gateway": options}), encoding="utf-8")
+    gateway.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: "settings changed: gateway.policy.slow_s" in gateway.stderr()), gateway.stderr()
+
+
+@pytest.mark.timeout(120)
+def test_a_session_moves_only_to_a_replica_whose_file_is_not_older(http: httpx.Client) -> None:
+    with running_redis() as redis, replicas(redis.url, SERVERS, 2) as (older, newer):
+        client = Legacy(newer.at("probe"), http).open()
+        pid = tool_text(client.tool("pid"))
+        load_another(newer, redis.url)
+        assert eventually(lambda: "is older than that of replica" in older.stderr()), older.stderr()
+        own = Legacy(older.at("probe"), http).open()
+        kept = tool_text(own.tool("pid"))
+        client.url = older.at("probe")
+        assert tool_text(client.tool("pid")) == pid, "it is forwarded"
+        known: Any = redis.client().hkeys(keys.REPLICAS)
+        names = [name.decode() for name in known]
+        newer.kill()
+        for _ in range(2):
+            refused = client.tool("pid")
+            assert refused.status_code == 503 and "retry-after" in refused.headers, refused.text
+            assert eventually(lambda: sum(redis.client().exists(keys.lease(name)) for name in names) == 1)
+        assert tool_text(own.tool("pid")) == kept
+        load_another(older, redis.url)
+        answer = client.tool("pid")
+        assert tool_text(answer) != pid and restarted(answer) == {"reason": "takeover"}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.anyio
+async def test_reloads_of_three_replicas_under_load_lose_nothing() -> None:
+    rows: dict[str, dict[str, object]] = {}
+    with running_redis() as redis:
+        async with loaded(redis.url, redis.client, rows) as arena:
+            await phase(arena, "reloads", reloaded(16), rows)
+    row = rows["reloads"]
+    counts = arena.load.outcome.counts
+    assert counts["sent"] == counts["answered"] > 100, (counts, arena.load.outcome.wrong)
+    assert not (row["twice"] or row["done"] or row["missing"] or row["inexact"]), row
