@@ -1,4 +1,4 @@
-"""Select a store backend by the scheme of its URL. Only this module knows schemes.
+"""Select a store backend by the scheme of its URL. Only this module maps schemes to backends.
 
 A backend from another package is added in one of two ways:
 

@@ -1,7 +1,8 @@
 """Define the operators' verbs: the requests that operators can make, and how REST receives them.
 
 A verb is a method of `Operators`. Its decorator gives its place in REST, its annotations give the parameters and the
-answer. Routes, OpenAPI and the client of the commands are derived from these. `admin.operations` implements the verbs.
+answer. Routes, OpenAPI and the client of the commands are derived from these.
+`gateway.admin.verb_handlers` implements the verbs.
 """
 
 import inspect

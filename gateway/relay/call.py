@@ -11,8 +11,8 @@ A request comes in at `Calls.call`. Read this file from there downwards:
 6. Send: `start` (`gateway.relay.requests_to_server`) makes the request for the server, in the form of the server's era,
    and sends it in the session's conversation with the server.
 7. Answer: the link passes each message to `Conversation.message`, which finds the call by its request id.
-   `Exchange.settle` gives the answer the client's id and form, and pushes it to the reply (`gateway.relay.replies`).
-   The wire waits for the reply, sends it, and calls `done`. `Intake` answers a call that cannot be sent.
+   `Exchange.finish` has a bridge translate it; `settle` gives it the client's id and form, and pushes it to the reply
+   (`gateway.relay.replies`). The wire waits for the reply, sends it, and calls `done`. `Intake` answers unsent calls.
 
 A step that every call needs is added here, once. Calls that repeat an earlier one skip these steps while the earlier
 decision is valid (`gateway.relay.fast_path`). Preparing a fast path does not change the present call.
