@@ -307,8 +307,9 @@ class EndsSessions(Protocol):
 class TriedCalls:
     """Call tools in the name of operators.
 
-    `claims` returns claims by which a request leaves a session's context unchanged; None if the rules have changed.
-    `token` returns the token of a session. `where` is the setting `admin.try_tools`.
+    `claims` returns the claims for a call in a session's name, with exactly the rights that the session has; None if
+    they are unknown, because the rules have changed since its last request. `token` returns the token of a session.
+    `where` is the setting `admin.try_tools`.
     """
 
     def __init__(

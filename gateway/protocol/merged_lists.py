@@ -203,7 +203,8 @@ class Tools:
         return self._unmatched
 
     def has(self, tool: dict[str, Any]) -> bool:
-        """Return True if the list contains the tool with the same schema and the same declared properties."""
+        """Return True if the list has a tool of this name with the same input schema, annotations, task support and
+        app. Title and description may differ."""
         return self._declared.get(tool["name"]) == Called.of(tool)
 
 

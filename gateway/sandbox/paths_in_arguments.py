@@ -90,8 +90,8 @@ class _Named:
         self._folder = folder
 
     def code(self, text: str, name: str) -> None:
-        """Grant a file or folder of code for reading. `name` is the variable that names it. Paths of the system need no
-        grant."""
+        """Grant a file or folder of code for reading, which the environment variable `name` lists. Paths of the system
+        need no grant."""
         path = self._followed(text) if text.startswith("/") else ""
         if not path or not os.path.exists(path) or is_of_system(path):
             return

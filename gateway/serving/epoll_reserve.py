@@ -64,7 +64,7 @@ class GuardedLoop(uvloop.Loop):
         return await super().create_connection(*given, **named)
 
     def close(self) -> None:
-        """Close the loop and the descriptors for its watches."""
+        """Close the loop, the duplicate of its epoll descriptor, and the probe with which a free watch is sought."""
         super().close()
         while self._own:
             self._own.pop().close()

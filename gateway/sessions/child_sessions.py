@@ -61,7 +61,8 @@ def _with_argument(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChildSessions:
-    """Opens, finds and closes child sessions."""
+    """Let a client keep several sessions apart through one connection: answer its calls of `open_session` and
+    `close_session`, and move a call whose argument `session` names a child session into that session."""
 
     def __init__(
         self,

@@ -294,12 +294,12 @@ class StartedPost:
 
     # -- the steps, for the endpoint
 
-    def read(self) -> Message:
-        """Return the message, or raise the error of reading it."""
+    def message(self) -> Message:
+        """Return the message that was read from the body, or raise the error that reading it gave."""
         return self._message or self._raise()
 
     def request(self) -> Request:
-        """Return the request, or raise the error of checking it."""
+        """Return the request that was checked, or raise the error that checking it gave."""
         return self._request or self._raise()
 
     async def called(self) -> Answer:

@@ -179,7 +179,7 @@ class StreamableHttp:
         if started is None and is_batch(body):
             await self._batch(head, body, send)
             return False
-        message = self.posts.read(body) if started is None else started.read()
+        message = self.posts.read(body) if started is None else started.message()
         if len(body) > LARGE_BYTES:
             await let_others_run()
         try:

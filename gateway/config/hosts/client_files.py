@@ -304,29 +304,29 @@ def _json(text: str, file: ClientFile, wanted: Mapping[str, Any]) -> str:
 
 def _inserted(text: str, file: ClientFile) -> str:
     """Return the text with the entry added as the last one in its object, after the comments there."""
-    tables = {table.keys: table for table in _tables(text)}
+    places = {place.keys: place for place in _object_places(text)}
     above, inner = file.at[:-1], {file.at[-1]: _plain(file.entry)}
-    while above not in tables and above:
+    while above not in places and above:
         inner, above = {above[-1]: inner}, above[:-1]
-    if above not in tables:
+    if above not in places:
         return text
-    table, indent = tables[above], "  " * len(above)
+    place, indent = places[above], "  " * len(above)
     body = json.dumps(inner, indent=2, ensure_ascii=False)[2:-2]  # without the braces around it
     lines = "".join(f"{indent}{line}\n" for line in body.splitlines())
-    if table.last_word == ",":  # the last item has a comma here, and the new one gets one
+    if place.last_word == ",":  # the last item has a comma here, and the new one gets one
         lines = f"{lines[:-1]},\n"
-    comma = "" if table.last_word in ("{", ",") else ","
-    between, line = text[table.last_end : table.end], text[: table.end].rpartition("\n")[2]
+    comma = "" if place.last_word in ("{", ",") else ","
+    between, line = text[place.last_end : place.end], text[: place.end].rpartition("\n")[2]
     if line.strip() or "\n" not in between:  # the brace has no line of its own
         between, lines = between.rstrip(" \t"), f"\n{lines}{indent}"
     else:
         between, lines = between[: len(between) - len(line)], f"{lines}{line}"
-    return f"{text[: table.last_end]}{comma}{between}{lines}{text[table.end :]}"
+    return f"{text[: place.last_end]}{comma}{between}{lines}{text[place.end :]}"
 
 
-class _Table(NamedTuple):
-    """An object in JSON text. `keys`: the path to it. `last_word`: the last token in it that is not a comment, which
-    ends at `last_end`. `end`: the position of its closing brace."""
+class _ObjectPlace(NamedTuple):
+    """The place of an object in JSON text. `keys`: the path to it. `last_word`: the last token in it that is not a
+    comment, which ends at `last_end`. `end`: the position of its closing brace."""
 
     keys: tuple[str, ...]
     last_word: str
@@ -334,8 +334,8 @@ class _Table(NamedTuple):
     end: int
 
 
-def _tables(text: str) -> Iterator[_Table]:
-    """Yield the objects in JSON text, except those in lists."""
+def _object_places(text: str) -> Iterator[_ObjectPlace]:
+    """Yield the place of each object in JSON text that is in no list."""
     path: list[str | None] = []
     key: str | None = None
     last, last_end = "", 0
@@ -351,7 +351,7 @@ def _tables(text: str) -> Iterator[_Table]:
         elif word in "}]":
             keys = path[1:]
             if word == "}" and path and None not in keys:
-                yield _Table(tuple(part for part in keys if part is not None), last, last_end, token.start())
+                yield _ObjectPlace(tuple(part for part in keys if part is not None), last, last_end, token.start())
             if path:
                 path.pop()
             key = None

@@ -59,8 +59,9 @@ class TaskVisibility:
         self._policy = policy
 
     def may_see(self, task: Task, session: Session | None, who: RequestContext) -> bool:
-        """Return True if a request of the task's principal may see the task. `session` is the task's session. If it has
-        ended (None), the workspace that its client announced does not count."""
+        """Return True if policy lets this request call the tool that the task called. `who` is known to be the task's
+        principal. `session` is the task's session. If it has ended (None), the workspace that its client announced does
+        not count."""
         try:
             if session is None:
                 context = self._rules.context(who.principal, who.claims, "")
