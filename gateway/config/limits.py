@@ -7,6 +7,10 @@ from pydantic import BeforeValidator, Field
 from gateway.config.settings_base import Frozen, Pattern, Seconds, any_matches
 from transports.inbound.unauthenticated_limits import Limits, room_for_connections
 
+SUSPENDED_S: Final = 55.0
+"""Seconds for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers time out
+after about 60 s."""
+
 
 def _null(value: Any) -> Any:
     """Return None for the text `null`, by which environment variables express it."""

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from gateway.config.configuration_errors import ConfigurationError, Note, ServerFault, did_you_mean, meant
 from gateway.config.hosts.files import FaultyEntry, adapted, read_document
 from gateway.config.hosts.placeholders import Place
+from gateway.config.limits import SUSPENDED_S
 from gateway.config.sandbox import profile_table, sandbox_table
 from gateway.config.secrets import UnusableSecret, secret_in
 
@@ -48,7 +49,7 @@ GONE: Final[Mapping[str, str]] = {
     "gateway.limits.in_flight_bytes": "it is eight times gateway.limits.body_bytes",
     "gateway.limits.name_chars": "names have at most 256 characters",
     "gateway.limits.noise_timeout_s": "it is a sixth of gateway.limits.start_timeout_s",
-    "gateway.limits.parked_s": "a call waits 55 s for the answers of its client",
+    "gateway.limits.parked_s": f"a call waits {SUSPENDED_S:g} s for the answers of its client",
     "gateway.limits.record_bytes": "the record of a session has at most 64 KiB from its client",
     "gateway.limits.uri_chars": "URIs have at most 8,192 characters",
     "gateway.limits.write_timeout_s": "it is gateway.limits.client_timeout_s",

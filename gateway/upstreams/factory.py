@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.calls.lifecycles import Deadlines
 from gateway.config.configuration_errors import missing_extra
-from gateway.config.limits import LimitSettings
+from gateway.config.limits import SUSPENDED_S, LimitSettings
 from gateway.config.settings import ConfigurationError
 from gateway.config.upstreams import UpstreamSettings
 from gateway.context.principal_secrets import is_template
@@ -33,10 +33,6 @@ from transports.upstream_port import ConnectOptions, Link, LinkEvents, Upstream
 
 OBJECT = UpstreamSettings(in_process="given:object")
 """The settings of a server object that the embedding program passes in."""
-
-SUSPENDED_S: Final = 55.0
-"""Seconds for which a call waits until its 2026-07-28 client answers a question of a legacy server. Servers time out
-after about 60 s."""
 
 UNRETURNED_STOP_S: Final = 300.0
 """Idle seconds after which a process is stopped, if its session's client has not come back."""
