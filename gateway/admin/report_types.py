@@ -367,7 +367,7 @@ class DeadProcess(msgspec.Struct, frozen=True, kw_only=True):
     output: list[str]
 
 
-class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedServer(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a server, on one replica (`ServerPart`) or on all (`ServerRow`, which describes the fields)."""
 
     server: str
@@ -390,13 +390,13 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     died: list[DeadProcess] = []
 
 
-class ServerPart(ServerFacts, frozen=True, kw_only=True):
+class ServerPart(ReportedServer, frozen=True, kw_only=True):
     """Facts about a server that one replica knows. `start_times_s`: the durations of its last starts."""
 
     start_times_s: list[float] = []
 
 
-class ServerRow(ServerFacts, frozen=True, kw_only=True):
+class ServerRow(ReportedServer, frozen=True, kw_only=True):
     """A configured server on all replicas together.
 
     `kind`: `command`, `url` or `object`. `state`: `ok`, `starting` or `failing`: the worst on any replica; `reason`,

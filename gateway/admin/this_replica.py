@@ -58,7 +58,7 @@ _MOST_BODY_CHARS: Final = 256 << 10
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
 
-class Question(NamedTuple):
+class ReplicaQuestion(NamedTuple):
     """A query that replicas answer with a method of `Replica`: its name on the bus, and the types of arguments and
     answer."""
 
@@ -67,7 +67,7 @@ class Question(NamedTuple):
     gives: Any
 
 
-QUESTIONS: Final[dict[Callable[..., Awaitable[Any]], Question]] = {}
+QUESTIONS: Final[dict[Callable[..., Awaitable[Any]], ReplicaQuestion]] = {}
 """All queries between replicas, by the method of `Replica` that answers."""
 
 
@@ -78,7 +78,7 @@ def question(name: str) -> Callable[[Method], Method]:
     def known(method: Method) -> Method:
         _, *takes = inspect.signature(method).parameters.values()
         gives = inspect.signature(method).return_annotation
-        QUESTIONS[method] = Question(name, tuple(one.annotation for one in takes), gives)
+        QUESTIONS[method] = ReplicaQuestion(name, tuple(one.annotation for one in takes), gives)
         return method
 
     return known

@@ -16,7 +16,7 @@ from gateway.admin.report_types import (
     HistoryPoint,
     HistoryView,
     Range,
-    ServerFacts,
+    ReportedServer,
     ServerPart,
     ServerRow,
     SessionTimeline,
@@ -269,7 +269,7 @@ def _server_row(parts: Sequence[ServerPart], used: UsageRow | None, usage: list[
         restarts.update(part.restarts)
     times = [each for part in parts for each in part.start_times_s]
     used = used or UsageRow(name="")
-    facts = {name: getattr(worst, name) for name in ServerFacts.__struct_fields__}
+    facts = {name: getattr(worst, name) for name in ReportedServer.__struct_fields__}
     facts |= {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
     facts |= {
         "tools": max(part.tools for part in parts),

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from gateway.calls.exchange import Exchange
-from gateway.calls.in_flight import CallsInFlight, CallWatch, FastCall, OwnRequests, fields_of_line
+from gateway.calls.in_flight import CallOnFastPath, CallsInFlight, CallWatch, OwnRequests, fields_of_line
 from gateway.calls.lifecycles import Deadlines, ExchangeEvent
 from gateway.calls.link_lifecycle import LinkLifecycle, LinkSession, LinkSource, LinkUsers
 from gateway.calls.owned_tasks import OwnedTask, OwnedTasks
@@ -301,7 +301,7 @@ class Conversation:
         """Return the log level that the server must have for this call; empty if the call needs none."""
         return exchange.caller.log_level if exchange.caller is not None and self.era is LEGACY else ""
 
-    def send_fast(self, number: int, frame: bytes, call: FastCall) -> bool:
+    def send_fast(self, number: int, frame: bytes, call: CallOnFastPath) -> bool:
         """Send a call of the fast path over the link that the earlier call used. Return False if nothing was sent."""
         link = self.links.link
         try:

@@ -41,7 +41,7 @@ _LATE: Final = {
 }
 
 
-class FastCall(Protocol):
+class CallOnFastPath(Protocol):
     """A call on the fast path: it repeats an earlier call and skips most steps (`gateway.relay.fast_path`)."""
 
     falls_back_at: float
@@ -72,7 +72,7 @@ class CallsInFlight:
     __slots__ = ("_sent", "_tokens", "_waiting", "fast")
 
     def __init__(self) -> None:
-        self.fast: dict[int, FastCall] = {}
+        self.fast: dict[int, CallOnFastPath] = {}
         self._sent: dict[int, Exchange] = {}
         self._tokens: dict[int, TaskToken] | None = None  # of calls that were answered with a task, by number
         self._waiting: dict[Exchange, None] = {}

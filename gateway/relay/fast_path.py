@@ -434,7 +434,7 @@ class _CallBehindRead:
 
 
 class FastCall(msgspec.Struct, eq=False):
-    """A call that was sent and has no answer yet (`gateway.calls.in_flight.FastCall`,
+    """A call that was sent and has no answer yet (`gateway.calls.in_flight.CallOnFastPath`,
     `transports.inbound_port.CallInFlight`)."""
 
     path: FastPath

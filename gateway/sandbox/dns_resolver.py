@@ -39,7 +39,7 @@ Learn: TypeAlias = Callable[[tuple[str, ...], frozenset[int] | None, float], boo
 before the process gets the answer. It returns False if that failed."""
 
 
-class SessionResolver:
+class DnsResolver:
     """Answer the DNS queries of one sandboxed process. `learn` makes addresses reachable for it. `refused` is called
     with each name that the process may not resolve. `asker` returns the key by which look-ups share threads
     (`Lookups.find`)."""

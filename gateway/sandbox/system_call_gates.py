@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.sandbox.dns_resolver import SessionResolver
+from gateway.sandbox.dns_resolver import DnsResolver
 from gateway.sandbox.host_name_lookups import Lookups
 from gateway.sandbox.refusals import ProcessRefusals, Refusal, Refusals
 from transports.background_tasks import Tasks
@@ -45,7 +45,7 @@ class SandboxGates:
 
     def open(self, channel: socket.socket, *, reach: Reach, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Serve the channel of a gate until the channel ends. Takes ownership of the socket."""
-        resolves = partial(SessionResolver, reach, self._lookups, asker=partial(_asker, fields))
+        resolves = partial(DnsResolver, reach, self._lookups, asker=partial(_asker, fields))
         refusals = ProcessRefusals(self._refusals, fields)
         self._channels.add(_Channel(channel, resolves, refusals, ended=self._channels.discard))
 
@@ -70,7 +70,7 @@ class _Channel:
     def __init__(
         self,
         channel: socket.socket,
-        resolves: Callable[..., SessionResolver],
+        resolves: Callable[..., DnsResolver],
         refusals: ProcessRefusals,
         *,
         ended: Callable[["_Channel"], None],

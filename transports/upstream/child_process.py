@@ -76,7 +76,7 @@ class Inbox:
         return bool(data)
 
 
-class Outbox:
+class PipeWriter:
     """Write to a descriptor, and close it at the end if `owns`. Bytes that do not fit into the pipe are written
     later."""
 
@@ -223,12 +223,12 @@ class Process:
         self._lines = lines
         self._tail = StderrTail(receive_stderr)
         control_fd = control.detach()
-        self._orders = Outbox(loop, control_fd, owns=False)
+        self._orders = PipeWriter(loop, control_fd, owns=False)
         self._reports = Inbox(
             loop, control_fd, LineSplitter(self._report, lambda *_: None, max_bytes=65_536).feed, self._reaper_lost
         )
         stdin, stdout, stderr = stdio
-        self.stdin = Outbox(loop, stdin)
+        self.stdin = PipeWriter(loop, stdin)
         self._stdout = Inbox(loop, stdout, lines.feed, self._stdout_closed)
         self._stderr = Inbox(loop, stderr, self._tail.feed, self._tail.end)
         self._silence_timer: asyncio.TimerHandle | None = None

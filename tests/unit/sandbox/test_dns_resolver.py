@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import dns.message
 import pytest
 
-from gateway.sandbox.dns_resolver import BURST, MAX_STREAMS, REACHABLE_S, SessionResolver
+from gateway.sandbox.dns_resolver import BURST, MAX_STREAMS, REACHABLE_S, DnsResolver
 from gateway.sandbox.host_name_lookups import Lookups
 from tests.requirements import requirement
 from transports.upstream.walls.wall_specification import Reach
@@ -37,7 +37,7 @@ class Served:
         self.refused: list[str] = []
         self.heard = True
         self.now = 0.0
-        self.resolver = SessionResolver(
+        self.resolver = DnsResolver(
             reach,
             Lookups(lambda _: ["93.184.216.34"]),
             learn=self._learn,
@@ -138,7 +138,7 @@ async def test_who_is_no_client_of_a_resolver_is_disconnected(served: Served, se
 
 
 @contextlib.asynccontextmanager
-async def connected(resolver: SessionResolver) -> AsyncIterator[socket.socket]:
+async def connected(resolver: DnsResolver) -> AsyncIterator[socket.socket]:
     """A program's end of a TCP connection whose other end is as the gate leaves it: closing resets it."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as program:
         program.connect(listener.getsockname())
