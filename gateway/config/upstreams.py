@@ -262,6 +262,12 @@ class UpstreamSettings(BaseModel):
         return "command" if self.command else "url" if self.url else "object"
 
     @property
+    def is_remote(self) -> bool:
+        """Return True if the server is reached over the network. The gateway starts nothing for it, and headers carry
+        what a process gets in its environment."""
+        return bool(self.url)
+
+    @property
     def has_own_process(self) -> bool:
         """Return True if each session has its own process of the server."""
         return self.kind == "command" and not self.shared

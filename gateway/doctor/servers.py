@@ -61,7 +61,7 @@ def _finding(upstream: ConfiguredUpstream, package: str) -> Finding:
     if state.state != "ok":
         if upstream.is_left_out:
             do = "correct this entry: the server is left out until then"
-        elif entry.kind == "url":
+        elif entry.is_remote:
             do = "check the headers, that the URL is its MCP endpoint, and that it can be reached from here"
         elif _is_missing(entry):
             do = "install it for the gateway's user, or correct `command`"

@@ -125,8 +125,8 @@ class Policy:
         return self._outside(context, "servers", (server,))
 
     def is_remote(self, server: str) -> bool:
-        """Return True if a server is configured by a URL."""
-        return self._entry(server).kind == "url"
+        """Return True if a server is reached over the network."""
+        return self._entry(server).is_remote
 
     # -- tools
 

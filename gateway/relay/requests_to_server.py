@@ -95,7 +95,7 @@ def for_server(
     """
     exchange, era, params, meta = call.exchange, conversation.era, call.params, call.meta
     bridge: Bridge | None = None
-    if era is MODERN and call.headers is not None and upstream.settings.kind == "url":
+    if era is MODERN and call.headers is not None and upstream.settings.is_remote:
         try:
             exchange.forward(param_headers(call.headers))
         except ValueError as error:

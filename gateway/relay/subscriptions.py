@@ -504,7 +504,7 @@ class LostSubscriptions:
         """Reopen the lost part at this server: when its process starts again, or after a delay if it has a URL."""
         name, again = upstream.name, functools.partial(self._again, upstream)
         self._forget(name)
-        if upstream.settings.kind != "url":
+        if not upstream.settings.is_remote:
             self._stop[name] = upstream.when_started(self._live, again)
             return
         failures, now = self._failures.get(name), self._clock()

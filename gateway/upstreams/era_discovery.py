@@ -61,7 +61,7 @@ class Discovery:
     is_refused: bool = False
 
 
-async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: bool) -> Discovery:
+async def ask_discovery(conversation: Conversation, *, within_s: float, is_remote: bool) -> Discovery:
     """Send `server/discover` to a server, and return the era that its answer proves, if any.
 
     If the server refuses the protocol version and names another, it is asked again with that version. This refusal
@@ -71,16 +71,17 @@ async def ask_discovery(conversation: Conversation, *, within_s: float, is_url: 
     Raises:
         UpstreamUnavailable, HandshakeRefused: the server cannot be reached.
     """
-    found = await _asked(conversation, MODERN_VERSIONS[-1], within_s, is_url=is_url)
+    found = await _asked(conversation, MODERN_VERSIONS[-1], within_s, is_remote=is_remote)
     if not found.retry:
         return found
-    again = await _asked(conversation, found.retry, within_s, is_url=is_url)
+    again = await _asked(conversation, found.retry, within_s, is_remote=is_remote)
     return again if again.result is not None else Discovery(MODERN, reason=again.reason or found.reason)
 
 
-async def _asked(conversation: Conversation, version: str, within_s: float, *, is_url: bool) -> Discovery:
+async def _asked(conversation: Conversation, version: str, within_s: float, *, is_remote: bool) -> Discovery:
     await conversation.ready()
     params = encode({"_meta": GATEWAY_META | {_VERSION_KEY: version}})
+    silent = None if is_remote else LEGACY  # what the silence of a server proves
     try:
         async with conversation.links.first_answer.within(within_s):
             answer = await conversation.ask("server/discover", params)
@@ -90,9 +91,9 @@ async def _asked(conversation: Conversation, version: str, within_s: float, *, i
         era = LEGACY if is_about_content(error.status) else None
         return Discovery(era, reason=str(error), is_refused=error.status in _REFUSED)
     except TimeoutError:
-        return Discovery(None if is_url else LEGACY, reason=f"it did not answer server/discover within {within_s:g} s")
+        return Discovery(silent, reason=f"it did not answer server/discover within {within_s:g} s")
     except (LinkClosed, msgspec.MsgspecError) as error:
-        return Discovery(None if is_url else LEGACY, reason=str(error))
+        return Discovery(silent, reason=str(error))
     if isinstance(answer.result, msgspec.Raw):
         return Discovery(MODERN, result=splice(answer.result))
     assert isinstance(answer.error, msgspec.Raw)
@@ -189,7 +190,7 @@ class SessionDiscovery:
     async def _discover(self, live: LiveSession, conversation: Conversation) -> None:
         self._again_at[live] = float("inf")
         try:
-            found = await ask_discovery(conversation, within_s=WAIT_S, is_url=True)
+            found = await ask_discovery(conversation, within_s=WAIT_S, is_remote=True)
         except (UpstreamUnavailable, HandshakeRefused) as error:
             found = Discovery(None, reason=str(error))
         if found.result is not None:

@@ -131,7 +131,7 @@ class UpstreamFactory:
             known,
             shared,
             start_s=limits.start_timeout_s,
-            is_url=settings.kind == "url",
+            is_remote=settings.is_remote,
             results=results,
         )
         if isinstance(upstream, _LeftOut):
@@ -157,7 +157,7 @@ class UpstreamFactory:
         limits = self._limits
         if settings.in_process:
             return _in_process(f"mcpServers.{name}.in_process", name, load_object(name, settings.in_process))
-        if settings.kind == "url":
+        if settings.is_remote:
             from transports.upstream.streamable_http import HttpUpstream  # loads an HTTP client
 
             return HttpUpstream(

@@ -97,7 +97,7 @@ class UpstreamLinks:
         self.permits = permits
         self._upstream = upstream
         self.is_gateway = settings.is_gateway
-        self._is_url = settings.kind == "url"
+        self._is_remote = settings.is_remote
         self._record_use = records.record_use
         self._happened = records.happened
         self.known_handshake = known.handshake
@@ -163,7 +163,7 @@ class UpstreamLinks:
     async def record_use(self, live: LinkSession, era: Era) -> bool:
         """Record that a session has a link to the server. Return True if the session has lost an earlier link.
         A server behind a URL is not recorded: it does not end with the gateway."""
-        return False if self._is_url else await self._record_use(live, f"{self.name}/{era}")
+        return False if self._is_remote else await self._record_use(live, f"{self.name}/{era}")
 
 
 class SharedLinks:

@@ -87,7 +87,7 @@ class SessionResources:
             UpstreamUnavailable: a secret is missing, or the process's walls, folder or socket cannot be made.
             Refused: 429, the process limit of the session's principal is reached; 503, too little memory is free.
         """
-        if self._settings.kind == "url":
+        if self._settings.is_remote:
             return await self._for_url(live, context, resume)
         session = with_context(live.session, context)
         if self._settings.kind == "object":

@@ -51,7 +51,7 @@ _PROBE, _TRIAL, _REFRESH = "probe", "trial", "refresh"
 class Probe:
     """Probe one server for its eras and tools. One probe runs at a time, and concurrent callers share its result.
 
-    `start_s`: how long the server may take to answer. `is_url`: the server is not a child process. `results` caches the
+    `start_s`: how long the server may take to answer. `is_remote`: the server is behind a URL. `results` caches the
     list of tools, if it is the same for all callers. `clock` is monotonic. `took_s`: duration of the last probe.
     `started_s`: the part of it until the server answered in its era. `began_at`: start time of the running probe; None
     if none runs. `answered` is set once the server has answered.
@@ -64,7 +64,7 @@ class Probe:
         shared: SharedConversations,
         *,
         start_s: float,
-        is_url: bool = False,
+        is_remote: bool = False,
         results: ResultCache | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -74,7 +74,7 @@ class Probe:
         self._known = known
         self._shared = shared
         self._start_s = start_s
-        self._is_url = is_url
+        self._is_remote = is_remote
         self._clock = clock
         self.failures = Backoff()
         self._guesses = Backoff()
@@ -127,7 +127,7 @@ class Probe:
     async def _refresh(self, facts: ServerFacts) -> None:
         """Send `server/discover` to a modern server again. If it does not answer, its last answer stays."""
         with contextlib.suppress(UpstreamUnavailable, HandshakeRefused):
-            found = await ask_discovery(self._shared.of(Era.MODERN), within_s=self._start_s, is_url=self._is_url)
+            found = await ask_discovery(self._shared.of(Era.MODERN), within_s=self._start_s, is_remote=self._is_remote)
             if found.result is not None and self._known.latest is facts:
                 self._known.learn(replace(facts, discover=found.result, at=self._clock()))
 
@@ -262,7 +262,7 @@ class Probe:
         began = self._clock()
         conversation = self._shared.of(Era.MODERN)
         try:
-            found = await ask_discovery(conversation, within_s=self._start_s, is_url=self._is_url)
+            found = await ask_discovery(conversation, within_s=self._start_s, is_remote=self._is_remote)
         except (UpstreamUnavailable, HandshakeRefused) as error:
             if (known := self._known.guessed) is not None:
                 return known
@@ -277,7 +277,7 @@ class Probe:
         if (known := self._known.guessed) is not None:
             return known if found.era is None else replace(known, is_certain=True)
         facts = await self._ask_legacy(found)
-        return replace(facts, needs_credentials=found.is_refused and self._is_url and not facts.has_answered)
+        return replace(facts, needs_credentials=found.is_refused and self._is_remote and not facts.has_answered)
 
     async def _ask_legacy(self, found: Discovery) -> ServerFacts:
         """Make a handshake with a server, and return the facts. Called if `server/discover` has proved a legacy server

@@ -77,7 +77,7 @@ class TaskContinuation:
         """
         followed, endpoint = call.followed, self._endpoints.get(task.endpoint)
         upstream = None if endpoint is None else endpoint.server(task.server, call.context)
-        if followed is None or upstream is None or upstream.settings.kind != "url":
+        if followed is None or upstream is None or not upstream.settings.is_remote:
             return False
         live = await self._live_of(session)
         correlation = new_correlation_id()

@@ -436,7 +436,7 @@ def test_a_server_at_a_url_gets_some_headers_for_arguments_and_more_are_refused(
     headers = {f"mcp-param-{number}": "x" for number in range(count)} | {"x-other": "y"}
     exchange: Any = fake_upstream.a_call()
     call = Call(exchange, Era.MODERN, {}, {}, "c", headers=headers)
-    upstream: Any = SimpleNamespace(settings=SimpleNamespace(kind="url"))
+    upstream: Any = SimpleNamespace(settings=SimpleNamespace(is_remote=True))
     conversation: Any = SimpleNamespace(era=Era.MODERN)
     if not is_refused:
         for_server(upstream, conversation, call, None)

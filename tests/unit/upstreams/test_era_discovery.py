@@ -52,7 +52,7 @@ class OverHttp(FakeUpstream):
 
     async def discover(self) -> Discovery:
         try:
-            return await ask_discovery(self.conversation, within_s=5.0, is_url=True)
+            return await ask_discovery(self.conversation, within_s=5.0, is_remote=True)
         finally:
             await self.conversation.close()
             await self._upstream.close()
@@ -108,9 +108,9 @@ async def test_a_server_that_cannot_be_reached_is_unavailable() -> None:
 
 
 async def test_silence_proves_a_legacy_process_and_nothing_of_a_server_behind_a_url() -> None:
-    for is_url, era in ((True, None), (False, LEGACY)):
+    for is_remote, era in ((True, None), (False, LEGACY)):
         silent = FakeUpstream()
-        found = await ask_discovery(silent.conversation, within_s=0.01, is_url=is_url)
+        found = await ask_discovery(silent.conversation, within_s=0.01, is_remote=is_remote)
         assert found.era is era and "did not answer" in found.reason
         await silent.conversation.close()
 

@@ -25,8 +25,8 @@ UNAUTHORIZED = UpstreamUnavailable("server 'demo' answered 401", status=401)
 BAD_CLIENT = HandshakeRefused(msgspec.Raw(b'{"code":-32602,"message":"who are you"}'))
 
 
-def probe_of(server: Any, clock: FakeClock | None = None, *, is_url: bool = False) -> Probe:
-    return Probe("demo", KnownFacts(), server, start_s=5.0, is_url=is_url, clock=clock or FakeClock())
+def probe_of(server: Any, clock: FakeClock | None = None, *, is_remote: bool = False) -> Probe:
+    return Probe("demo", KnownFacts(), server, start_s=5.0, is_remote=is_remote, clock=clock or FakeClock())
 
 
 async def settle() -> None:
@@ -53,7 +53,7 @@ async def test_a_server_that_knows_no_discovery_is_asked_for_a_handshake(discove
 
 
 @pytest.mark.parametrize(
-    ("server", "is_url"),
+    ("server", "is_remote"),
     [
         (Server(legacy=BAD_CLIENT), False),
         (Server(discover=BUSY, legacy=BUSY), True),
@@ -61,8 +61,8 @@ async def test_a_server_that_knows_no_discovery_is_asked_for_a_handshake(discove
     ],
     ids=["refuses both", "503", "401 of a process"],
 )
-async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, is_url: bool) -> None:
-    probe = probe_of(server, is_url=is_url)
+async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, is_remote: bool) -> None:
+    probe = probe_of(server, is_remote=is_remote)
     facts = await probe.facts()
     assert not facts.has_answered and not facts.needs_credentials
     assert bool(facts.failure) is (server.discover is not None), "a server may speak neither era"
@@ -72,7 +72,7 @@ async def test_refusals_of_both_eras_say_nothing_of_credentials(server: Server, 
 @pytest.mark.parametrize("discover", [None, DISCOVERED])
 async def test_a_server_is_known_with_its_tools_and_without_those_that_it_cannot_list_now(discover: Any) -> None:
     for server, tools in ((Server(discover=discover), ["t"]), (Server(discover=discover, tools=BUSY), [])):
-        probe = probe_of(server, is_url=True)
+        probe = probe_of(server, is_remote=True)
         facts = await probe.facts()
         assert facts.has_answered and [tool["name"] for tool in facts.tools.listed] == tools
         assert facts.discover == discover
@@ -177,7 +177,7 @@ async def test_a_server_that_failed_is_asked_again_without_a_client(
     server: Server, failure: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.calls.server_start_limits.FIRST_S", 0.001)
-    probe = probe_of(server, is_url=not words)
+    probe = probe_of(server, is_remote=not words)
     facts = await probe.facts()
     assert (facts.failure, facts.output_tail, probe.failures.count) == (failure, words, 1)
     server.opening[Era.MODERN], server.discover = None, DISCOVERED
@@ -190,7 +190,7 @@ async def test_a_server_that_failed_is_asked_again_without_a_client(
 @pytest.mark.parametrize("is_modern", [True, False])
 async def test_a_server_that_was_busy_once_is_served_at_once_and_asked_again(is_modern: bool) -> None:
     server = Server(discover=BUSY)
-    probe = probe_of(server, is_url=True)
+    probe = probe_of(server, is_remote=True)
     facts = await probe.facts()
     assert facts.has_answered and not facts.is_certain
     assert probe.era_now(Era.MODERN) is Era.LEGACY, "it accepts a handshake"
@@ -242,7 +242,7 @@ async def test_the_first_session_tries_the_handshake_with_its_own_process(fault:
 @requirement("up.era-credentials")
 async def test_a_server_that_refuses_the_probe_for_want_of_credentials_is_marked_and_sessions_may_learn_more() -> None:
     server = Server(discover=UNAUTHORIZED, legacy=UNAUTHORIZED)
-    probe = probe_of(server, is_url=True)
+    probe = probe_of(server, is_remote=True)
     facts = await probe.facts()
     assert facts.needs_credentials and not facts.has_answered and probe.failures.count == 1
     learned = ServerFacts(discover=DISCOVERED, needs_credentials=True)

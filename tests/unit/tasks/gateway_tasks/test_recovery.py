@@ -148,7 +148,7 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_decided(
 class Remote:
     """A server behind a URL, with which no conversation can be had."""
 
-    settings = SimpleNamespace(kind="url")
+    settings = SimpleNamespace(is_remote=True)
 
     def conversation(self, *_: object) -> None:
         raise UpstreamUnavailable("too many conversations")
